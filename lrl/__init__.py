@@ -1,0 +1,1 @@
+"""Asynchronous reinforcement learning of language models on PyTorch Lightning and vLLM."""

@@ -1,0 +1,112 @@
+"""What flows through the house: a `Prompt` becomes a `Group` of `Rollout`s, and groups become the `MicroBatch`es of a step.
+
+The units are the same everywhere: lengths in tokens, log-probs in nats, versions in optimizer steps done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompt:
+    """One row of a data set, ready for a generator."""
+
+    id: int
+    """Row number in the data set; shuffling does not change it."""
+    token_ids: list[int]
+    """The whole prompt as the generator gets it, special tokens included."""
+    text: str
+    """The prompt as its author wrote it (for chat messages: the last user message). Rewards and logs see this."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """The row's other columns, handed to every reward by name (`answer`, `level`, ...)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rollout:
+    """One answer to a prompt, with the proof of where each token came from. The three lists are equally long."""
+
+    token_ids: list[int]
+    """The sampled tokens; the end-of-sequence token is among them when the answer ended by itself."""
+    logprobs: list[float]
+    """Behaviour log-prob of each token in nats: log mu(token), under the distribution it was really sampled from."""
+    versions: list[int]
+    """Policy version that wrote each token. An in-flight sync makes them grow within one answer."""
+    finish_reason: str
+    """`stop` (ended by itself), `length` (cut at the token limit) or `abort`."""
+    text: str
+    """The tokens decoded, special tokens left out. Never tokenised again."""
+    reward: float | None = None
+    """Weighted sum of the reward parts; None until scored, and for good when scoring failed (an error is not a reward)."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Each reward by name, before its weight."""
+    reward_failure: str | None = None
+    """Why there is no reward: `timeout`, `crash` or `error`, then a colon and the message."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """All rollouts of one prompt: the unit that is admitted, finished, and trained exactly once."""
+
+    index: int
+    """Place in the run's endless row of prompts: `epoch * prompts per epoch + position in the epoch`."""
+    prompt: Prompt
+    rollouts: list[Rollout] = field(default_factory=list)
+
+    @property
+    def scored(self) -> list[Rollout]:
+        """The rollouts that have a reward."""
+        return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest version among the group's tokens; raises ValueError for a group without a token."""
+        return min(version for rollout in self.rollouts for version in rollout.versions)
+
+
+@dataclass(slots=True, kw_only=True)
+class MicroBatch:
+    """Rollouts packed into rows of equal length; what one forward and backward pass sees.
+
+    R rows of L tokens. Several rollouts may share a row; `position_ids` start again at 0 with each of them, which is what
+    keeps attention from crossing (transformers builds the block-diagonal mask from it). All per-token fields are aligned
+    with the position that *predicts* the token: `labels[r, i]` is the token after `input_ids[r, i]`.
+    """
+
+    input_ids: Tensor
+    """int64 [R, L]: prompt and answer tokens; padding is 0 and forms a sequence of its own at the end of a row."""
+    position_ids: Tensor
+    """int64 [R, L]: position within the rollout (prompt included)."""
+    labels: Tensor
+    """int64 [R, L]: the answer token predicted here; 0 where `mask` is false."""
+    mask: Tensor
+    """bool [R, L]: true where `labels` is an answer token that is trained."""
+    behaviour_logprobs: Tensor
+    """float32 [R, L], nats: log mu of the label; 0 where `mask` is false."""
+    advantages: Tensor
+    """float32 [R, L]: advantage of the label's rollout; 0 where `mask` is false."""
+    versions: Tensor
+    """int64 [R, L]: policy version that wrote the label; -1 where `mask` is false."""
+    sequence_ids: Tensor
+    """int64 [R, L]: number of the rollout within this micro-batch, from 0; -1 for padding."""
+    temperature: float
+    """Sampling temperature of the labels: the policy divides its logits by it. One for the whole run."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Answer tokens in the loss."""
+        return int(self.mask.sum())
+
+    @property
+    def num_sequences(self) -> int:
+        """Rollouts in this micro-batch."""
+        return int(self.sequence_ids.max()) + 1 if self.sequence_ids.numel() else 0
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same micro-batch with every tensor on `device`."""
+        moved = {name: getattr(self, name) for name in self.__slots__}
+        return MicroBatch(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in moved.items()})

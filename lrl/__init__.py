@@ -1,1 +1,64 @@
-"""Asynchronous reinforcement learning of language models on PyTorch Lightning and vLLM."""
+"""Asynchronous reinforcement learning of language models on PyTorch Lightning and vLLM.
+
+    prompts ──▶ controller ──▶ generators ──▶ rewards ──▶ groups ──▶ step stream ──▶ policy + objective ──▶ optimizer step
+                    ▲  pacing        ▲                                                                          │
+                    │  dispatch      └────────────── weights  ◀── callbacks/weight_sync ◀── version v+1 ────────┤
+                    └───────────────────────────── admit more prompts ◀─────────────────────────────────────────┘
+
+Nothing else flows. Data moves left to right once; weights and permission to start move back once a step.
+
+The names below are imported when they are first used: `import lrl` costs nothing, because each reward worker does it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lrl import objectives, rewards
+    from lrl.advantages import Advantages, GroupMean
+    from lrl.data import Group, MicroBatch, Prompt, Rollout
+    from lrl.datamodule import RolloutDataModule
+    from lrl.generators.settings import ServerSettings
+    from lrl.policy import PolicyModule
+    from lrl.rollouts.prompts import Prompts
+    from lrl.strategy import AsyncSingleDevice
+
+_HOME = {
+    "Advantages": "lrl.advantages",
+    "AsyncSingleDevice": "lrl.strategy",
+    "Group": "lrl.data",
+    "GroupMean": "lrl.advantages",
+    "MicroBatch": "lrl.data",
+    "PolicyModule": "lrl.policy",
+    "Prompt": "lrl.data",
+    "Prompts": "lrl.rollouts.prompts",
+    "Rollout": "lrl.data",
+    "RolloutDataModule": "lrl.datamodule",
+    "ServerSettings": "lrl.generators.settings",
+}
+
+__all__ = [
+    "Advantages",
+    "AsyncSingleDevice",
+    "Group",
+    "GroupMean",
+    "MicroBatch",
+    "PolicyModule",
+    "Prompt",
+    "Prompts",
+    "Rollout",
+    "RolloutDataModule",
+    "ServerSettings",
+    "objectives",
+    "rewards",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in {"objectives", "rewards"}:
+        return importlib.import_module(f"lrl.{name}")
+    raise AttributeError(f"module 'lrl' has no attribute {name!r}")

@@ -109,4 +109,6 @@ class MicroBatch:
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch with every tensor on `device`."""
         moved = {name: getattr(self, name) for name in self.__slots__}
-        return MicroBatch(**{name: value.to(device) if isinstance(value, Tensor) else value for name, value in moved.items()})
+        return MicroBatch(
+            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in moved.items()}
+        )

@@ -1,0 +1,46 @@
+# The first minute is `make quickstart`. Everything is installed into .venv; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/installed
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq
+
+.PHONY: help setup quickstart test lint
+
+help:
+	@echo "make setup        install lrl and all it needs into $(VENV) (another Python: make setup PYTHON=python3.12)"
+	@echo "make quickstart   train a small policy from nothing to better answers, on any machine"
+	@echo "make test         run the tests"
+	@echo "make lint         ruff and mypy"
+
+setup: $(STAMP)
+
+quickstart: setup
+	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml
+
+test: setup
+	$(VENV)/bin/python -m pytest
+
+lint: setup
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "lrl needs Python 3.11 or newer, and $(PYTHON) is not: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# With an NVIDIA GPU the index chooses the versions within pyproject.toml's ranges; CI has no GPU and does not run that branch.
+# Without one, torch comes first and alone with its dependencies: where the index serves its CUDA build, it cannot be imported
+# without them. The rest is the pinned list, whose head says why --no-deps.
+$(STAMP): pyproject.toml requirements/cpu.txt | $(VENV)/bin/python
+	@if nvidia-smi >/dev/null 2>&1; then \
+	  echo "Installing lrl with vLLM for CUDA into $(VENV) (several minutes, about 10 GB)."; \
+	  $(PIP) -e '.[vllm,dev]'; \
+	else \
+	  echo "Installing lrl with vLLM for CPU into $(VENV) (two or three minutes, 2.5 GB)."; \
+	  $(PIP) -c requirements/cpu.txt torch && \
+	  $(PIP) --no-deps -r requirements/cpu.txt && \
+	  $(PIP) --no-deps --no-build-isolation -e .; \
+	fi
+	@touch $@

@@ -1,0 +1,13 @@
+"""Lightning callbacks of a run, one per file."""
+
+from __future__ import annotations
+
+from lrl.callbacks.evaluation import Evaluation
+from lrl.callbacks.export import Export
+from lrl.callbacks.progress import Progress
+from lrl.callbacks.rollout_log import RolloutLog
+from lrl.callbacks.summary import Summary
+from lrl.callbacks.throughput import Throughput
+from lrl.callbacks.weight_sync import WeightSync
+
+__all__ = ["Evaluation", "Export", "Progress", "RolloutLog", "Summary", "Throughput", "WeightSync"]

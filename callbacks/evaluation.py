@@ -1,0 +1,182 @@
+"""Evaluates held-out prompts beside the training, on the same generators, without stopping it.
+
+During fit an evaluation is a handful of low-priority requests at a time, in places that rollouts do not use. It takes
+longer than a sync interval, so its answers may span versions; which ones is logged. With a generator reserved for it
+(`strategy.evaluation_generators`) all of its answers are by one version. Before the first step and after the last one the
+version stands still, and the trainer waits for the numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+
+from lrl.data import Group, Prompt
+from lrl.evaluation import Report, evaluate, write_answers
+from lrl.generators.sampling import Sampling
+from lrl.rewards import Reward, RewardPool
+from lrl.rollouts.controller import score
+from lrl.rollouts.prompts import Prompts
+
+if TYPE_CHECKING:
+    from lrl.datamodule import RolloutDataModule
+
+log = logging.getLogger(__name__)
+
+LAST = 1_000_000_000
+"""Priority of an evaluation: behind every rollout of a run."""
+
+
+class Evaluation(L.Callback):
+    """Accuracy on a data set, every so many steps and by `trainer.validate`.
+
+    Args:
+        prompts: The data set: `lrl.Prompts`, the name of a data set on the hub, or a file.
+        every_n_steps: Optimizer steps between evaluations within fit.
+        samples: Answers per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
+        temperature: Of the answers.
+        rewards: What decides right or wrong (1 or 0); by default the data module's first reward.
+        by: Columns to break the accuracy down by.
+        concurrency: Answers asked for at a time while rollouts are being written.
+        timeout_s: Seconds for one evaluation.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts | str,
+        every_n_steps: int = 20,
+        samples: int = 1,
+        temperature: float = 0.0,
+        rewards: Sequence[Reward | Callable[..., Any] | str] | None = None,
+        by: Sequence[str] = (),
+        concurrency: int = 32,
+        timeout_s: float = 3600.0,
+    ) -> None:
+        if every_n_steps < 1 or samples < 1 or concurrency < samples:
+            raise ValueError(
+                f"Evaluation: every_n_steps={every_n_steps}, samples={samples}, concurrency={concurrency}; the first two "
+                "must be at least 1, and concurrency at least samples."
+            )
+        if samples > 1 and temperature == 0:
+            raise ValueError(
+                f"Evaluation.samples is {samples} with temperature 0: all answers would be the same. Raise it."
+            )
+        self.prompts = Prompts.coerce(prompts, split="test")
+        self.every_n_steps = every_n_steps
+        self.sampling = Sampling(n=samples, temperature=temperature)
+        self.rewards = rewards
+        self.by = by
+        self.concurrency = concurrency
+        self.timeout_s = timeout_s
+        self.reports: list[tuple[int, Report]] = []
+        """(optimizer steps done when it began, what it found), in order."""
+        self._pool: RewardPool | None = None
+        self._running: tuple[int, concurrent.futures.Future[list[Group]]] | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Load the problems before any server starts."""
+        data = _data(trainer)
+        self.sampling = Sampling(
+            n=self.sampling.n, temperature=self.sampling.temperature, max_tokens=data.sampling.max_tokens
+        )
+        data.load(self.prompts)
+        self._pool = RewardPool(self.rewards or list(data.rewards)[:1], workers=1, timeout_s=data.reward_pool.timeout_s)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The policy before its first step."""
+        self.run(trainer)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Take in what has finished, and begin anew when it is time."""
+        if self._running is not None and self._running[1].done():
+            self._report(trainer)
+        if trainer.global_step % self.every_n_steps or trainer.global_step == trainer.max_steps:
+            return
+        if self._running is not None:
+            log.warning(
+                "The evaluation of %s begun at step %d still runs; the one at step %d is left out. Raise every_n_steps.",
+                self.prompts.name,
+                self._running[0],
+                trainer.global_step,
+            )
+            return
+        self._begin(trainer, beside_rollouts=True)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The policy after its last step."""
+        if self._running is not None:
+            self._report(trainer)
+        self.run(trainer)
+
+    def run(self, trainer: L.Trainer) -> dict[str, float]:
+        """Evaluate the policy that the generators hold now, wait for it, and return the numbers to log."""
+        self._begin(trainer, beside_rollouts=False)
+        return self._report(trainer)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """End the reward worker: Lightning does not call `teardown` after an error."""
+        self.teardown(trainer, pl_module, "")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """End the reward worker."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _begin(self, trainer: L.Trainer, *, beside_rollouts: bool) -> None:
+        data = _data(trainer)
+        assert self._pool is not None, "setup comes first"
+        self._pool.start()
+        crew = data.fleet.rollouts
+        if data.fleet.evaluation is not None and trainer.training:
+            crew, beside_rollouts = data.fleet.evaluation, False
+            _weight_sync(trainer).move(trainer, trainer.lightning_module, crew)
+        places = self.concurrency if beside_rollouts else crew.capacity
+        work = self._answer_all(data, crew.spare if beside_rollouts else crew.answer, places // self.sampling.n)
+        self._running = trainer.global_step, data.fleet.loop.submit(work)
+
+    async def _answer_all(self, data: RolloutDataModule, ask: Callable[..., Any], at_a_time: int) -> list[Group]:
+        places = asyncio.Semaphore(max(1, at_a_time))
+
+        async def answer(prompt: Prompt) -> Group:
+            async with places:
+                rollouts = await ask(prompt, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
+            await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]
+            return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
+
+        return list(await asyncio.gather(*(answer(prompt) for prompt in self.prompts)))
+
+    def _report(self, trainer: L.Trainer) -> dict[str, float]:
+        """Wait for the running evaluation, write its answers and log its numbers."""
+        assert self._running is not None
+        step, future = self._running
+        self._running = None
+        groups = _data(trainer).fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}")
+        report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
+        self.reports.append((step, report))
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        write_answers(folder / "evaluation" / f"{self.prompts.name}-step{step:06d}.jsonl", self.prompts.name, groups)
+        metrics = report.metrics()
+        if report.versions:
+            metrics[f"eval/{self.prompts.name}/version_low"] = report.versions[0]
+            metrics[f"eval/{self.prompts.name}/version_high"] = report.versions[-1]
+        if trainer.training:
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step)
+        return metrics
+
+
+def _data(trainer: L.Trainer) -> RolloutDataModule:
+    return trainer.datamodule  # type: ignore[attr-defined,no-any-return]
+
+
+def _weight_sync(trainer: L.Trainer) -> Any:
+    from lrl.callbacks.weight_sync import WeightSync
+
+    return next(callback for callback in trainer.callbacks if isinstance(callback, WeightSync))  # type: ignore[attr-defined]

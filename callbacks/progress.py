@@ -1,0 +1,70 @@
+"""The progress bar of a run: step, reward, lag, speed, and what the trainer waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm import tqdm
+
+from lrl.callbacks.throughput import Throughput
+
+
+class Progress(ProgressBar):
+    """One bar over all optimizer steps; Lightning's own counts the batches of an epoch. Needs `Throughput` before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar: tqdm[Any] | None = None
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Show nothing (other ranks than the first)."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show the bar."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the bar at the step the run begins with."""
+        total = trainer.max_steps if trainer.max_steps > 0 else None
+        self._bar = tqdm(
+            total=total,
+            initial=trainer.global_step,
+            desc="step",
+            unit="step",
+            disable=not self._enabled,
+            dynamic_ncols=True,
+        )
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """One step further."""
+        if self._bar is None:
+            return
+        metrics = trainer.callback_metrics
+        shown = {
+            "reward": f"{float(metrics.get('reward/mean', float('nan'))):.2f}",
+            "lag": f"{float(metrics.get('policy/lag_mean', float('nan'))):.1f}",
+        }
+        throughput = next((c for c in trainer.callbacks if isinstance(c, Throughput)), None)  # type: ignore[attr-defined]
+        if throughput is not None:
+            times = throughput.times
+            shown["tok/s"] = f"{throughput.generated_tokens_per_s:,.0f}"
+            shown["waited"] = f"rollouts {times.wait / times.step:.0%}, sync {times.sync / times.step:.0%}"
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(1)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave the finished bar on the screen."""
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Make room for the error."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

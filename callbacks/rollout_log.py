@@ -1,0 +1,96 @@
+"""What the rollouts of each step look like: rewards, lengths and lags as scalars and histograms, and answers to read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from lrl.data import Group, Rollout
+
+MAX_TEXT = 2000
+"""Characters of a prompt or an answer that are shown."""
+
+
+class RolloutLog(L.Callback):
+    """Logs `reward/*`, `rollouts/*` and `rewards/*` every step, histograms and sample answers every few.
+
+    Args:
+        every_n_steps: Optimizer steps between histograms and samples.
+        samples: Answers shown each time.
+    """
+
+    def __init__(self, every_n_steps: int = 10, samples: int = 4) -> None:
+        self.every_n_steps = every_n_steps
+        self.samples = samples
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Log the groups of the step that has just ended."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        stream = data.step_stream
+        rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
+        if not rollouts:
+            return
+        counts = data.reward_pool.counts
+        self.log_dict(
+            scalars(rollouts)
+            | {"rollouts/discarded": float(stream.packer.discarded_rollouts)}
+            | {f"rewards/{kind}": float(counts[kind]) for kind in ("errors", "timeouts", "crashes")},
+            batch_size=1,
+        )
+        if stream.step % self.every_n_steps == 0:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    self._show(logger.experiment, stream.step, stream.groups, rollouts)
+
+    def _show(self, board: Any, step: int, groups: list[Group], rollouts: list[Rollout]) -> None:
+        for name, values in histograms(rollouts, step).items():
+            if values.numel():
+                board.add_histogram(name, values, step)
+        text = "\n\n---\n\n".join(as_markdown(group, step) for group in groups[: self.samples])
+        board.add_text("rollouts/samples", text, step)
+
+
+def scalars(rollouts: list[Rollout]) -> dict[str, float]:
+    """Means over a step's answers; rewards over those that have one."""
+    lengths = torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts])
+    found = {
+        "rollouts/length_mean": lengths.mean().item(),
+        "rollouts/truncated": sum(rollout.finish_reason == "length" for rollout in rollouts) / len(rollouts),
+    }
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
+    if not scored:
+        return found
+    rewards = torch.tensor([rollout.reward for rollout in scored])
+    found |= {"reward/mean": rewards.mean().item(), "reward/std": rewards.std(correction=0).item()}
+    for name in scored[0].reward_parts:
+        parts = [rollout.reward_parts[name] for rollout in scored if name in rollout.reward_parts]
+        found[f"reward/{name}"] = sum(parts) / len(parts)
+    return found
+
+
+def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
+    """Length and reward per answer, lag per token."""
+    return {
+        "rollouts/length": torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts]),
+        "reward/all": torch.tensor([rollout.reward for rollout in rollouts if rollout.reward is not None]),
+        "rollouts/lag": torch.tensor([float(step - v) for rollout in rollouts for v in rollout.versions]),
+    }
+
+
+def as_markdown(group: Group, step: int) -> str:
+    """The first answer of a group with its prompt, reward and versions."""
+    rollout = group.rollouts[0]
+    versions = sorted(set(rollout.versions))
+    reward = f"reward {rollout.reward:.3g}" if rollout.reward is not None else f"no reward ({rollout.reward_failure})"
+    facts = (
+        f"{reward}, {len(rollout.token_ids)} tokens, {rollout.finish_reason}, versions {versions}, trained at {step}"
+    )
+    return f"**Prompt {group.prompt.id}** · {facts}\n\n{_quoted(group.prompt.text)}\n\n**Answer**\n\n{_quoted(rollout.text)}"
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text[:MAX_TEXT].splitlines() or [""])

@@ -1,0 +1,112 @@
+"""The last page of a run: one table, the learning curve as a picture, where everything lies, and how to talk to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from rich.console import Console
+from rich.table import Table
+
+from lrl.callbacks.evaluation import Evaluation
+from lrl.callbacks.export import Export
+from lrl.callbacks.throughput import Throughput
+from lrl.callbacks.weight_sync import WeightSync
+
+
+class Summary(L.Callback):
+    """Prints the summary when training ends and draws `curve.png`. Put it last: it reads what the others have found."""
+
+    def __init__(self) -> None:
+        self.rewards: list[tuple[int, float]] = []
+        self.rollouts = 0
+        self.tokens = 0
+        self.lag_sum = 0
+        self.lag_max = 0
+        self.seconds = {"step": 0.0, "wait": 0.0, "train": 0.0, "sync": 0.0, "sync_pause": 0.0}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Add up the step."""
+        stream: Any = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
+        lags = [stream.step - version for rollout in rollouts for version in rollout.versions]
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        if rewards:
+            self.rewards.append((stream.step + 1, sum(rewards) / len(rewards)))
+        self.rollouts += len(rollouts)
+        self.tokens += len(lags)
+        self.lag_sum += sum(lags)
+        self.lag_max = max([self.lag_max, *lags])
+        throughput = _find(trainer, Throughput)
+        if throughput is not None:
+            for name in self.seconds:
+                self.seconds[name] += getattr(throughput.times, name)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draw and print."""
+        if not trainer.is_global_zero:
+            return
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        evaluations = [c for c in trainer.callbacks if isinstance(c, Evaluation)]  # type: ignore[attr-defined]
+        picture = folder / "curve.png"
+        draw_curve(picture, self.rewards, evaluations)
+        console = Console()
+        console.print(self._table(trainer, evaluations))
+        console.print(f"TensorBoard    tensorboard --logdir {folder}", soft_wrap=True)
+        console.print(f"curve          {picture}", soft_wrap=True)
+        export = _find(trainer, Export)
+        if export is not None:
+            console.print(f"policy         {export.path(trainer)}", soft_wrap=True)
+            console.print(f"talk to it     lrl talk {export.path(trainer)}", soft_wrap=True)
+
+    def _table(self, trainer: L.Trainer, evaluations: list[Evaluation]) -> Table:
+        table = Table(title="Summary", show_header=False)
+        for evaluation in evaluations:
+            before, after = evaluation.reports[0][1], evaluation.reports[-1][1]
+            table.add_row(
+                f"accuracy on {evaluation.prompts.name}",
+                f"{before.accuracy:.3f} before, {after.accuracy:.3f} after ({after.low:.3f} to {after.high:.3f})",
+            )
+        table.add_row("steps", f"{trainer.global_step}")
+        table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
+        table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
+        if _find(trainer, WeightSync) is not None:
+            table.add_row(
+                "sync", f"{self.seconds['sync']:.1f} s, generators paused {self.seconds['sync_pause']:.1f} s of it"
+            )
+        total = self.seconds["step"]
+        if total:
+            shares = {name: self.seconds[name] / total for name in ("wait", "train", "sync")}
+            table.add_row(
+                "time of the trainer",
+                f"{total:.0f} s: waiting for rollouts {shares['wait']:.0%}, training {shares['train']:.0%}, "
+                f"syncing {shares['sync']:.0%}",
+            )
+        return table
+
+
+def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[Evaluation]) -> None:
+    """Reward of the rollouts and accuracy of the evaluations over steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    if rewards:
+        axes.plot(*zip(*rewards, strict=True), color="tab:gray", linewidth=1, label="reward of the rollouts (mean)")
+    for evaluation in evaluations:
+        steps = [step for step, _ in evaluation.reports]
+        reports = [report for _, report in evaluation.reports]
+        accuracy = [report.accuracy for report in reports]
+        spread = [[r.accuracy - r.low for r in reports], [r.high - r.accuracy for r in reports]]
+        label = f"accuracy on {evaluation.prompts.name} (95 % interval)"
+        axes.errorbar(steps, accuracy, yerr=spread, marker="o", capsize=3, label=label)
+    axes.set_xlabel("optimizer steps")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def _find(trainer: L.Trainer, kind: type[Any]) -> Any:
+    return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]

@@ -1,0 +1,73 @@
+"""The command `lrl`: fit and validate on LightningCLI, and doctor.
+
+This module imports nothing heavy at the top: `doctor` must work where torch does not, and every reward worker imports the
+main script again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
+
+  fit        train a policy:              lrl fit --config quickstart
+  validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
+  doctor     what this machine can do, and what to type where something is wrong
+
+`lrl fit --help` lists every setting; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
+"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: Words after `lrl`; those of this process if not given.
+
+    Returns:
+        Exit status.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0] in {"-h", "--help", "help"}:
+        sys.stdout.write(USAGE.format(recipes=", ".join(sorted(recipes()))))
+        return 0
+    if words[0] == "doctor":
+        from lrl import doctor
+
+        return doctor.main(words[1:])
+    return run_lightning(words)
+
+
+def recipes() -> dict[str, Path]:
+    """The shipped recipes by name."""
+    return {path.stem: path for path in (Path(__file__).parent / "recipes").glob("*.yaml")}
+
+
+def with_recipe_paths(words: Sequence[str]) -> list[str]:
+    """`words` with the name of a shipped recipe after `--config` replaced by its path; a file of that name wins."""
+    known = recipes()
+    expanded = []
+    for before, word in zip(["", *words], words, strict=False):
+        name = (
+            word.removeprefix("--config=") if word.startswith("--config=") else word if before == "--config" else None
+        )
+        if name is not None and name in known and not Path(name).exists():
+            expanded.append(f"--config={known[name]}" if word.startswith("--config=") else str(known[name]))
+        else:
+            expanded.append(word)
+    return expanded
+
+
+def run_lightning(words: Sequence[str]) -> int:
+    """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
+    from lrl.lightning_cli import LrlCLI
+
+    sys.argv = [sys.argv[0], *with_recipe_paths(words)]  # from there LightningCLI reads, and other ranks start the same
+    try:
+        LrlCLI()
+    except LrlCLI.expected_errors as error:
+        sys.stderr.write(f"lrl: error: {error}\n")
+        return 2
+    return 0

@@ -1,0 +1,252 @@
+"""The LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller, and its state is the ledger.
+
+The loader has a length and is lazy. Without a length Lightning would fetch a step ahead of training it, which deadlocks an
+on-policy run and skips a step at a resume.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+
+from lrl.advantages import Advantages, GroupMean
+from lrl.data import Group
+from lrl.generators.fleet import Fleet
+from lrl.generators.sampling import Sampling
+from lrl.rewards import Reward, RewardPool
+from lrl.rollouts.controller import Controller
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.packing import Packer
+from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.stream import StepStream
+from lrl.strategy import stop_if_told
+
+if TYPE_CHECKING:
+    from lrl.policy import PolicyModule
+
+log = logging.getLogger(__name__)
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """Rollouts for a policy, as a loader whose every item is one optimizer step.
+
+    Args:
+        prompts: The data set: `lrl.Prompts`, the name of a data set on the hub or a file, or a list of rows.
+        rewards: What scores an answer: `lrl.rewards.Reward`s, Python callables, or their names (`module:function`).
+        groups_per_step: Prompts that one optimizer step trains.
+        rollouts_per_group: Answers to each prompt.
+        max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is on-policy.
+        stragglers: What to do when a group has reached that bound and still runs: `wait` holds the trainer for it, `mask`
+            goes on and masks the group's over-age tokens out of the loss when it comes.
+        max_prompt_tokens: Longest prompt.
+        max_response_tokens: Longest answer; with the prompt it is the generators' context length.
+        temperature: Answers are sampled, and the policy's logits divided, with this.
+        micro_batch_tokens: Most tokens (padding included) in one forward pass.
+        advantages: The baseline; default `lrl.advantages.GroupMean`.
+        reward_workers: Processes that score answers.
+        reward_timeout_s: Seconds a reward may take for one answer.
+        rollout_timeout_s: Seconds the answers to one prompt may take.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts | str | list[dict[str, Any]],
+        rewards: Sequence[Reward | Callable[..., Any] | str],
+        groups_per_step: int = 16,
+        rollouts_per_group: int = 8,
+        max_lag: int = 1,
+        stragglers: Literal["wait", "mask"] = "wait",
+        max_prompt_tokens: int = 512,
+        max_response_tokens: int = 512,
+        temperature: float = 1.0,
+        micro_batch_tokens: int = 8192,
+        advantages: Advantages | None = None,
+        reward_workers: int = 1,
+        reward_timeout_s: float = 10.0,
+        rollout_timeout_s: float = 1800.0,
+    ) -> None:
+        super().__init__()
+        if rollouts_per_group < 2:
+            raise ValueError(
+                f"data.rollouts_per_group is {rollouts_per_group}; advantages are relative to the group, so it must be at "
+                "least 2."
+            )
+        self.prompts = Prompts.coerce(prompts)
+        self.rewards = rewards
+        self.groups_per_step = groups_per_step
+        self.max_lag = max_lag
+        self.stragglers = stragglers
+        self.max_prompt_tokens = max_prompt_tokens
+        self.micro_batch_tokens = micro_batch_tokens
+        self.advantages = advantages or GroupMean()
+        self.rollout_timeout_s = rollout_timeout_s
+        self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
+        self.reward_pool = RewardPool(rewards, workers=reward_workers, timeout_s=reward_timeout_s)
+        self._controller: Controller | None = None
+        self._loaded: list[Prompts] = []
+        self.step_stream: StepStream | None = None
+        """The step that trains now, or has just been trained; callbacks read its groups, waits and counts."""
+        self._restored: dict[str, Any] | None = None
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Context length that the generators need."""
+        return self.max_prompt_tokens + self.sampling.max_tokens
+
+    def setup(self, stage: str) -> None:
+        """Load the prompts before any server starts: what is wrong with them is said now."""
+        if stage == "fit":
+            self._require_weight_sync()
+            self.load(self.prompts)
+
+    def _require_weight_sync(self) -> None:
+        from lrl.callbacks.weight_sync import WeightSync
+
+        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, WeightSync) for callback in callbacks):
+            raise ValueError(
+                "trainer.callbacks has no lrl.callbacks.WeightSync: the generators would answer with the first weights for "
+                "ever. Add WeightSync()."
+            )
+
+    def load(self, prompts: Prompts) -> None:
+        """Load a data set with the policy's tokenizer."""
+        prompts.load(self._policy.tokenizer, self.max_prompt_tokens)
+        self._loaded.append(prompts)
+
+    def probe_tokens(self, count: int) -> list[int]:
+        """At most `count` tokens of real prompts, always the same: what a probe asks the log-probs of."""
+        prompts = self._loaded[0]
+        tokens = [token for index in range(min(count, len(prompts))) for token in prompts[index].token_ids]
+        return tokens[:count]
+
+    def teardown(self, stage: str) -> None:
+        """End the reward workers. The controller ended with the fleet's loop."""
+        self.reward_pool.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the reward workers: Lightning does not call `teardown` after an error."""
+        self.reward_pool.close()
+
+    @property
+    def controller(self) -> Controller:
+        """The run's controller, made with the reward workers at first use: by then the generators answer."""
+        if self._controller is None:
+            self._controller = self._make_controller()
+        return self._controller
+
+    def _make_controller(self) -> Controller:
+        ledger = Ledger(self.pacing)
+        if self._restored is not None:
+            ledger.load_state_dict(self._restored)
+        self.reward_pool.start()
+        return Controller(
+            self.prompts,
+            self.fleet.rollouts,
+            self.reward_pool,
+            ledger,
+            self.sampling,
+            self.decode,
+            self.rollout_timeout_s,
+        )
+
+    @property
+    def pacing(self) -> Pacing:
+        """When groups may start, and by when they must be trained."""
+        max_steps = self._trainer.max_steps
+        return Pacing(
+            prompts_per_epoch=max(1, len(self.prompts)),
+            groups_per_step=self.groups_per_step,
+            max_lag=self.max_lag,
+            last_step=max_steps if max_steps > 0 else None,
+            wait_for_stragglers=self.stragglers == "wait",
+        )
+
+    def new_version(self, version: int) -> None:
+        """The generators hold `version` now: pacing admits more prompts."""
+        self.fleet.call(self.controller.new_version(version), f"admitting prompts for version {version}")
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of an answer, special tokens left out."""
+        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def train_dataloader(self) -> StepLoader:
+        """The loader of optimizer steps."""
+        return StepLoader(self)
+
+    def val_dataloader(self) -> list[Any]:
+        """One loader of one item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
+        from lrl.callbacks.evaluation import Evaluation
+
+        if self._trainer.state.fn == "fit":
+            return []
+        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
+        return [[callback] for callback in callbacks if isinstance(callback, Evaluation)]
+
+    def next_step(self, step: int) -> StepStream:
+        """The stream of optimizer step `step`."""
+        oldest = step - self.max_lag if self.stragglers == "mask" else None
+        packer = Packer(self.micro_batch_tokens, self.advantages, self.sampling.temperature, oldest)
+        self.step_stream = StepStream(lambda: self._next_group(step), self.pacing.groups_in(step), packer, step)
+        return self.step_stream
+
+    def _next_group(self, step: int) -> Group:
+        return self.fleet.loop.wait(
+            self.controller.next_group(step),
+            self.rollout_timeout_s * 2,
+            f"waiting for a finished group for step {step}",
+            lambda: stop_if_told(self._trainer),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ledger after the steps that are done, in plain numbers; the same on every rank."""
+        if self._controller is None:
+            return self._restored or {}
+        return self._controller.ledger.state_dict(self._trainer.global_step)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue behind what was trained."""
+        self._restored = state_dict or None
+
+    @property
+    def fleet(self) -> Fleet:
+        """The run's generators."""
+        if self._strategy.fleet is None:
+            raise RuntimeError("There are no generators: use lrl.AsyncSingleDevice as the trainer's strategy.")
+        return self._strategy.fleet
+
+    @property
+    def _trainer(self) -> L.Trainer:
+        if self.trainer is None:
+            raise RuntimeError("RolloutDataModule is used by a Trainer: call trainer.fit(module, data).")
+        return self.trainer
+
+    @property
+    def _strategy(self) -> Any:
+        return self._trainer.strategy
+
+    @property
+    def _policy(self) -> PolicyModule:
+        return self._trainer.lightning_module  # type: ignore[return-value]
+
+
+class StepLoader:
+    """What Lightning iterates: one `StepStream` per optimizer step, made when it is asked for.
+
+    Args:
+        data: Whose steps.
+    """
+
+    def __init__(self, data: RolloutDataModule) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return self._data.pacing.steps_per_epoch
+
+    def __iter__(self) -> Iterator[StepStream]:
+        while True:
+            yield self._data.next_step(self._data._trainer.global_step)

@@ -1,0 +1,225 @@
+"""The arithmetic of evaluation: finished groups in, a `Report` with error bars out. Nothing here asks a generator.
+
+Every problem weighs the same, however many of its answers were scored: accuracy is the mean over problems of the mean
+over a problem's answers (avg@k). Answers to one problem resemble each other, so k answers to n problems say less
+than k * n unrelated answers would; the intervals follow from how the problems differ. An error is not a reward: answers
+whose scoring failed are counted and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, pvariance
+from typing import Any
+
+from lrl.data import Group, Rollout
+
+Z95 = 1.959964
+"""Standard normal deviate of a two-sided 95 % interval."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What one evaluation of one data set found."""
+
+    dataset: str
+    """Name of the data set."""
+    n: int
+    """Problems with at least one scored answer."""
+    k: int
+    """Answers asked for each problem."""
+    accuracy: float
+    """Mean reward, every problem weighing the same (for rewards of 0 and 1: the share right). NaN if n is 0."""
+    low: float
+    """Lower end of the 95 % interval of `accuracy`."""
+    high: float
+    """Upper end of the 95 % interval of `accuracy`."""
+    pass_at_k: dict[int, float]
+    """For 1, 2, 4, ... and k: the chance that one of so many answers is right. Empty unless all rewards are 0 or 1."""
+    by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    """Column -> its value -> (accuracy, problems)."""
+    versions: list[int] = field(default_factory=list)
+    """Policy versions that wrote the answers, ascending; more than one if weights moved meanwhile."""
+    greedy: bool
+    """Whether the answers were the likeliest tokens; false for sampled ones."""
+    failures: int
+    """Answers that got no reward because scoring failed."""
+    truncated: int
+    """Answers cut at the token limit."""
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers as Lightning logs them, under `eval/<dataset>/`."""
+        numbers = {"accuracy": self.accuracy, "accuracy_low": self.low, "accuracy_high": self.high}
+        numbers |= {"problems": self.n, "failures": self.failures, "truncated": self.truncated}
+        numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items()}
+        numbers |= {f"{column}/{value}": row[0] for column, rows in self.by.items() for value, row in rows.items()}
+        return {f"eval/{self.dataset}/{name}": float(number) for name, number in numbers.items()}
+
+    def as_table(self) -> str:
+        """The report as lines of text."""
+        how = "greedy" if self.greedy else "sampled"
+        versions = "-".join(map(str, dict.fromkeys((self.versions[0], self.versions[-1])))) if self.versions else "none"
+        lines = [
+            f"{self.dataset}: {self.n} problems x {self.k} answers, {how}, version {versions}",
+            f"  accuracy {self.accuracy:.3f}  (95 % interval {self.low:.3f} to {self.high:.3f})",
+            f"  answers without a reward {self.failures}, cut at the token limit {self.truncated}",
+        ]
+        if len(self.pass_at_k) > 1:
+            lines.append("  " + "  ".join(f"pass@{k} {chance:.3f}" for k, chance in self.pass_at_k.items()))
+        for column, rows in self.by.items():
+            width = max(map(len, rows), default=0)
+            lines.append(f"  by {column}")
+            lines += [f"    {value:<{width}}  {accuracy:.3f}  (n = {n})" for value, (accuracy, n) in rows.items()]
+        return "\n".join(lines)
+
+
+def evaluate(dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequence[str] = ()) -> Report:
+    """Sums up finished groups, one per problem.
+
+    Args:
+        dataset: Name for metrics and tables.
+        groups: The problems with their scored rollouts.
+        greedy: Whether the answers were the likeliest tokens (temperature 0).
+        by: Columns of the data set to break the accuracy down by.
+
+    Raises:
+        ValueError: A column of `by` is missing; lists those there are.
+    """
+    groups = list(groups)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    scored = [group for group in groups if group.scored]
+    scores = [_scores(group) for group in scored]
+    accuracy, low, high = mean_interval(scores)
+    k = max((len(group.rollouts) for group in groups), default=0)
+    return Report(
+        dataset=dataset,
+        n=len(scored),
+        k=k,
+        accuracy=accuracy,
+        low=low,
+        high=high,
+        pass_at_k=_pass_at_powers(scores, k),
+        by={column: _breakdown(column, scored) for column in by},
+        versions=sorted({version for rollout in rollouts for version in rollout.versions}),
+        greedy=greedy,
+        failures=sum(rollout.reward is None for rollout in rollouts),
+        truncated=sum(rollout.finish_reason == "length" for rollout in rollouts),
+    )
+
+
+def wilson_interval(share: float, n: float) -> tuple[float, float]:
+    """95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and 1 and for small n.
+
+    Args:
+        share: Observed share of successes, 0 to 1.
+        n: Number of trials; need not be whole, so that it can be an effective number.
+    """
+    centre = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 / (1 + Z95**2 / n) * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
+    # The share lies inside by algebra; at 0 and 1 rounding would put it 1e-17 outside.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
+def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Mean over problems of the mean over answers, with its 95 % interval (problems are the clusters).
+
+    Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of the mean, never more
+    than there are answers (Franco, Little, Louis and Slud 2019, for shares from cluster samples). With one answer a
+    problem that is the plain Wilson interval. Other scores: the normal interval from the spread of the problems' means
+    (Miller 2024, 2411.00640).
+
+    Args:
+        scores: For each problem the scores of its answers, at least one.
+
+    Returns:
+        Mean, low and high; all NaN without problems, low and high NaN for one problem with scores other than 0 and 1.
+    """
+    if not scores:
+        return math.nan, math.nan, math.nan
+    means = [fmean(problem) for problem in scores]
+    mean, n = fmean(means), len(means)
+    variance = pvariance(means, mean) / n
+    if not _binary(scores):
+        half = Z95 * math.sqrt(variance * n / (n - 1)) if n > 1 else math.nan
+        return mean, mean - half, mean + half
+    answers = sum(map(len, scores))
+    if n == 1 or mean in (0.0, 1.0):
+        trials: float = n  # no spread to learn from: assume the answers to one problem all agree
+    else:
+        trials = min(answers, mean * (1 - mean) / variance) if variance > 0 else answers
+    return mean, *wilson_interval(mean, trials)
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Chance that one of k answers is right, unbiased from n answers with `correct` right (2107.03374, eq. 1).
+
+    Raises:
+        ValueError: k is larger than n, so there is no unbiased estimate.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} answers, and k at least 1; there are {n}.")
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def write_answers(path: Path | str, dataset: str, groups: Iterable[Group]) -> None:
+    """Writes every answer, scored or not, as one JSON line; replaces the file, makes its folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for group in groups:
+            for rollout in group.rollouts:
+                # default=str: a data set may hold dates and other values that JSON has no form for.
+                file.write(json.dumps(_answer(dataset, group, rollout), ensure_ascii=False, default=str) + "\n")
+
+
+def _answer(dataset: str, group: Group, rollout: Rollout) -> dict[str, Any]:
+    return {
+        "dataset": dataset,
+        "id": group.prompt.id,
+        "prompt": group.prompt.text,
+        "response": rollout.text,
+        "reward": rollout.reward,
+        "reward_parts": rollout.reward_parts,
+        "reward_failure": rollout.reward_failure,
+        "finish_reason": rollout.finish_reason,
+        "versions": sorted(set(rollout.versions)),
+        "columns": group.prompt.columns,
+    }
+
+
+def _scores(group: Group) -> list[float]:
+    return [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+
+
+def _binary(scores: Sequence[Sequence[float]]) -> bool:
+    return all(score in (0, 1) for problem in scores for score in problem)
+
+
+def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, float]:
+    """pass@1, 2, 4, ... and `most`, each over the problems that have so many scored answers."""
+    if not _binary(scores):
+        return {}
+    found: dict[int, float] = {}
+    for k in sorted({2**power for power in range(most.bit_length())} | {most}):
+        chances = [pass_at_k(len(problem), int(sum(problem)), k) for problem in scores if len(problem) >= k]
+        found |= {k: fmean(chances)} if chances else {}
+    return found
+
+
+def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
+    """Accuracy and number of problems for each value of a column, in the order of the values."""
+    means: dict[Any, list[float]] = {}
+    for group in groups:
+        if column not in group.prompt.columns:
+            raise ValueError(
+                f"Problem {group.prompt.id} has no column {column!r} to break the accuracy down by. "
+                f"Its columns: {', '.join(group.prompt.columns) or 'none'}."
+            )
+        value = group.prompt.columns[column]
+        means.setdefault(value if isinstance(value, (int, float)) else str(value), []).append(fmean(_scores(group)))
+    ordered = sorted(means, key=lambda value: (isinstance(value, str), value))
+    return {str(value): (fmean(means[value]), len(means[value])) for value in ordered}

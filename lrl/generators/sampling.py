@@ -1,0 +1,25 @@
+"""How answers are drawn: the few settings that leave the log-probs true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Settings of one request. Nothing that changes the distribution behind the log-probs' back (top-p, penalties) is here.
+
+    Args:
+        n: Answers per prompt.
+        max_tokens: Most tokens of an answer.
+        temperature: Logits are divided by it before sampling; 0 is greedy.
+    """
+
+    n: int = 1
+    max_tokens: int = 1024
+    temperature: float = 1.0
+
+    def as_vllm(self) -> dict[str, Any]:
+        """The request's `sampling_params`; `logprobs: 0` asks for the sampled token's own log-prob."""
+        return {"n": self.n, "max_tokens": self.max_tokens, "temperature": self.temperature, "logprobs": 0}

@@ -1,0 +1,240 @@
+"""One generator as a process: start it, wait until it answers, stop it.
+
+A generator is a stock vLLM server. This file knows its command line, its environment and its log; the keeper ends it,
+whichever way the trainer ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lrl.generators import keeper
+from lrl.generators.settings import ServerSettings, dashed
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+POLL_S = 0.1
+
+TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables that place a process in the trainer's world, beside MASTER_* and TORCHELASTIC_*; vLLM would obey them."""
+
+
+class ServerError(RuntimeError):
+    """A generator did not start; the message has its exit status, the end of its log and the log's path."""
+
+
+class Server:
+    """One vLLM server with its keeper.
+
+    Args:
+        model: Folder or hub name of the model.
+        settings: How generators are run.
+        backend: vLLM's name of the weight-transfer engine.
+        devices: CUDA indices as the trainer counts them, `settings.tensor_parallel_size` of them; empty for CPU.
+        folder: The run's folder; the log is `generator-<number>.log` in it.
+        number: Number of the generator in the fleet.
+        run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
+
+    Raises:
+        ValueError: If there are not as many devices as the tensor-parallel size, or one is not visible to the trainer.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: ServerSettings,
+        backend: str,
+        devices: list[int],
+        folder: Path,
+        number: int,
+        run_id: str,
+    ) -> None:
+        if devices and len(devices) != settings.tensor_parallel_size:
+            size = settings.tensor_parallel_size
+            raise ValueError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
+        self.model, self.settings, self.backend = model, settings, backend
+        self.number, self.run_id = number, run_id
+        self.log_path = Path(folder) / f"generator-{number}.log"
+        self._on_cpu, self._visible = not devices, _visible_devices(devices)
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._deadline, self._log_start = 0.0, 0
+        self._reservation = _reserve_port()
+        self.port: int = self._reservation.getsockname()[1]
+
+    @property
+    def name(self) -> str:
+        """What errors and logs call it."""
+        return f"generator {self.number}"
+
+    @property
+    def url(self) -> str:
+        """Where the generator answers."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs; it may still be starting."""
+        return self._keeper is not None and self._keeper.poll() is None
+
+    def start(self) -> None:
+        """Start the keeper, which starts vLLM, and return at once. `start_timeout_s` begins to run."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        keep = ["-P", keeper.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
+        with self.log_path.open("ab") as output:
+            self._log_start = output.tell()
+            self._keeper = subprocess.Popen(
+                [sys.executable, *keep, *self.command()],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                env=self.environment(),
+                start_new_session=True,
+            )
+        self._deadline = time.monotonic() + self.settings.start_timeout_s
+        log.info("%s starts at %s; its log is %s", self.name, self.url, self.log_path)
+
+    def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
+        """Wait until the generator answers.
+
+        Args:
+            interrupted: Called at every look; it raises to end the wait.
+
+        Raises:
+            ServerError: If it ended, or `start_timeout_s` passed since `start`; it is stopped then.
+        """
+        while self.alive:
+            if self._healthy():
+                return
+            if time.monotonic() > self._deadline:
+                self.stop()
+                raise self._error(f"did not answer within start_timeout_s={self.settings.start_timeout_s:g}; stopped")
+            if interrupted is not None:
+                interrupted()
+            time.sleep(POLL_S)
+        raise self._error(f"ended with exit status {self._keeper.returncode}" if self._keeper else "does not run")
+
+    def stop(self) -> None:
+        """End the generator and wait until no process of it is left. Does nothing when it does not run."""
+        running, self._keeper = self._keeper, None
+        if running is None or running.stdin is None:
+            return
+        with contextlib.suppress(BrokenPipeError), running.stdin as pipe:
+            pipe.write(b".")
+        try:
+            running.wait(self.settings.stop_timeout_s)
+        except subprocess.TimeoutExpired:
+            log.warning("%s did not stop within stop_timeout_s=%g; killing it", self.name, self.settings.stop_timeout_s)
+            process = psutil.Process(running.pid)
+            keeper.kill([*process.children(recursive=True), process])
+            running.wait()
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of the log since the last start; empty before the first."""
+        if self._keeper is None and not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as file:
+            file.seek(self._log_start)
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+    def command(self) -> list[str]:
+        """vLLM's command line."""
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_as_flags(self._flags())]
+
+    def _flags(self) -> dict[str, Any]:
+        """Flags of vLLM: what lrl relies on, the settings, and the user's own."""
+        settings = self.settings
+        flags: dict[str, Any] = {
+            "model": self.model,
+            "host": HOST,
+            "port": self.port,
+            "enable-scale-out": True,
+            "weight-transfer-config": {"backend": self.backend},
+            "logprobs-mode": "processed_logprobs",
+            "generation-config": "vllm",
+            "scheduling-policy": "priority",
+            "disable-uvicorn-access-log": True,
+            "max-model-len": settings.max_model_len,
+            "max-num-seqs": settings.max_num_seqs,
+            "dtype": settings.dtype,
+            "tensor-parallel-size": settings.tensor_parallel_size,
+        }
+        if settings.enforce_eager or self._on_cpu:
+            flags["enforce-eager"] = True
+        if self._on_cpu:
+            flags["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
+        else:
+            flags["gpu-memory-utilization"] = settings.gpu_memory_utilization
+        return flags | {dashed(name): value for name, value in settings.extra_args.items()}
+
+    def environment(self) -> dict[str, str]:
+        """The trainer's environment without its place in the trainer's world, with what vLLM needs."""
+        apart = {name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))} | set(TRAINER_ONLY)
+        environment = {name: value for name, value in os.environ.items() if name not in apart}
+        return environment | {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_PLUGINS": "lrl",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "CUDA_VISIBLE_DEVICES": self._visible,
+        }
+
+    def _healthy(self) -> bool:
+        """Whether /health answers 200. Not through urllib, which would ask a cluster's HTTP proxy for loopback."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=2.0)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.client.OK
+        return False
+
+    def _error(self, what: str) -> ServerError:
+        return ServerError(f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}")
+
+
+def _as_flags(values: dict[str, Any]) -> Iterator[str]:
+    """Command-line words; a list is several words, a mapping is JSON."""
+    for name, value in values.items():
+        yield f"--no-{name}" if value is False else f"--{name}"
+        if isinstance(value, dict):
+            yield json.dumps(value)
+        elif isinstance(value, list):
+            yield from map(str, value)
+        elif not isinstance(value, bool):
+            yield str(value)
+
+
+def _visible_devices(devices: list[int]) -> str:
+    """CUDA_VISIBLE_DEVICES for `devices`, whose indices count within the trainer's own CUDA_VISIBLE_DEVICES."""
+    own = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if own is None:
+        return ",".join(map(str, devices))
+    names = own.split(",")
+    if beyond := [index for index in devices if index >= len(names)]:
+        raise ValueError(f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={own!r}: give fewer devices.")
+    return ",".join(names[index] for index in devices)
+
+
+def _reserve_port() -> socket.socket:
+    """A free port of loopback, held for as long as the socket is kept.
+
+    Bound, never listening, and with SO_REUSEADDR: vLLM, which sets it too, may bind and listen beside it, while the
+    kernel gives the port to nobody who asks for any free one. A port found and let go again is sometimes lost.
+    """
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind((HOST, 0))
+    return reservation

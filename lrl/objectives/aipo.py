@@ -1,0 +1,42 @@
+"""AIPO, the objective of LlamaRL (2505.24034): policy gradient on answers of an older policy, truncated on one side.
+
+The gradient is  sum_t min(pi_t / mu_t, rho) * A * grad log pi_t,  with mu the policy that wrote the token and pi the
+one that learns. Truncation as in IMPALA's V-trace (1802.01561), not PPO's two-sided clip: the answers need not come
+from the policy just before this one, so the weight corrects towards the newest policy instead of holding it near the
+last.
+
+The weight is a coefficient and must be detached. Differentiating through min(ratio, rho) * A looks alike, but its
+gradient is zero, not rho * A * grad log pi, wherever the ratio exceeds rho.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lrl.objectives.base import Objective, Tokens
+
+
+class AIPO(Objective):
+    """Importance-weighted policy gradient, the weight truncated at rho.
+
+    Args:
+        rho: Largest importance weight pi / mu of a token. LlamaRL found values in [2, 10] to work well; at least 1.
+
+    Raises:
+        ValueError: rho is below 1 or not a number.
+    """
+
+    def __init__(self, rho: float = 4.0) -> None:
+        if not rho >= 1:
+            raise ValueError(
+                f"AIPO(rho={rho}): rho must be at least 1. A token of the newest policy has a weight of 1, so a "
+                "smaller rho would cut on-policy tokens and only scale the learning rate. Use a value in [2, 10]."
+            )
+        self.rho = rho
+
+    def token_losses(self, tokens: Tokens) -> Tensor:
+        weight = tokens.ratio.clamp(max=self.rho).detach()
+        return -weight * tokens.advantages * tokens.logprobs
+
+    def clipped(self, tokens: Tokens) -> Tensor:
+        return tokens.ratio > self.rho

@@ -1,0 +1,255 @@
+"""The policy: the model being trained, as a LightningModule.
+
+One Lightning batch is one optimizer step, a lazy stream of micro-batches, so optimisation is manual: each micro-batch
+adds the gradient of its *sum* of token losses as soon as it is there, and the whole is divided once by the number of
+trained tokens of the step. Packing, number of ranks and order of arrival therefore cannot change the gradient.
+
+The policy's log-probs must be those the generator would give. So: no dropout while training, logits divided by the
+sampling temperature, and no attention between answers that share a row (transformers builds the block-diagonal mask
+from position_ids).
+
+Anything that reads weights goes through `self(micro)`. A strategy that shards can then shard this module as the root.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import lightning as L
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedTokenizerBase
+
+from lrl.data import MicroBatch
+from lrl.network import (
+    Dtype,
+    checkpoint_weights,
+    find_model,
+    label_logprobs,
+    open_network,
+    open_tokenizer,
+    own_weights,
+    text_as_micro_batch,
+)
+from lrl.objectives import AIPO, Diagnostics, Objective
+
+log = logging.getLogger(__name__)
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+class Step(Protocol):
+    """The work of one optimizer step. Iterating may wait for rollouts."""
+
+    def __iter__(self) -> Iterator[MicroBatch]: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Trained answer tokens of the whole step, over all ranks; known once the iterator is exhausted."""
+        ...
+
+
+class PolicyModule(L.LightningModule):
+    """A causal language model, trained by an objective on packed rollouts.
+
+    Args:
+        model: Hub name, folder in Hugging Face format, or `module:function`: a Python function without arguments that
+            makes such a folder and returns its path. Code from the hub is never run.
+        objective: What is minimised; AIPO() when not given.
+        lr: Peak learning rate of AdamW.
+        betas: AdamW's decay of the first and second moment.
+        weight_decay: AdamW's weight decay, on every weight.
+        warmup_steps: Steps over which the learning rate rises linearly to `lr`.
+        schedule: Learning rate after that. `linear` and `cosine` fall to 0 at `trainer.max_steps`.
+        max_grad_norm: The gradient of a step is scaled down to this L2 norm; null never does.
+        dtype: Of the weights and the optimizer state. With bfloat16 weights, updates below 1/256 of a weight are lost.
+        gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a third more time.
+        attention: Attention of transformers (`sdpa`, `eager`, `flash_attention_2`, ...); null lets transformers choose.
+        head_chunk_tokens: Answer tokens whose logits are in memory at once.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        objective: Objective | None = None,
+        lr: float = 1e-6,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        schedule: Schedule = "constant",
+        max_grad_norm: float | None = 1.0,
+        dtype: Dtype = "float32",
+        gradient_checkpointing: bool = False,
+        attention: str | None = None,
+        head_chunk_tokens: int = 1024,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.objective = objective or AIPO()
+        self.lr = lr
+        self.betas = betas
+        self.weight_decay = weight_decay
+        self.warmup_steps = warmup_steps
+        self.schedule = schedule
+        self.max_grad_norm = max_grad_norm
+        self.dtype_name = dtype
+        self.gradient_checkpointing = gradient_checkpointing
+        self.attention = attention
+        self.head_chunk_tokens = head_chunk_tokens
+        self.diagnostics = Diagnostics(version=0)
+
+    # ---- the model
+
+    @cached_property
+    def policy_folder(self) -> str:
+        """Folder or hub name of the first version; generators start from the same. Runs `module:function` once."""
+        return find_model(self.model)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer in the policy's folder."""
+        return open_tokenizer(self.policy_folder)
+
+    def configure_model(self) -> None:
+        """Loads the model into `self.network`, once."""
+        if not hasattr(self, "network"):
+            self.network = open_network(
+                self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
+            )
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """Log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0 where the mask is false."""
+        return label_logprobs(self.network, micro, self.head_chunk_tokens)
+
+    @torch.no_grad()
+    def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
+        """Log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1."""
+        micro = text_as_micro_batch(token_ids, self.network.device)
+        return self(micro)[micro.mask].tolist()
+
+    # ---- a step
+
+    def compute_loss(self, micro: MicroBatch) -> Tensor:
+        """The sum (not the mean) of the micro-batch's token losses. Override it for a loss of your own."""
+        fields = (micro.behaviour_logprobs, micro.advantages, micro.mask, micro.versions)
+        logprobs = self(micro)
+        self.diagnostics.add(self.objective, logprobs, *fields)
+        return self.objective(logprobs, *fields).sum()
+
+    def training_step(self, step: Step, batch_idx: int) -> None:
+        """One optimizer step; the policy's version grows by one, whatever the step holds."""
+        self.diagnostics = Diagnostics(version=self.trainer.global_step)
+        loss = torch.zeros((), device=self.device)
+        for micro in step:
+            micro_loss = self.compute_loss(micro.to(self.device))
+            self.manual_backward(micro_loss)
+            loss += micro_loss.detach()
+        if not step.num_tokens:
+            log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
+        grad_norm = self._divide_and_clip(step.num_tokens)
+        self._log_step(loss, max(step.num_tokens, 1), grad_norm)
+        self._update()
+
+    def _divide_and_clip(self, num_tokens: int) -> Tensor:
+        """Makes gradients the mean over the step's tokens, and clips. Returns their norm before clipping."""
+        # DDP and FSDP have averaged over ranks, each of which held a share of the sum.
+        scale = self.trainer.world_size / max(num_tokens, 1)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
+        if isinstance(grad_norm, DTensor):
+            grad_norm = grad_norm.full_tensor()
+        if not torch.isfinite(grad_norm):
+            raise RuntimeError(
+                f"step {self.trainer.global_step}: the gradient norm is {grad_norm.item()}. The weights were not "
+                "touched. Look at policy/ratio_max and policy/kl_behaviour of the steps before, then lower model.lr or "
+                "model.max_grad_norm, or set model.dtype to float32."
+            )
+        return grad_norm
+
+    def _update(self) -> None:
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        assert isinstance(optimizer, LightningOptimizer) and isinstance(scheduler, LambdaLR)
+        optimizer.step()  # also without gradients: Lightning counts versions by these calls
+        scheduler.step()
+        optimizer.zero_grad()
+
+    def _log_step(self, loss: Tensor, num_tokens: int, grad_norm: Tensor) -> None:
+        reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
+        diagnostics.sums = reduce(diagnostics.sums.to(self.device), reduce_op="sum")
+        diagnostics.maxima = reduce(diagnostics.maxima.to(self.device), reduce_op="max")
+        metrics = {
+            "loss": reduce(loss, reduce_op="sum") / num_tokens,
+            "grad_norm": grad_norm,
+            "lr": self.trainer.optimizers[0].param_groups[0]["lr"],
+            **diagnostics.result(),
+        }
+        self.log_dict({f"policy/{name}": value for name, value in metrics.items()}, on_step=True, on_epoch=False)
+
+    def validation_step(self, evaluation: Any, batch_idx: int) -> None:
+        """One evaluation (`lrl.callbacks.Evaluation`) of the policy as it is; its numbers are logged."""
+        self.log_dict(evaluation.run(self.trainer), batch_size=1, add_dataloader_idx=False)
+
+    # ---- the optimizer
+
+    def configure_optimizers(self) -> Any:
+        """AdamW and its schedule, one scheduler step per optimizer step."""
+        if self.schedule != "constant" and self.trainer.max_steps < 1:
+            raise ValueError(
+                f"model.schedule={self.schedule!r} needs to know where it ends: set trainer.max_steps "
+                f"(now {self.trainer.max_steps})"
+            )
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
+        return [optimizer], [LambdaLR(optimizer, factor)]
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """No callback: the one hook before Lightning's own check, whose message would not name the setting to use."""
+        if self.trainer.gradient_clip_val:
+            raise ValueError(
+                f"trainer.gradient_clip_val={self.trainer.gradient_clip_val}: the policy clips the gradient of a whole "
+                "step itself. Remove it and set model.max_grad_norm."
+            )
+        if self.trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}: a step already gathers all "
+                "its micro-batches. Remove it; data.micro_batch_tokens sets their size, data.groups_per_step a step's."
+            )
+        return []
+
+    # ---- the weights, for others
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights by their names in a Hugging Face checkpoint, each whole; a collective of all ranks when sharded.
+
+        A head tied to the embedding is left out: there is one tensor, and vLLM ties by itself.
+        """
+        return checkpoint_weights(self.network)
+
+    def export(self, folder: Path) -> None:
+        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM. Call it on all ranks."""
+        weights = dict(own_weights(self.network))
+        if self.global_rank == 0:
+            self.network.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
+
+
+def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
+    """Learning rate of `step` (from 0) over its peak: up to 1 during warm-up, then down to 0 at `max_steps`."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2

@@ -1,0 +1,208 @@
+"""The quickstart's policy: a million parameters, warmed up until it can add but rarely bothers to.
+
+Reinforcement learning selects among what a policy can already do, so it needs a start. The warm-up teaches the working
+with correct examples, and then the habit of blurting out an answer, which is wrong more often than not. There is no
+download: the policy, its character tokenizer and its examples are made here and saved in the Hugging Face format, which
+the trainer and vLLM both open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import random
+import shutil
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from filelock import FileLock
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tqdm import tqdm
+
+from lrl.quickstart.task import problems, worked
+
+log = logging.getLogger(__name__)
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+VOCABULARY = [PAD, BOS, EOS, *"0123456789+=,>"]
+MARKER = "warmup.json"
+LOCK_TIMEOUT = 900.0  # seconds; a warm-up takes about one minute, so a longer wait means its process is stuck
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """Settings of the supervised phase; part of what a saved policy is recognised by.
+
+    Args:
+        loss: Working is taught until the mean loss of 20 steps is below this, in nats a token.
+        max_steps: Steps after which teaching the working counts as failed.
+        habit_steps: Steps that follow, in which part of the examples are direct.
+        worked_share: Share of worked-out examples in those steps.
+        examples: Fresh examples a step, drawn from the training problems.
+        lr: Learning rate of AdamW (0.9, 0.95): 20 steps of linear rise, then constant; falls to 5 % in the habit steps.
+    """
+
+    loss: float = 0.02
+    max_steps: int = 1500
+    habit_steps: int = 60
+    worked_share: float = 0.45
+    examples: int = 32
+    lr: float = 3e-3
+
+    def fingerprint(self, seed: int) -> str:
+        """Twelve hex digits that change with any setting or the seed."""
+        return hashlib.sha256(json.dumps([asdict(self), seed]).encode()).hexdigest()[:12]
+
+
+def policy() -> Path:
+    """The policy of this run's seed (`PL_GLOBAL_SEED`, else 0), in `runs/quickstart/policy-seed<seed>`."""
+    seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+    return make_policy(Path("runs/quickstart") / f"policy-seed{seed}", seed)
+
+
+def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
+    """Make a warmed-up policy, or find the one that was made before with the same seed and settings.
+
+    Safe to call from every rank at once: the first one makes it, the others wait and find it. The folder appears
+    complete or not at all. The caller's random state stays as it was: a run is the same whether it made or found it.
+
+    Args:
+        folder: Where the policy is saved, in the Hugging Face format.
+        seed: Seeds the initial weights and the examples.
+        warm_up: Settings of the supervised phase; the quickstart's own if None.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileExistsError: The folder exists and was not made here.
+        filelock.Timeout: Another process has held the folder's lock for 15 minutes.
+    """
+    warm_up = warm_up or WarmUp()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock", timeout=LOCK_TIMEOUT):
+        if not _found(folder, warm_up.fingerprint(seed)):
+            _make(folder, seed, warm_up)
+    return folder
+
+
+def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """One token a character, `<bos>` put before every prompt; a character outside the alphabet is an error."""
+    tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(VOCABULARY)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()  # without it decode puts a space between the characters
+    tokenizer.add_special_tokens([PAD, BOS, EOS])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, VOCABULARY.index(BOS))]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
+    )
+
+
+def make_model() -> transformers.LlamaForCausalLM:
+    """An untrained Llama in float32 with 1.05 million parameters, drawn from torch's random state."""
+    pad, bos, eos = (VOCABULARY.index(token) for token in (PAD, BOS, EOS))
+    config = transformers.LlamaConfig(
+        vocab_size=len(VOCABULARY), hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=128, tie_word_embeddings=False,
+        pad_token_id=pad, bos_token_id=bos, eos_token_id=eos, dtype="float32",
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def train(
+    model: transformers.LlamaForCausalLM,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+    warm_up: WarmUp,
+    rng: random.Random,
+) -> int:
+    """Teach the working, then the habit of leaving it out; in place.
+
+    How soon the working is learned differs twofold between seeds. So the loss decides, not a number of steps.
+
+    Returns:
+        The steps done.
+
+    Raises:
+        RuntimeError: The working was not learned in `max_steps`.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+
+    def step(worked_share: float, lr: float) -> float:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        input_ids, labels = _batch(tokenizer, warm_up.examples, worked_share, rng)
+        loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        bar.update()
+        bar.set_postfix(loss=f"{loss.item():.3f}")
+        return loss.item()
+
+    model.train()
+    recent = deque([math.inf] * 20, maxlen=20)
+    with tqdm(desc="warm-up of the quickstart's policy", unit="step") as bar:
+        for taught in range(1, warm_up.max_steps + 1):
+            recent.append(step(1.0, warm_up.lr * min(1.0, taught / 20)))
+            if sum(recent) / len(recent) < warm_up.loss:
+                break
+        else:
+            raise RuntimeError(
+                f"loss {recent[-1]:.3f} after max_steps={taught}, not below {warm_up.loss}; raise one of them"
+            )
+        for done in range(warm_up.habit_steps):
+            step(warm_up.worked_share, warm_up.lr * (1 - 0.95 * done / warm_up.habit_steps))
+    return taught + warm_up.habit_steps
+
+
+def _batch(
+    tokenizer: transformers.PreTrainedTokenizerFast, examples: int, worked_share: float, rng: random.Random
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input ids and labels, int64 [examples, longest]; prompts and padding are -100 in the labels."""
+    rows = rng.choices(problems(), k=examples)
+    workings = [worked(row["prompt"]) if rng.random() < worked_share else "" for row in rows]
+    texts = [f"{row['prompt']}{working}>{row['answer']}{EOS}" for row, working in zip(rows, workings, strict=True)]
+    batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
+    labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
+    labels[:, : len(tokenizer(rows[0]["prompt"]).input_ids)] = -100  # all prompts are equally long
+    return batch.input_ids, labels
+
+
+def _found(folder: Path, fingerprint: str) -> bool:
+    """Whether the folder holds this policy; a policy of other settings is removed, anything else is an error."""
+    if not folder.exists():
+        return False
+    if not (folder / MARKER).is_file():
+        raise FileExistsError(f"{folder} exists and holds no quickstart policy; move it away or name another folder")
+    if json.loads((folder / MARKER).read_text())["fingerprint"] == fingerprint:
+        log.info("found the quickstart's policy in %s", folder)
+        return True
+    log.info("%s was warmed up with another seed or other settings; making it again", folder)
+    shutil.rmtree(folder)
+    return False
+
+
+def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    if unfinished.exists():  # the lock is ours, so its maker was killed
+        shutil.rmtree(unfinished)
+    tokenizer = make_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make_model()
+        steps = train(model, tokenizer, warm_up, random.Random(seed))
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    facts = {"fingerprint": warm_up.fingerprint(seed), "seed": seed, "steps": steps, **asdict(warm_up)}
+    (unfinished / MARKER).write_text(json.dumps(facts, indent=2))
+    unfinished.rename(folder)
+    log.info("made the quickstart's policy in %s with %d warm-up steps", folder, steps)

@@ -1,0 +1,31 @@
+"""The answer is the text of a column, to the letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lrl.rewards.base import Reward
+
+
+class ExactMatch(Reward):
+    """1 if the answer equals a column of the row, white space around both left out, else 0.
+
+    Args:
+        column: The column that holds the right answer.
+        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
+        name: Name in logs and metrics.
+    """
+
+    def __init__(self, column: str = "answer", weight: float = 1.0, name: str = "exact_match") -> None:
+        super().__init__(weight, name)
+        self.column = column
+
+    def __call__(self, prompt: str, response: str, **columns: Any) -> float:
+        """1.0 or 0.0.
+
+        Raises:
+            ValueError: If the row has no such column.
+        """
+        if self.column not in columns:
+            raise ValueError(f"ExactMatch(column={self.column!r}): the row has only {sorted(columns)}")
+        return float(response.strip() == str(columns[self.column]).strip())

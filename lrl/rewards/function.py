@@ -1,0 +1,68 @@
+"""A user's own function as a reward. What it needs is looked up when the run is configured, not at the first answer."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from lrl.rewards.base import Reward, Score
+
+
+class Function(Reward):
+    """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as a reward.
+
+    Args:
+        function: The function, or its import path: `module:function` or `package.module.function`. It must live at the
+            top level of a module, because the reward workers import it from there.
+        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
+        name: Name in logs and metrics; the function's own name if empty.
+
+    Raises:
+        ValueError: If the path leads to no function, or the function does not take `**columns`.
+    """
+
+    def __init__(self, function: str | Callable[..., Any], weight: float = 1.0, name: str = "") -> None:
+        self.function = _imported(function) if isinstance(function, str) else function
+        own_name = getattr(self.function, "__name__", type(self.function).__name__)
+        super().__init__(weight, name or own_name)
+        kinds = {parameter.kind for parameter in inspect.signature(self.function).parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise ValueError(
+                f"Function(function={function!r}): {own_name} does not take **columns, which carries the row's other "
+                f"columns. Define it as `def {own_name}(prompt, response, **columns)`."
+            )
+
+    def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
+        """What the function gives."""
+        return self.function(prompt, response, **columns)
+
+
+def as_reward(thing: Reward | Callable[..., Any] | str) -> Reward:
+    """`thing` itself if it is a `Reward`; a callable or an import path as a `Function` of weight 1.
+
+    Raises:
+        TypeError: If it is none of them.
+    """
+    if isinstance(thing, Reward):
+        return thing
+    if callable(thing) or isinstance(thing, str):
+        return Function(thing)
+    raise TypeError(f"rewards has {thing!r}; each must be a Reward, a function, or its path `module:function`.")
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"Function(function={path!r}) cannot be imported: {error}. Write `module:function`, with a module "
+            f"that Python finds; for a file in the current folder set PYTHONPATH=. before the command."
+        ) from error
+    if not callable(found):
+        raise ValueError(f"Function(function={path!r}) is a {type(found).__name__}, not a function.")
+    return found

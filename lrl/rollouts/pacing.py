@@ -1,0 +1,63 @@
+"""Who may start when: the bound on lag, by construction.
+
+The run is an endless row of groups, and step s trains as many of them as `groups_in(s)` says. A group may be admitted only
+when the generators already hold a version that is at most `max_lag` behind the step by which it must be trained. Nothing
+is thrown away to keep the bound, so this is the whole of pacing: two formulas, no clock, no state.
+
+Why the bound holds. Groups admitted while the generators held version v or less number at most `groups_before(v + max_lag
++ 1)`. So of those that must be trained by step s (`v + max_lag <= s`) at most `groups_before(s + 1)` were ever admitted,
+`groups_before(s)` groups are trained already, and what is left fits into step s: `is_due` groups go first, and a step can
+always take all of them. A token is never older than its group's admission, so no trained token lags by more than `max_lag`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """When groups may start and by when they must be trained.
+
+    Args:
+        prompts_per_epoch: Prompts in the data set; each is trained once an epoch.
+        groups_per_step: Groups an optimizer step trains; the last step of an epoch takes what is left.
+        max_lag: Most versions that may lie between a token and the step that trains it; 0 is on-policy.
+        last_step: Steps in the whole run, so that nothing is generated for a step that never comes; None if unknown.
+        wait_for_stragglers: Whether a group that has reached the bound holds the trainer. If not, the trainer goes on and
+            the group's over-age tokens are masked when it comes.
+    """
+
+    prompts_per_epoch: int
+    groups_per_step: int
+    max_lag: int
+    last_step: int | None = None
+    wait_for_stragglers: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in {"prompts_per_epoch": 1, "groups_per_step": 1, "max_lag": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps that train every prompt once."""
+        return -(-self.prompts_per_epoch // self.groups_per_step)
+
+    def groups_before(self, step: int) -> int:
+        """Groups of the run that are trained before `step` begins."""
+        epochs, within = divmod(step, self.steps_per_epoch)
+        return epochs * self.prompts_per_epoch + min(within * self.groups_per_step, self.prompts_per_epoch)
+
+    def groups_in(self, step: int) -> int:
+        """Groups that `step` trains."""
+        return self.groups_before(step + 1) - self.groups_before(step)
+
+    def may_have_started(self, generator_version: int) -> int:
+        """Groups of the run that may have been admitted while the generators hold `generator_version`."""
+        step = generator_version + self.max_lag + 1
+        return self.groups_before(step if self.last_step is None else min(step, self.last_step))
+
+    def is_due(self, admitted_version: int, step: int) -> bool:
+        """Whether a group admitted at `admitted_version` must be trained by `step` at the latest."""
+        return self.wait_for_stragglers and admitted_version + self.max_lag <= step

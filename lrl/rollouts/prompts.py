@@ -1,0 +1,232 @@
+"""A data set of prompts with an exact position: one integer says which prompts a run has had and which come next.
+
+Everything is read, checked and tokenised before the first step, so a prompt that is too long or a misspelt column ends
+a run in its first minute and not in its tenth hour. The order of an epoch follows from (seed, epoch) alone; nothing
+else has to be saved. Text is never cut: half a question has no right answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import string
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from lrl.data import Prompt
+from lrl.rollouts.sources import Row, known_source, read_rows, short_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+
+LONG = 5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
+
+
+class Prompts:
+    """A data set of prompts: `load` it once, then `prompts[index]` walks its shuffled epochs without end.
+
+    Iterating gives every prompt once, in file order.
+
+    Args:
+        source: Short name (gsm8k, math, math500), hub name, .jsonl/.json/.parquet file, folder saved by datasets,
+            `module:function` (called without arguments, returns rows), or a Python list of rows.
+        subset: The hub data set's configuration.
+        split: Split of a hub data set or folder; by default the short name's, else "train". A file has only one.
+        prompt_column: Column with a string or a list of chat messages; by default the short name's, else "prompt".
+        template: Format string for the prompt (for messages: the last user message) with columns as fields, such as
+            "{question} Answer in \\boxed{{}}."; without it the column as it is.
+        system_prompt: System message put before the chat.
+        chat: Use the tokenizer's chat template: "auto" when it has one, true or false always or never.
+        shuffle: Draw a new order for every epoch; false keeps file order.
+        seed: Seed of the order.
+        limit: Use the first so many rows of the file only.
+        too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and count them.
+        name: Name in metrics and logs; by default the last part of `source`.
+
+    Raises:
+        ValueError: A setting that cannot be right, quoted with the remedy.
+    """
+
+    def __init__(
+        self,
+        source: str | list[dict[str, Any]],
+        *,
+        subset: str | None = None,
+        split: str | None = None,
+        prompt_column: str | None = None,
+        template: str | None = None,
+        system_prompt: str | None = None,
+        chat: bool | Literal["auto"] = "auto",
+        shuffle: bool = True,
+        seed: int = 0,
+        limit: int | None = None,
+        too_long: Literal["refuse", "skip"] = "refuse",
+        name: str | None = None,
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise ValueError(f"`limit={limit}` leaves no prompt. Give a positive number, or leave it out for all rows.")
+        if seed < 0:
+            raise ValueError(f"`seed={seed}` of prompts cannot be negative.")
+        known = known_source(source)
+        self.source = known.source
+        self.subset = subset or known.subset
+        self.split = split or known.split
+        self.prompt_column = prompt_column or known.prompt_column
+        self.name = name or short_name(source)
+        self.template, self.system_prompt, self.chat = template, system_prompt, chat
+        self.shuffle, self.seed, self.limit, self.too_long = shuffle, seed, limit, too_long
+        self.columns: list[str] = []
+        """Names of the columns that every `Prompt.columns` may hold; known after `load`."""
+        self.skipped: list[int] = []
+        """Row ids left out as too long."""
+        self._fields = _template_fields(template) if template is not None else set()
+        self._prompts: list[Prompt] = []
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    @classmethod
+    def coerce(cls, value: Prompts | str | list[dict[str, Any]], *, split: str | None = None) -> Prompts:
+        """`value` itself, or the prompts that a bare name or list of rows stands for, read from `split`."""
+        return value if isinstance(value, Prompts) else cls(value, split=split)
+
+    def load(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
+        """Reads, checks and tokenises every row.
+
+        Args:
+            tokenizer: The policy's tokenizer.
+            max_prompt_tokens: Longest prompt in tokens, special tokens and chat template included.
+
+        Raises:
+            FileNotFoundError: No such file.
+            ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that cannot be used.
+        """
+        rows = list(islice(read_rows(self.source, self.subset, self.split), self.limit))
+        self._check(rows)
+        chat = self._chat_form(tokenizer)
+        bar = tqdm(rows, desc=f"Tokenising {self.name}", unit="prompt", disable=len(rows) <= LONG)
+        prompts = [self._prompt(row_id, row, tokenizer, chat) for row_id, row in enumerate(bar)]
+        self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
+        self._order = (-1, [])
+        self._report_too_long([p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens)
+
+    def __len__(self) -> int:
+        """Prompts in one epoch."""
+        if not self._prompts:
+            raise RuntimeError(f"The prompts of {self.name} are not loaded: call `load(tokenizer, max_prompt_tokens)`.")
+        return len(self._prompts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        """The prompt at `index` of the run's endless row: epoch `index // len`, position `index % len`."""
+        if index < 0:
+            raise IndexError(f"Prompts are counted from 0 and have no end, so there is no index {index}.")
+        epoch, position = divmod(index, len(self))
+        return self._prompts[self._epoch_order(epoch)[position] if self.shuffle else position]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """Every prompt once, in file order."""
+        return iter(self._prompts[: len(self)])
+
+    def _epoch_order(self, epoch: int) -> list[int]:
+        if self._order[0] != epoch:
+            # A run may resume on another numpy: that promises the same raw bits for ever, the same `permutation` not.
+            bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(len(self))
+            self._order = (epoch, np.argsort(bits, kind="stable").tolist())
+        return self._order[1]
+
+    def _check(self, rows: list[Row]) -> None:
+        if not rows:
+            raise ValueError(f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r}).")
+        for row_id, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise ValueError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict from column to value.")
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        if self.prompt_column not in columns:
+            raise ValueError(
+                f"The data set {self.name} has no column {self.prompt_column!r}. Its columns: {', '.join(columns)}.\n"
+                f"Set `prompt_column` to the one with the question."
+            )
+        if unknown := sorted(self._fields - set(columns)):
+            raise ValueError(
+                f"`template` names {', '.join(unknown)}, but {self.name} has the columns {', '.join(columns)}.\n"
+                f"Name one of them, or write a brace that is only text twice: {{{{ and }}}}."
+            )
+        self.columns = [column for column in columns if column != self.prompt_column]
+
+    def _chat_form(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        has_template = bool(tokenizer.chat_template)
+        if self.chat is True and not has_template:
+            raise ValueError(
+                f"`chat=true`, but the tokenizer {tokenizer.name_or_path!r} has no chat template.\n"
+                f"Take an instruction-tuned model, set `tokenizer.chat_template`, or use `chat=auto`."
+            )
+        chat = has_template and self.chat is not False
+        if self.system_prompt and not chat:
+            raise ValueError("`system_prompt` needs a chat template; for plain text put its words into `template`.")
+        return chat
+
+    def _prompt(self, row_id: int, row: Row, tokenizer: PreTrainedTokenizerBase, chat: bool) -> Prompt:
+        where = f"Row {row_id} of {self.name}, column {self.prompt_column!r}"
+        messages = _messages(row.get(self.prompt_column), where)
+        if not chat and not isinstance(row[self.prompt_column], str):
+            raise ValueError(f"{where}: chat messages need a tokenizer with a chat template (`chat={self.chat}`).")
+        asked = [message for message in messages if message["role"] == "user"][-1]
+        if self.template is not None:
+            if lacking := self._fields - row.keys():
+                raise ValueError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
+            asked["content"] = self.template.format_map(row | {self.prompt_column: asked["content"]})
+        if self.system_prompt and messages[0]["role"] == "system":
+            raise ValueError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        token_ids = _encode(tokenizer, system + messages) if chat else tokenizer.encode(asked["content"])
+        columns = {column: content for column, content in row.items() if column != self.prompt_column}
+        return Prompt(id=row_id, token_ids=token_ids, text=asked["content"], columns=columns)
+
+    def _report_too_long(self, long: list[Prompt], limit: int) -> None:
+        self.skipped = [prompt.id for prompt in long]
+        if not long:
+            return
+        rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(long) > 10 else "")
+        found = f"{len(long)} prompts of {self.name} are longer than max_prompt_tokens={limit}: rows {rows}."
+        if self.too_long == "refuse" or not self._prompts:
+            longest = max(len(prompt.token_ids) for prompt in long)
+            raise ValueError(f"{found}\nThe longest has {longest}: raise `max_prompt_tokens`, or use `too_long=skip`.")
+        log.warning("%s They are skipped.", found)
+
+
+def _template_fields(template: str) -> set[str]:
+    """The columns a template names."""
+    remedy = "Name a column in braces, and write a brace that is only text twice: \\boxed{{}}."
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ValueError(f"`template={template!r}`: {error}. {remedy}") from error
+    if not fields or any(not field or field.isdigit() for field in fields):
+        raise ValueError(f"`template={template!r}`: there must be fields, each with a column's name. {remedy}")
+    return {re.split(r"[.\[]", field)[0] for field in fields}
+
+
+def _messages(value: Any, where: str) -> list[Message]:
+    """A column's value as chat messages that end with a question: strings become one user message."""
+    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise ValueError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
+    # Arrow gives every message of a file the same keys, with None where the row had none.
+    messages = [{key: part for key, part in message.items() if part is not None} for message in messages]
+    questions = [message.get("content") for message in messages if message["role"] == "user"]
+    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
+        raise ValueError(f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row.")
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(f"{where}: the last message is the assistant's, which the policy is to write. Remove it.")
+    return messages
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    token_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return list(token_ids)

@@ -1,0 +1,113 @@
+"""Where the rows of a data set come from: the hub, a file, a folder, a Python function or a Python list.
+
+Rows from Python and from JSON stay as they were written. `datasets` would turn a column of ISO dates into datetimes,
+make 1 into 1.0 where another row has 2.5, and drop a column that the first row lacks. Rewards compare with such values.
+The hub, Parquet and saved folders have a schema of their own and are read by `datasets`.
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets.exceptions import DatasetsError
+
+Row = dict[str, Any]
+
+FILES = (".jsonl", ".json", ".parquet")
+FORMS = "Give a hub name (owner/name), a .jsonl, .json or .parquet file, a folder from datasets, or module:function."
+
+
+class Known(NamedTuple):
+    """What to read when a data set is given by its name alone."""
+
+    source: str | list[Row]
+    subset: str | None = None
+    split: str = "train"
+    prompt_column: str = "prompt"
+
+
+KNOWN = {
+    "gsm8k": Known("openai/gsm8k", subset="main", prompt_column="question"),
+    "math": Known("DigitalLearningGmbH/MATH-lighteval", prompt_column="problem"),
+    "math500": Known("HuggingFaceH4/MATH-500", split="test", prompt_column="problem"),
+}
+
+
+def known_source(source: str | list[Row]) -> Known:
+    """How `source` is read unless told otherwise; knows short names and the hub names behind them."""
+    return next((known for short, known in KNOWN.items() if source in (short, known.source)), Known(source))
+
+
+def short_name(source: str | list[Row]) -> str:
+    """The name of a source in metrics and logs: its short name, or the last part of its path."""
+    if not isinstance(source, str):
+        return "prompts"
+    short = next((short for short, known in KNOWN.items() if source == known.source), source)
+    name = re.split(r"[/\\:]", short.rstrip("/"))[-1]
+    return Path(name).stem if name.endswith(FILES) else name
+
+
+def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterable[Row]:
+    """The rows of a source as plain Python values, in file order.
+
+    Raises:
+        FileNotFoundError: `source` is a path and nothing is there.
+        ValueError: `source` cannot be read; says why and what to give.
+    """
+    if not isinstance(source, str):
+        return source
+    path = Path(source).expanduser()
+    if (path.suffix in FILES or source.startswith((".", "/", "~"))) and not path.exists():
+        raise FileNotFoundError(f"There is no file or folder {source!r} (looked for {path.resolve()}).\n{FORMS}")
+    if path.suffix in (".jsonl", ".json"):
+        return _json_rows(path)
+    if re.fullmatch(r"[\w.]+:\w+", source):
+        return _function_rows(source)
+    try:
+        return _dataset_rows(path, source, subset, split)
+    except (OSError, ValueError, DatasetsError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        asked = f"{source!r}, subset {subset!r}, split {split!r}"
+        raise ValueError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
+
+
+def _json_rows(path: Path) -> list[Row]:
+    text = path.read_text(encoding="utf-8")
+    whole = path.suffix == ".json" and text.lstrip().startswith("[")
+    rows: list[Any] = []
+    # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
+    for number, line in enumerate([text] if whole else text.split("\n"), start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            where = f"{path}, line {error.lineno if whole else number}, column {error.colno}"
+            raise ValueError(f"{where}: {error.msg}. Give a list of objects, or one object in every line.") from error
+    return rows[0] if whole else rows
+
+
+def _function_rows(source: str) -> Iterable[Row]:
+    try:
+        function = pkgutil.resolve_name(source)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The source {source!r} cannot be imported: {error}.\n{FORMS}") from error
+    rows = function()
+    if not isinstance(rows, Iterable):
+        raise ValueError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
+    return rows
+
+
+def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:
+    if path.suffix == ".parquet":
+        return Dataset.from_parquet(str(path))
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        saved = load_from_disk(str(path))
+        if isinstance(saved, DatasetDict) and split not in saved:
+            raise ValueError(f"The folder has the splits {', '.join(saved)}.")
+        return saved[split] if isinstance(saved, DatasetDict) else saved
+    return load_dataset(source, subset, split=split)

@@ -1,0 +1,52 @@
+"""The step stream: what the trainer's loader yields. One item is one optimizer step, a lazy row of micro-batches.
+
+A step's micro-batches start to train as soon as enough finished groups are there to fill one; the trainer waits inside the
+iteration, and the stream notes for how long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from lrl.data import Group, MicroBatch
+from lrl.rollouts.packing import Packer
+
+
+class StepStream:
+    """The micro-batches of one optimizer step.
+
+    Args:
+        next_group: Waits for the next group of this step.
+        groups: How many groups the step trains.
+        packer: Makes micro-batches of groups; its counts are the step's.
+        step: The step's number, from 0: also the trainer's version while it trains.
+    """
+
+    def __init__(self, next_group: Callable[[], Group], groups: int, packer: Packer, step: int) -> None:
+        self._next_group = next_group
+        self._expected = groups
+        self._packer = packer
+        self.step = step
+        self.groups: list[Group] = []
+        self.wait_s = 0.0
+        """Seconds the trainer has waited in this step for a finished group."""
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for _ in range(self._expected):
+            started = time.monotonic()
+            group = self._next_group()
+            self.wait_s += time.monotonic() - started
+            self.groups.append(group)
+            yield from self._packer.add(group)
+        yield from self._packer.flush()
+
+    @property
+    def num_tokens(self) -> int:
+        """Answer tokens in the loss of the whole step: its denominator. Right once the iteration has ended."""
+        return self._packer.tokens
+
+    @property
+    def packer(self) -> Packer:
+        """What was packed, masked and discarded so far."""
+        return self._packer

@@ -1,0 +1,189 @@
+"""The division of the job's devices: the first ones train, the last ones are kept back for generators.
+
+`trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to agree. On a CPU a device
+is a process: `devices: 2, generator_devices: 1` is one trainer and one generator. With `generator_devices: 0` one generator
+shares the trainer's device.
+
+The mixin does it through the setter of `parallel_devices`, which Lightning's connector fills before anything is derived
+from it. Generators start in `setup`, when model and data are loaded: what is wrong with those is said before a server runs.
+They stop in `teardown`, the one hook Lightning calls at every end it lives to see; for the others there is the keeper.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lrl.generators.crew import SPARE_PLACES
+from lrl.generators.fleet import Fleet
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.weights import choose_transport
+
+if TYPE_CHECKING:
+    import lightning as L
+
+
+class GeneratorDevices:
+    """Mixin for a Lightning strategy: keeps devices back and owns the generators on them.
+
+    Args:
+        generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
+            trainer's device.
+        evaluation_generators: How many of the generators answer only evaluations, each at one pinned version.
+        weight_transfer: How weights travel: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or `nccl`.
+        server: Settings of the vLLM servers.
+        **kwargs: The base strategy's own.
+    """
+
+    def __init__(
+        self,
+        generator_devices: int = 1,
+        evaluation_generators: int = 0,
+        weight_transfer: str = "auto",
+        server: ServerSettings | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if generator_devices < 0:
+            raise ValueError(f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more.")
+        self.num_generator_devices = generator_devices
+        self.num_evaluation_generators = evaluation_generators
+        self.weight_transfer = weight_transfer
+        self.server_settings = server or ServerSettings()
+        self.generator_devices: list[torch.device] = []
+        self.fleet: Fleet | None = None
+        self.transport: str | None = None
+        self.run_id = secrets.token_hex(4)
+        self._parallel_devices: list[torch.device] | None = None
+        super().__init__(**kwargs)
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The devices that train."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        kept = self.num_generator_devices
+        if not devices:
+            self._parallel_devices = devices
+            return
+        if kept >= len(devices):
+            raise ValueError(
+                f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no device is left to train. "
+                f"trainer.devices counts the whole job; set it to at least {kept + 1}, or generator_devices to 0 to share."
+            )
+        split = len(devices) - kept
+        self._parallel_devices, self.generator_devices = devices[:split], devices[split:]
+
+    def setup(self, trainer: L.Trainer) -> None:
+        """Set up training, then start the generators and wait until they answer."""
+        super().setup(trainer)  # type: ignore[misc]
+        if trainer.is_global_zero and getattr(trainer, "datamodule", None) is not None:
+            self.start_generators(trainer)
+
+    def start_generators(self, trainer: L.Trainer) -> None:
+        """Start one vLLM server per group of `server.tensor_parallel_size` generator devices."""
+        on_cuda = self.root_device.type == "cuda"  # type: ignore[attr-defined]
+        shares_device = on_cuda and not self.generator_devices
+        self.transport = choose_transport(self.weight_transfer, on_cuda=on_cuda, shares_device=shares_device)
+        placements = self._placements(on_cuda)
+        if self.num_evaluation_generators >= len(placements):
+            raise ValueError(
+                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are {len(placements)} "
+                "generators: none is left for rollouts. Lower it, or raise generator_devices and trainer.devices."
+            )
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        settings = self._settings(trainer)
+        servers = [
+            Server(
+                trainer.lightning_module.policy_folder, settings, self.transport, devices, folder, number, self.run_id
+            )
+            for number, devices in enumerate(placements)
+        ]
+        rank_zero_info(
+            f"Starting {len(servers)} vLLM generator(s); their logs are in {folder}. This takes about half a minute."
+        )
+        self.fleet = Fleet(servers, capacity=self.server_settings.max_num_seqs, reserved=self.num_evaluation_generators)
+        self.fleet.start(lambda: stop_if_told(trainer))
+
+    def _settings(self, trainer: L.Trainer) -> ServerSettings:
+        """The servers' settings with what policy and data decide: so no two settings have to agree."""
+        asked: Any = self.server_settings
+        policy: Any = trainer.lightning_module
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        return replace(
+            asked,
+            max_model_len=asked.max_model_len or data.max_model_tokens,
+            max_num_seqs=asked.max_num_seqs + SPARE_PLACES,
+            dtype=policy.dtype_name if asked.dtype == "auto" else asked.dtype,
+        )
+
+    def _placements(self, on_cuda: bool) -> list[list[int]]:
+        """CUDA indices of each generator; an empty list is a generator on the CPU."""
+        if not on_cuda:
+            return [[] for _ in range(max(1, len(self.generator_devices)))]
+        indices = [device.index for device in self.generator_devices or [self.root_device]]  # type: ignore[attr-defined]
+        size = self.server_settings.tensor_parallel_size
+        if len(indices) % size:
+            raise ValueError(
+                f"strategy.server.tensor_parallel_size is {size}, which does not divide the {len(indices)} generator devices."
+            )
+        return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+    def teardown(self) -> None:
+        """Stop the generators, then what the base strategy holds."""
+        if self.fleet is not None:
+            self.fleet.stop()
+            self.fleet = None
+        super().teardown()  # type: ignore[misc]
+
+
+def stop_if_told(trainer: L.Trainer) -> None:
+    """Raise if a SIGTERM has come: Lightning itself looks only between batches, and a wait may be long."""
+    if trainer.received_sigterm:
+        raise SIGTERMException
+
+
+class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
+    """One trainer process on one device, and the rest of the devices for generators.
+
+    Args:
+        generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
+            trainer's device.
+        evaluation_generators: How many of the generators answer only evaluations, each at one pinned version.
+        weight_transfer: How weights travel: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or `nccl`.
+        server: Settings of the vLLM servers.
+    """
+
+    def __init__(
+        self,
+        generator_devices: int = 1,
+        evaluation_generators: int = 0,
+        weight_transfer: str = "auto",
+        server: ServerSettings | None = None,
+    ) -> None:
+        super().__init__(generator_devices, evaluation_generators, weight_transfer, server)
+
+    @property
+    def root_device(self) -> torch.device:
+        """The one device that trains."""
+        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
+
+    @GeneratorDevices.parallel_devices.setter  # type: ignore[attr-defined]
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        """Refuse a second trainer device: this strategy would leave it idle."""
+        GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
+        if self._parallel_devices and len(self._parallel_devices) > 1:
+            raise ValueError(
+                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} minus "
+                f"strategy.generator_devices {self.num_generator_devices} leaves {len(self._parallel_devices)}. "
+                "Raise generator_devices or lower devices."
+            )

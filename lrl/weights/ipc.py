@@ -1,0 +1,47 @@
+"""Weights by CUDA IPC: the generator opens the trainer's tensors where they lie, on the one GPU both share."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from typing import Any
+
+from lrl.weights.base import Control
+from lrl.weights.vllm_engine import VllmTransport
+
+
+class _PickledHandles:
+    """The control plane with CUDA handles made fit for JSON, as vLLM's route expects them.
+
+    vLLM unpickles them only when VLLM_ALLOW_INSECURE_SERIALIZATION=1, which the server sets for this transport alone; it
+    listens on loopback.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self.init_weight_transfer_engine = control.init_weight_transfer_engine
+        self.start_weight_update = control.start_weight_update
+        self.finish_weight_update = control.finish_weight_update
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Send one chunk of handles."""
+        info = dict(update_info)
+        handles = info.pop("ipc_handles")
+        info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
+        self._control.update_weights(info)
+
+
+class Ipc(VllmTransport):
+    """For a generator that shares the trainer's GPU."""
+
+    backend = "ipc"
+
+    def init_info(self, control: Control) -> Any:
+        """Packed: one bounded staging buffer instead of a second copy of the policy."""
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        return IPCTrainerInitInfo(packed=True, rank=0)
+
+    def client(self, control: Control) -> Any:
+        """See `VllmTransport.client`."""
+        return _PickledHandles(control)

@@ -1,0 +1,13 @@
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): it makes our engine known by name."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Register the shared-memory engine; vLLM may call this more than once in a process."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if "shared_memory" not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            "shared_memory", "lrl.weights.shared_memory_engine", "SharedMemoryEngine"
+        )

@@ -1,0 +1,60 @@
+"""What the transports over vLLM's own trainer engines share: the policy as vLLM's `WeightSource`.
+
+Importing vLLM takes about nine seconds, so it happens in `connect`, while the generators start anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from lrl.weights.base import Control, Transport, Weights
+
+
+def source_of(weights: Weights) -> Any:
+    """vLLM's view of the policy: names, dtypes and shapes first, then the tensors in the same order."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class PolicyWeights(WeightSource):
+        def metadata(self) -> list[ParamMeta]:
+            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights()]
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            return ((name, tensor.detach()) for name, tensor in weights())
+
+    return PolicyWeights()
+
+
+class VllmTransport(Transport):
+    """A transport whose trainer's end is vLLM's: it is given its init info, and drives the control plane by itself."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+
+    def init_info(self, control: Control) -> Any:
+        """vLLM's `TrainerInitInfo` for this backend."""
+        raise TypeError(f"{type(self).__name__} must say what its engine needs to start.")
+
+    def client(self, control: Control) -> Any:
+        """What the engine calls; the control plane itself, unless the payload has to be changed on its way."""
+        return control
+
+    def connect(self, control: Control, weights: Weights, name: str) -> None:
+        """See `Transport.connect`."""
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+
+        self._engine = WeightTransferTrainerFactory.trainer_init(
+            self.init_info(control), client=self.client(control), source=source_of(weights)
+        )
+
+    def send(self, control: Control) -> None:
+        """See `Transport.send`."""
+        self._engine.send_weights()
+
+    def close(self) -> None:
+        """Tear down the engine's communicators."""
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None

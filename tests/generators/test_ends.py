@@ -1,0 +1,149 @@
+"""No process outlives its run: real vLLM servers, ended in every way a run may end. A start takes half a minute."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from lrl.generators.server import Server, ServerError
+from lrl.generators.settings import ServerSettings
+
+BACKEND = "nccl"
+"""Any engine that vLLM knows: no weights move here."""
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 64,
+    "max_num_seqs": 4,
+    "kv_cache_gib": 0.1,
+    "dtype": "float32",
+    "start_timeout_s": 180.0,
+}
+OWNER = """
+import json, sys, time
+from pathlib import Path
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+model, folder, settings, until = sys.argv[1:]
+server = Server(model, ServerSettings(**json.loads(settings)), "nccl", [], Path(folder), 0, "ends")
+server.start()
+if until == "ready":
+    server.wait_ready()
+print(server._keeper.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers with random weights, and a tokenizer of 32 words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("model")
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, 32)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A variable's value that every process started by the test inherits."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv("LRL_TEST_MARK", value)
+    return value
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
+    """Fails a test that leaves a process, a file in /dev/shm or a temporary file; gives a list to note processes in."""
+    scratch = tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
+    monkeypatch.setenv("TMPDIR", scratch)
+    before, seen = set(os.listdir("/dev/shm")), list[psutil.Process]()
+    yield seen
+    wait_for(lambda: not living(seen, mark), 10.0, "the end of all processes")
+    wait_for(lambda: set(os.listdir("/dev/shm")) <= before, 5.0, "an empty /dev/shm")
+    wait_for(lambda: not os.listdir(scratch), 5.0, "an empty temporary folder")
+    os.rmdir(scratch)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.05)
+
+
+def living(seen: list[psutil.Process], mark: str) -> list[psutil.Process]:
+    """Those noted that still live, and any that carries the mark: a process may have been started unseen."""
+    found = [process for process in seen if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("LRL_TEST_MARK") == mark and process.pid != os.getpid():
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def tree_of(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
+def test_stop_leaves_nothing(model: Path, tmp_path: Path, nothing_is_left: list[psutil.Process]) -> None:
+    server = Server(str(model), ServerSettings(**SETTINGS), BACKEND, [], tmp_path, 0, "ends")
+    server.start()
+    server.wait_ready()
+    assert server._keeper is not None
+    nothing_is_left += tree_of(server._keeper.pid)
+    assert len(nothing_is_left) >= 4, "the keeper, the API server, the engine and its worker"
+    server.stop()
+
+
+@pytest.mark.parametrize("until", ["engine", "ready"])
+def test_a_killed_trainer_leaves_nothing(
+    until: str, model: Path, tmp_path: Path, nothing_is_left: list[psutil.Process]
+) -> None:
+    """Killed when the generator answers, and before that: as soon as the engine's own process is there."""
+    words = [str(model), str(tmp_path), json.dumps(SETTINGS), until]
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, *words], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    try:
+        pid = int(owner.stdout.readline())
+        wait_for(lambda: len(tree_of(pid)) >= 4, 60.0, "the engine's process")
+        nothing_is_left += tree_of(pid)
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+def test_a_model_that_is_not_there_is_an_error_with_the_log(tmp_path: Path) -> None:
+    server = Server(str(tmp_path / "none"), ServerSettings(), BACKEND, [], tmp_path, 0, "ends")
+    server.start()
+    with pytest.raises(ServerError, match=r"ended with exit status 1.*generator-0.log") as caught:
+        server.wait_ready()
+    assert str(tmp_path / "none") in str(caught.value).split("generator-0.log", 1)[1]
+    server.stop()

@@ -1,0 +1,203 @@
+"""The keeper with a stand-in for vLLM: a small tree of processes with the same bad habits, quick to start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lrl.generators import keeper
+
+TREE = """
+import mmap, os, signal, sys, tempfile, time
+folder, shared = sys.argv[1:]
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+with open(shared, "wb+") as file:
+    file.write(bytes(4096)); file.flush()
+    memory = mmap.mmap(file.fileno(), 4096)
+tempfile.mkstemp()
+name = "root"
+if os.fork() == 0:
+    if os.fork() > 0:
+        os._exit(0)  # the grandchild below loses its parent
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    memory.close()
+    name = "orphan"
+with open(os.path.join(folder, name + ".part"), "w") as file:
+    file.write(f"{os.getpid()} {tempfile.gettempdir()}")
+os.rename(file.name, os.path.join(folder, name))
+time.sleep(600)
+"""
+"""A root, and an orphan that left the session and ignores SIGTERM. The root maps a file in /dev/shm."""
+
+OWNER = """
+import os, subprocess, sys, time
+keeper = subprocess.Popen([sys.argv[1], *sys.argv[3:5], str(os.getpid()), *sys.argv[5:]], stdin=subprocess.PIPE)
+if sys.argv[2] == "forks" and (copy := os.fork()) > 0:
+    print(copy, flush=True)
+time.sleep(600)
+"""
+"""A trainer that starts a keeper; when it forks, a second process holds the pipe too."""
+
+
+@dataclass
+class Run:
+    """A run in a test: its names, and what must be gone at its end."""
+
+    folder: Path
+    id: str
+
+    @property
+    def shared(self) -> Path:
+        """A file of vLLM's in /dev/shm."""
+        return keeper.SHM / f"psm_{self.id}"
+
+    @property
+    def weights(self) -> Path:
+        """A file of the run's own in /dev/shm."""
+        return keeper.SHM / f"lrl-{self.id}-weights"
+
+    def command(self, owner: int, *program: str) -> list[str]:
+        """The keeper's command line."""
+        program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
+        return [sys.executable, keeper.__file__, "--owner", str(owner), "--prefix", f"lrl-{self.id}-", "--", *program]
+
+    def start(self, *program: str) -> subprocess.Popen[bytes]:
+        """A keeper whose owner is this test."""
+        command, environment = self.command(os.getpid(), *program), {**os.environ, "TMPDIR": str(self.folder)}
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+
+    def tree(self) -> tuple[psutil.Process, psutil.Process]:
+        """The root and the orphan, once both have written their names down."""
+        wait_for(lambda: {"root", "orphan"} <= {path.name for path in self.folder.iterdir()}, "the tree")
+        root, orphan = (int((self.folder / name).read_text().split()[0]) for name in ("root", "orphan"))
+        return psutil.Process(root), psutil.Process(orphan)
+
+    @property
+    def scratch(self) -> Path:
+        """The temporary folder that the tree used."""
+        return Path((self.folder / "root").read_text().split()[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path, uuid.uuid4().hex[:8])
+    run.weights.write_bytes(b"weights")
+    yield run
+    run.shared.unlink(missing_ok=True)
+    run.weights.unlink(missing_ok=True)
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.02)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def assert_nothing_is_left(run: Run, tree: Sequence[psutil.Process]) -> None:
+    wait_for(lambda: all(map(gone, tree)), "the end of the tree")
+    wait_for(lambda: not run.shared.exists(), "the removal of the tree's shared memory")
+    wait_for(lambda: not run.scratch.exists(), "the removal of the temporary folder")
+
+
+def ask(keeping: subprocess.Popen[bytes]) -> None:
+    assert keeping.stdin is not None
+    keeping.stdin.write(b".")
+    keeping.stdin.close()
+
+
+@pytest.mark.parametrize("end", ["asked", "SIGTERM to the keeper", "SIGKILL to the root"])
+def test_nothing_of_the_tree_is_left_and_the_runs_own_files_stay(end: str, run: Run) -> None:
+    keeping = run.start()
+    root, orphan = run.tree()
+    if end == "asked":
+        ask(keeping)
+    elif end == "SIGTERM to the keeper":
+        keeping.terminate()
+    else:
+        time.sleep(keeper.LOOK_S + 2 * keeper.TICK_S)  # its shared memory is known only once it was looked at
+        root.kill()
+    keeping.wait(20)
+    assert_nothing_is_left(run, (root, orphan))
+    assert run.weights.exists(), "the trainer lives and may still need its files"
+    assert len(str(run.scratch)) + len("/") + 36 <= 107, "vLLM's sockets need a short path"
+
+
+@pytest.mark.parametrize("habit", ["plain", "forks"])
+def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
+    program = run.command(0)
+    program.remove("0")
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, program[0], habit, *program[1:]], stdout=subprocess.PIPE)
+    tree = run.tree()
+    owner.kill()
+    assert owner.stdout is not None
+    assert_nothing_is_left(run, tree)
+    wait_for(lambda: not run.weights.exists(), "the removal of the run's own files")
+    if habit == "forks":
+        os.kill(int(owner.stdout.readline()), signal.SIGKILL)
+
+
+def test_the_root_ends_when_the_keeper_is_killed(run: Run) -> None:
+    keeping = run.start(sys.executable, "-c", "import time; time.sleep(600)")
+    wait_for(lambda: bool(psutil.Process(keeping.pid).children()), "the root")
+    time.sleep(0.5)
+    (root,) = psutil.Process(keeping.pid).children()
+    scratch = root.environ()["TMPDIR"]
+    keeping.kill()
+    wait_for(lambda: gone(root), "the end of the root")
+    os.rmdir(scratch)
+
+
+def test_ctrl_c_and_a_closed_terminal_are_the_trainers_business(run: Run) -> None:
+    keeping = run.start()
+    tree = run.tree()
+    keeping.send_signal(signal.SIGINT)
+    keeping.send_signal(signal.SIGHUP)
+    time.sleep(3 * keeper.TICK_S)
+    assert keeping.poll() is None and not any(map(gone, tree))
+    ask(keeping)
+    keeping.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("program", "status"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_exit_status_is_the_childs(program: str, status: int, run: Run) -> None:
+    assert run.start(sys.executable, "-c", program).wait(20) == status
+
+
+def test_shared_memory_that_others_still_use_stays(run: Run) -> None:
+    keeping = run.start()
+    run.tree()
+    other = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import mmap, sys, time; f = open(sys.argv[1], 'rb+')\n"
+            "m = mmap.mmap(f.fileno(), 0); print(flush=True); time.sleep(600)",
+            str(run.shared),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert other.stdout is not None
+    other.stdout.readline()
+    ask(keeping)
+    keeping.wait(20)
+    assert run.shared.exists()
+    other.kill()
+    other.wait()

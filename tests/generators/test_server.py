@@ -1,0 +1,168 @@
+"""A server's settings, command line and life. A small HTTP program stands in for vLLM where only the life counts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrl.generators.server import HOST, Server, ServerError
+from lrl.generators.settings import OWNED, ServerSettings
+
+ANSWERING = """
+import http.server, sys
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+BREAKING = "print('\\n'.join(f'line {i}' for i in range(100))); raise SystemExit(3)"
+SILENT = "import time; time.sleep(600)"
+
+
+class Scripted(Server):
+    """A server that runs a Python program in place of vLLM."""
+
+    program = ANSWERING
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.program, str(self.port)]
+
+
+def build(folder: Path, kind: type[Server] = Server, devices: list[int] | None = None, **settings: Any) -> Server:
+    return kind("a/model", ServerSettings(**settings), "shared_memory", devices or [], folder, 3, "test")
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Server]:
+    server = build(tmp_path, Scripted)
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("name", [*OWNED, "--host", "api_key", "no-enable-scale-out", "max_model_len", "dtype"])
+def test_a_flag_that_lrl_owns_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ValueError, match=r"extra_args: .*(lrl's to set: .* Leave it out|set it there)"):
+        ServerSettings(extra_args={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_model_len", 0), ("kv_cache_gib", -1.0), ("start_timeout_s", 0.0), ("gpu_memory_utilization", 1.5)],
+)
+def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        ServerSettings(**{name: value})
+
+
+def test_extra_args_become_flags(tmp_path: Path) -> None:
+    extra = {"enable_expert_parallel": True, "enable-prefix-caching": False, "seed": 7, "hf_overrides": {"a": 1}}
+    words = build(tmp_path, extra_args=extra).command()
+    assert words[-6:] == [
+        "--enable-expert-parallel", "--no-enable-prefix-caching", "--seed", "7", "--hf-overrides", '{"a": 1}'
+    ]  # fmt: skip
+
+
+def test_the_command_keeps_sampling_exact(tmp_path: Path) -> None:
+    words = build(tmp_path).command()
+    for flag, value in (("--logprobs-mode", "processed_logprobs"), ("--generation-config", "vllm"), ("--host", HOST)):
+        assert words[words.index(flag) + 1] == value
+
+
+def test_a_generator_is_not_in_the_trainers_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
+    for name in placed:
+        monkeypatch.setenv(name, "1")
+    assert not placed & build(tmp_path).environment().keys()
+
+
+@pytest.mark.parametrize(
+    ("own", "devices", "visible"),
+    [(None, [2, 3], "2,3"), ("4,5,6,7", [2, 3], "6,7"), ("GPU-a,GPU-b", [1], "GPU-b"), ("0", [], ""), (None, [], "")],
+)
+def test_devices_count_within_the_trainers_own(
+    own: str | None, devices: list[int], visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
+    server = build(tmp_path, devices=devices, tensor_parallel_size=max(1, len(devices)))
+    assert server.environment()["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ValueError, match=r"\[2\] are not among CUDA_VISIBLE_DEVICES='0,1'"):
+        build(tmp_path, devices=[2])
+    with pytest.raises(ValueError, match="tensor_parallel_size=1"):
+        build(tmp_path, devices=[0, 1])
+
+
+def test_the_port_is_nobody_elses_and_still_the_generators(scripted: Server) -> None:
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((HOST, scripted.port))
+    scripted.start()
+    scripted.wait_ready()
+    with socket.create_connection((HOST, scripted.port), timeout=5):
+        pass
+
+
+def test_a_server_lives_from_start_to_stop_and_may_start_again(scripted: Server) -> None:
+    assert scripted.log_tail() == ""
+    for _ in range(2):
+        scripted.start()
+        scripted.wait_ready()
+        assert scripted.alive
+        scripted.stop()
+        scripted.stop()
+        assert not scripted.alive
+    with pytest.raises(ServerError, match="does not run"):
+        scripted.wait_ready()
+
+
+def test_a_server_that_ends_says_how_and_shows_its_log(scripted: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted, "program", BREAKING)
+    scripted.start()
+    with pytest.raises(ServerError, match="exit status 3") as caught:
+        scripted.wait_ready()
+    assert "line 99" in str(caught.value) and "line 1\n" not in str(caught.value)
+    assert str(scripted.log_path) in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_is_stopped_at_its_deadline(tmp_path: Path) -> None:
+    server = build(tmp_path, Scripted, start_timeout_s=0.5)
+    server.program = SILENT  # type: ignore[attr-defined]
+    server.start()
+    with pytest.raises(ServerError, match="start_timeout_s=0.5"):
+        server.wait_ready()
+    assert not server.alive
+
+
+def test_waiting_can_be_interrupted(scripted: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted, "program", SILENT)
+    scripted.start()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scripted.wait_ready(interrupt)
+
+
+def test_a_keeper_that_hangs_is_killed_with_all_it_keeps(tmp_path: Path) -> None:
+    server = build(tmp_path, Scripted, stop_timeout_s=0.5)
+    server.start()
+    server.wait_ready()
+    assert server._keeper is not None
+    os.kill(server._keeper.pid, 19)  # SIGSTOP
+    server.stop()
+    time.sleep(0.2)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, server.port), timeout=5)

@@ -1,0 +1,41 @@
+"""What the tests of the pool share: answers to score, and a look at which processes live."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from lrl.data import Prompt, Rollout
+
+
+def rollouts_of(*responses, finish_reason="stop"):
+    return [
+        Rollout(token_ids=[1, 2], logprobs=[0.0, 0.0], versions=[0, 0], finish_reason=finish_reason, text=text)
+        for text in responses
+    ]
+
+
+def scored(pool, *responses, columns=None, **fields):
+    rollouts = rollouts_of(*responses, **fields)
+    asyncio.run(pool.score(Prompt(id=0, token_ids=[1], text="Do as you are told.", columns=columns or {}), rollouts))
+    return rollouts
+
+
+def alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def all_gone(pids, within_s=10.0):
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+def children(pid):
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]

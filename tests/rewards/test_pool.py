@@ -1,0 +1,166 @@
+"""What the pool makes of good, bad, slow and deadly rewards, with real processes and real crashes."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
+
+import odd_rewards  # noqa: E402
+from scenes import rollouts_of, scored  # noqa: E402
+
+from lrl.data import Prompt  # noqa: E402
+from lrl.rewards import ExactMatch, Function, RewardPool  # noqa: E402
+
+TIMEOUT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def shared_pool():
+    pool = RewardPool([odd_rewards.obey], timeout_s=TIMEOUT_S)
+    pool.start()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pool(shared_pool):
+    shared_pool._counts.clear()
+    return shared_pool
+
+
+def test_every_answer_gets_its_own_reward(pool):
+    assert [rollout.reward for rollout in scored(pool, "give 1", "give 0.5", "give -2")] == [1.0, 0.5, -2.0]
+    assert pool.counts == {"scored": 3, "zero": 0, "errors": 0, "timeouts": 0, "crashes": 0}
+
+
+def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
+    zero, failed, late, crashed, fine = scored(pool, "give 0", "raise why", "loop", "exit", "give 1")
+    assert (zero.reward, zero.reward_failure) == (0.0, None)
+    assert failed.reward_failure == "error: obey: LookupError: why"
+    assert late.reward_failure.startswith("timeout: ")
+    assert crashed.reward_failure.startswith("crash: ")
+    assert fine.reward == 1.0
+    assert pool.counts == {"scored": 2, "zero": 1, "errors": 1, "timeouts": 1, "crashes": 1}
+
+
+@pytest.mark.parametrize(
+    "order", ["raise it", "give nan", "give inf", "bool", "text", "nothing", "empty", "badpart", "sysexit"]
+)
+def test_an_error_is_not_a_reward(pool, order):
+    bad, good = scored(pool, order, "give 1")
+    assert bad.reward is None and bad.reward_parts == {}
+    assert bad.reward_failure.startswith("error: obey")
+    assert good.reward == 1.0
+
+
+@pytest.mark.parametrize("order", ["loop", "sleep 60", "segfault", "exit"])
+def test_one_bad_answer_costs_only_itself(pool, order):
+    rollouts = scored(pool, "give 1", "give 2", order, "give 3")
+    assert [rollout.reward for rollout in rollouts] == [1.0, 2.0, None, 3.0]
+
+
+def test_a_slow_group_is_not_late_if_each_of_its_answers_is_in_time(pool):
+    rollouts = scored(pool, *[f"sleep {0.5 * TIMEOUT_S}"] * 8)
+    assert [rollout.reward for rollout in rollouts] == [1.0] * 8
+
+
+def test_many_groups_are_scored_at_once_whatever_their_neighbours_do(pool):
+    groups = [rollouts_of("give 1", bad, "give 2") for bad in ("exit", "give 0", "loop", "raise x", "segfault")]
+
+    async def score_all():
+        prompt = Prompt(id=0, token_ids=[1], text="")
+        await asyncio.gather(*(pool.score(prompt, group) for group in groups))
+
+    asyncio.run(score_all())
+    assert [(group[0].reward, group[2].reward) for group in groups] == [(1.0, 2.0)] * 5
+
+
+def test_a_pool_whose_idle_workers_are_killed_goes_on(pool):
+    for pid in {int(rollout.reward) for rollout in scored(pool, "pid")}:
+        os.kill(pid, signal.SIGKILL)
+    assert scored(pool, "give 1")[0].reward == 1.0
+    time.sleep(0.3)  # the pool has seen the death by now
+    assert scored(pool, "give 1", "give 2")[1].reward == 2.0
+
+
+def test_a_pool_that_answers_no_more_is_replaced(monkeypatch):
+    pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=TIMEOUT_S)
+    pool.start()
+    (rollout,) = scored(pool, "pid")
+    os.kill(int(rollout.reward), signal.SIGSTOP)
+    monkeypatch.setattr("lrl.rewards.pool._START_S", 0.5)
+    monkeypatch.setattr("pebble.common.CONSTS.term_timeout", 0.1)  # a stopped process ignores SIGTERM; SIGKILL follows
+    assert scored(pool, "give 1")[0].reward == 1.0
+    pool.close()
+
+
+def test_a_cancelled_score_leaves_the_pool_usable(pool):
+    async def give_up():
+        async with asyncio.timeout(0.1):
+            await pool.score(Prompt(id=0, token_ids=[1], text=""), rollouts_of("loop"))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    assert scored(pool, "give 1")[0].reward == 1.0
+
+
+def test_parts_are_logged_before_their_weight_and_sum_after_it():
+    pool = RewardPool([Function(odd_rewards.obey, weight=2.0), Function(odd_rewards.length, weight=0.1)], workers=1)
+    pool.start()
+    (stopped,) = scored(pool, "parts")
+    (cut,) = scored(pool, "give 3", finish_reason="length")
+    pool.close()
+    assert stopped.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": 2.0}
+    assert stopped.reward == pytest.approx(2 * 0.75 + 0.1 * 2)
+    assert cut.reward_parts == {"obey": 3.0, "length": -2.0}
+
+
+def test_the_reward_fails_as_a_whole_if_one_part_fails():
+    pool = RewardPool([odd_rewards.length, odd_rewards.obey], workers=1)
+    pool.start()
+    (rollout,) = scored(pool, "raise it")
+    pool.close()
+    assert rollout.reward is None and rollout.reward_parts == {}
+
+
+def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
+    pool = RewardPool([odd_rewards.level, ExactMatch("gold")], workers=1)
+    pool.start()
+    columns = {"level": 3, "gold": "yes ", "prompt": "clash", "response": "clash", "num_tokens": "clash"}
+    (rollout,) = scored(pool, "yes", columns=columns)
+    pool.close()
+    assert rollout.reward_parts == {"level": 3.0, "exact_match": 1.0}
+
+
+def test_async_rewards_of_a_group_overlap_and_a_late_one_costs_only_itself():
+    pool = RewardPool([odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S)
+    pool.start()
+    together = scored(pool, *[f"wait {0.8 * TIMEOUT_S}"] * 8)
+    one_late = scored(pool, "now", "wait 60", "now")
+    pool.close()
+    # One after another the eight would have taken 6 deadlines; only those that overlap are done within the first job.
+    assert [rollout.reward for rollout in together] == [1.0] * 8
+    assert [rollout.reward for rollout in one_late] == [1.0, None, 1.0]
+    assert one_late[1].reward_failure.startswith("timeout: ")
+
+
+def test_two_rewards_with_one_name_are_refused():
+    with pytest.raises(ValueError, match="more than one named 'obey'"):
+        RewardPool([odd_rewards.obey, "odd_rewards:obey"])
+
+
+def test_a_reward_that_no_worker_can_load_is_refused():
+    with pytest.raises(ValueError, match="top level"):
+        RewardPool([lambda prompt, response, **columns: 1.0])
+
+
+@pytest.mark.parametrize("settings", [{"rewards": []}, {"workers": 0}, {"timeout_s": 0.0}])
+def test_settings_that_cannot_work_are_refused(settings):
+    with pytest.raises(ValueError):
+        RewardPool(**{"rewards": [odd_rewards.obey]} | settings)

@@ -1,0 +1,111 @@
+"""No worker outlives its run, and none does what is the trainer's to decide."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # reward workers import `odd_rewards` by this name
+
+import odd_rewards  # noqa: E402
+from scenes import alive, all_gone, children, rollouts_of, scored  # noqa: E402
+
+from lrl.data import Prompt  # noqa: E402
+from lrl.rewards import RewardPool  # noqa: E402
+
+
+def test_ctrl_c_does_not_reach_the_workers():
+    pool = RewardPool([odd_rewards.obey], workers=1)
+    pool.start()
+    (before,) = scored(pool, "pid")
+    os.kill(int(before.reward), signal.SIGINT)
+    time.sleep(0.1)
+    assert alive(int(before.reward)) and scored(pool, "give 1")[0].reward == 1.0
+    pool.close()
+
+
+def test_a_worker_imports_no_torch():
+    pool = RewardPool([odd_rewards.torch_is_loaded], workers=1)
+    pool.start()
+    (rollout,) = scored(pool, "")
+    pool.close()
+    assert rollout.reward == 0.0
+
+
+def test_nothing_is_left_after_close():
+    before = set(children(os.getpid()))
+    pool = RewardPool([odd_rewards.obey], workers=2)
+    pool.start()
+
+    async def close_while_it_loops():
+        looping = asyncio.create_task(pool.score(Prompt(id=0, token_ids=[1], text=""), rollouts_of("loop")))
+        await asyncio.sleep(0.3)
+        workers = set(children(os.getpid())) - before
+        await asyncio.to_thread(pool.close)
+        pool.close()
+        with pytest.raises(RuntimeError, match="not running"):
+            await looping
+        return workers
+
+    workers = asyncio.run(close_while_it_loops())
+    assert len(workers) >= 2
+    tracker = {
+        pid for pid in workers if alive(pid) and b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
+    assert all_gone(workers - tracker)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+@pytest.mark.parametrize("order", ["give 1", "loop"])
+def test_workers_die_with_a_trainer_that_is_killed(tmp_path, order):
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import asyncio, sys, threading, time\n"
+        "from types import SimpleNamespace as Row\n"
+        "from lrl.rewards import RewardPool\n"
+        "from odd_rewards import obey\n"
+        "def own(prompt, response, **columns):\n"
+        "    return obey(prompt, response)\n"
+        'if __name__ == "__main__":\n'
+        "    pool = RewardPool([own], workers=2, timeout_s=60)\n"
+        "    pool.start()\n"
+        "    rollout = Row(text=sys.argv[1], token_ids=[1], finish_reason='stop')\n"
+        "    score = lambda: asyncio.run(pool.score(Row(text='', columns={}), [rollout]))\n"
+        "    threading.Thread(target=score, daemon=True).start()\n"
+        "    time.sleep(0.5)\n"
+        "    print(getattr(rollout, 'reward', None), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    trainer = subprocess.Popen(
+        [sys.executable, str(script), order], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout.readline().strip() == ("1.0" if order == "give 1" else "None")
+    pids = children(trainer.pid)
+    assert len(pids) >= 2
+    trainer.kill()
+    trainer.communicate()
+    left = [] if all_gone(pids) else [pid for pid in pids if alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text("from lrl.rewards import GSM8K, RewardPool\npool = RewardPool([GSM8K()])\npool.start()\n")
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    assert run.stderr.rstrip().endswith('must stand under `if __name__ == "__main__":`.')

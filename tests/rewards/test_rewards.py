@@ -1,0 +1,109 @@
+"""The small rewards, and functions as rewards."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonargparse import ArgumentParser
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import odd_rewards  # noqa: E402
+
+import lrl.rewards  # noqa: E402
+from lrl.rewards import GSM8K, ExactMatch, Format, Function, LengthPenalty, Reward, as_reward  # noqa: E402
+
+
+@pytest.mark.parametrize("name", lrl.rewards.__all__)
+def test_every_public_name_is_there(name):
+    assert hasattr(lrl.rewards, name)
+
+
+def test_the_form_is_that_of_the_whole_answer():
+    reward = Format(r"<think>.*</think>\s*\d+")
+    assert reward("", " <think>a\nb</think> 72\n") == 1.0
+    assert reward("", "Well, <think>a</think> 72") == 0.0
+
+
+def test_a_pattern_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"pattern='\('"):
+        Format("(")
+
+
+def test_white_space_around_an_exact_match_does_not_matter():
+    assert ExactMatch("word")("", " yes\n", word="yes") == 1.0
+    assert ExactMatch("word")("", "Yes", word="yes") == 0.0
+    with pytest.raises(ValueError, match="column='word'"):
+        ExactMatch("word")("", "yes", answer="yes")
+
+
+@pytest.mark.parametrize(("num_tokens", "penalty"), [(0, 0), (100, 0), (125, -0.25), (200, -1), (1000, -1)])
+def test_the_length_penalty_is_that_of_dapo(num_tokens, penalty):
+    assert LengthPenalty(100, 200)("", "", num_tokens=num_tokens) == penalty
+
+
+@given(st.integers(0, 100), st.integers(1, 100), st.integers(0, 300))
+def test_a_longer_answer_is_never_punished_less(free, span, num_tokens):
+    reward = LengthPenalty(free, free + span)
+    assert -1 <= reward("", "", num_tokens=num_tokens + 1) <= reward("", "", num_tokens=num_tokens) <= 0
+
+
+def test_a_length_penalty_without_a_slope_is_refused():
+    with pytest.raises(ValueError, match="below max_tokens"):
+        LengthPenalty(200, 200)
+
+
+@pytest.mark.parametrize("function", ["odd_rewards:length", "odd_rewards.length", odd_rewards.length])
+def test_a_function_is_a_reward_by_itself_or_by_its_path(function):
+    reward = as_reward(function)
+    assert (reward.name, reward.weight) == ("length", 1.0)
+    assert reward("", "", num_tokens=3, finish_reason="stop", other=None) == 3
+
+
+def test_a_reward_stays_itself():
+    reward = GSM8K(weight=0.5)
+    assert as_reward(reward) is reward
+
+
+@pytest.mark.parametrize("path", ["no_such_module:f", "odd_rewards:no_such_name", "bare", "odd_rewards:os.sep", ":"])
+def test_a_path_that_leads_nowhere_is_refused_by_name(path):
+    with pytest.raises(ValueError, match=f"function='{path}'"):
+        Function(path)
+
+
+def test_a_function_that_takes_no_columns_is_told_how_to():
+    with pytest.raises(ValueError, match=r"def no_columns\(prompt, response, \*\*columns\)"):
+        Function(odd_rewards.no_columns)
+
+
+def test_what_cannot_judge_is_refused():
+    with pytest.raises(TypeError, match="rewards has 1"):
+        as_reward(1)
+
+
+class Brevity(Reward):
+    def __call__(self, prompt, response, **columns):
+        return -len(response)
+
+
+def test_a_reward_of_ones_own_needs_no_constructor():
+    assert (Brevity().name, Brevity(0.1, name="short").weight) == ("Brevity", 0.1)
+
+
+def test_rewards_are_configured_by_class_path():
+    parser = ArgumentParser()
+    parser.add_argument("--rewards", type=list[Reward])
+    given_rewards = [
+        {"class_path": "lrl.rewards.GSM8K"},
+        {"class_path": "lrl.rewards.Math", "init_args": {"weight": 2.0}},
+        {"class_path": "lrl.rewards.Function", "init_args": {"function": "odd_rewards:length", "weight": 0.1}},
+    ]
+    rewards = parser.instantiate(parser.parse_object({"rewards": given_rewards})).rewards
+    assert [(reward.name, reward.weight) for reward in rewards] == [("gsm8k", 1.0), ("math", 2.0), ("length", 0.1)]
+
+
+def test_an_unknown_name_is_no_reward():
+    with pytest.raises(AttributeError, match="NoSuch"):
+        getattr(lrl.rewards, "NoSuch" + "Reward")

@@ -1,0 +1,156 @@
+"""Groups to micro-batches."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.advantages import GroupMean
+from lrl.data import Group, MicroBatch, Prompt, Rollout
+from lrl.rollouts.packing import Packer
+
+lengths = st.lists(
+    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)), min_size=1, max_size=8
+)
+
+
+def make_group(index: int, prompt_tokens: int, answers: list[int], seed: int = 0) -> Group:
+    rng = random.Random(1000 * seed + index)
+    rollouts = [
+        Rollout(
+            token_ids=[rng.randrange(1, 32) for _ in range(n)],
+            logprobs=[-rng.random() for _ in range(n)],
+            versions=sorted(rng.randrange(4) for _ in range(n)),
+            finish_reason="stop",
+            text="",
+            reward=rng.random(),
+        )
+        for n in answers
+    ]
+    prompt = Prompt(id=index, token_ids=[rng.randrange(1, 32) for _ in range(prompt_tokens)], text="")
+    return Group(index=index, prompt=prompt, rollouts=rollouts)
+
+
+def pack(packer: Packer, groups: list[Group]) -> list[MicroBatch]:
+    batches = [batch for group in groups for batch in packer.add(group)]
+    return batches + list(packer.flush())
+
+
+def unpack(batches: list[MicroBatch]) -> list[tuple]:
+    """Every packed rollout as (tokens, label, behaviour log-prob, version, advantage per trained token), sorted."""
+    found = []
+    for batch in batches:
+        for number in range(batch.num_sequences):
+            here = batch.sequence_ids == number
+            trained = here & batch.mask
+            fields = (batch.labels, batch.behaviour_logprobs, batch.versions, batch.advantages)
+            found.append((batch.input_ids[here].tolist(), *(field[trained].tolist() for field in fields)))
+    return sorted(found)
+
+
+def expected(groups: list[Group], oldest: int = 0) -> list[tuple]:
+    found = []
+    for group in groups:
+        mean = torch.tensor([rollout.reward for rollout in group.rollouts]).mean()
+        for rollout in group.rollouts:
+            kept = [i for i, version in enumerate(rollout.versions) if version >= oldest]
+            logprobs = torch.tensor(rollout.logprobs)[kept].tolist()
+            advantage = (torch.tensor(rollout.reward) - mean).item()
+            labels, versions = [rollout.token_ids[i] for i in kept], [rollout.versions[i] for i in kept]
+            if kept:
+                tokens = group.prompt.token_ids + rollout.token_ids
+                found.append((tokens, labels, logprobs, versions, [advantage] * len(kept)))
+    return sorted(found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths, st.integers(1, 120), st.integers(0, 4))
+def test_every_answer_is_packed_once_and_whole(shapes: list, budget: int, oldest: int) -> None:
+    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    packer = Packer(budget, GroupMean(), 1.0, oldest_version=oldest)
+    batches = pack(packer, groups)
+    for got, wanted in zip(unpack(batches), expected(groups, oldest), strict=True):
+        assert got[:4] == wanted[:4]
+        assert got[4] == pytest.approx(wanted[4], abs=1e-6)
+    everything = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+    assert packer.tokens == sum(batch.num_tokens for batch in batches)
+    assert packer.tokens + packer.masked_tokens == everything
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths, st.integers(1, 120))
+def test_a_micro_batch_stays_in_its_budget(shapes: list, budget: int) -> None:
+    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    for batch in pack(Packer(budget, GroupMean(), 1.0), groups):
+        assert batch.input_ids.numel() <= budget or batch.num_sequences == 1
+        longest = max((batch.sequence_ids == number).sum() for number in range(batch.num_sequences))
+        assert batch.input_ids.shape[1] == longest
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths)
+def test_positions_restart_with_every_answer_and_with_padding(shapes: list) -> None:
+    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    for batch in pack(Packer(100, GroupMean(), 1.0), groups):
+        for ids, positions in zip(batch.sequence_ids, batch.position_ids, strict=True):
+            for number in ids.unique():
+                here = (ids == number).nonzero().squeeze(1)
+                assert torch.equal(positions[here], torch.arange(len(here)))
+                assert torch.equal(here, torch.arange(here[0], here[0] + len(here)))
+
+
+def test_outside_the_mask_nothing_is_left() -> None:
+    (batch,) = pack(Packer(1000, GroupMean(), 0.7, oldest_version=2), [make_group(0, 3, [9, 4, 7])])
+    out = ~batch.mask
+    assert batch.temperature == 0.7
+    assert not batch.labels[out].any() and not batch.behaviour_logprobs[out].any() and not batch.advantages[out].any()
+    assert (batch.versions[out] == -1).all()
+
+
+def test_the_label_is_the_next_token() -> None:
+    (batch,) = pack(Packer(1000, GroupMean(), 1.0), [make_group(0, 3, [9, 4])])
+    rows, columns = batch.mask.nonzero(as_tuple=True)
+    assert torch.equal(batch.input_ids[rows, columns + 1], batch.labels[rows, columns])
+
+
+def test_micro_batches_come_before_the_last_group() -> None:
+    packer = Packer(64, GroupMean(), 1.0)
+    assert any(list(packer.add(make_group(i, 4, [12, 12]))) for i in range(3))
+
+
+def test_short_answers_share_rows() -> None:
+    (batch,) = pack(Packer(1000, GroupMean(), 1.0), [make_group(0, 2, [18, 8, 8])])
+    assert batch.input_ids.shape == (2, 20)
+
+
+def test_an_answer_without_a_reward_is_counted_and_left_out() -> None:
+    group = make_group(0, 2, [3, 4, 5])
+    group.rollouts[1].reward = None
+    packer = Packer(100, GroupMean(), 1.0)
+    (batch,) = pack(packer, [group])
+    assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == (1, [], 8)
+    assert batch.num_sequences == 2
+
+
+def test_a_group_without_a_baseline_is_counted_and_left_out() -> None:
+    group = make_group(7, 2, [3, 4])
+    group.rollouts[0].reward = None
+    packer = Packer(100, GroupMean(), 1.0)
+    assert pack(packer, [group]) == []
+    assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == (2, [7], 0)
+
+
+def test_adding_does_not_wait_for_the_iterator() -> None:
+    packer = Packer(10, GroupMean(), 1.0)
+    packer.add(make_group(0, 2, [9, 9]))
+    assert sum(batch.num_tokens for batch in packer.flush()) == 18
+
+
+@pytest.mark.parametrize(
+    ("budget", "temperature", "named"), [(0, 1.0, "micro_batch_tokens=0"), (9, 0.0, "temperature=0.0")]
+)
+def test_bad_settings_are_named(budget: int, temperature: float, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Packer(budget, GroupMean(), temperature)

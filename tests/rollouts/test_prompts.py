@@ -1,0 +1,219 @@
+import logging
+import re
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lrl.rollouts.prompts import Prompts
+from tests.data_rows import gsm8k_rows, math_rows
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}>{{ m.content }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ROWS = [{"prompt": f"{a}+1?", "answer": a + 1, "level": "easy"} for a in range(7)]
+
+
+def characters(chat: bool = False) -> PreTrainedTokenizerFast:
+    """One token per printable ASCII character; with `chat` it has a chat template."""
+    letters = [chr(code) for code in range(32, 127)] + ["\n", "<unk>"]
+    model = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<unk>"))
+    model.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    model.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
+    tokenizer.chat_template = CHAT if chat else None
+    return tokenizer
+
+
+def loaded(source: Any = ROWS, *, has_chat: bool = False, most: int = 10_000, **settings: Any) -> Prompts:
+    prompts = Prompts(source, **settings)
+    prompts.load(characters(has_chat), most)
+    return prompts
+
+
+def seen(prompts: Prompts, start: int, stop: int) -> list[int]:
+    return [prompts[index].id for index in range(start, stop)]
+
+
+def test_every_epoch_holds_every_prompt_once_in_an_order_of_its_own() -> None:
+    prompts = loaded([{"prompt": str(n)} for n in range(50)])
+    first, second = seen(prompts, 0, 50), seen(prompts, 50, 100)
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second and first != sorted(first)
+
+
+def test_a_resumed_run_sees_the_order_of_the_first_one() -> None:
+    run = seen(loaded(), 0, 40)
+    assert seen(loaded(), 17, 40) == run[17:]
+    back_and_forth = loaded()
+    assert [back_and_forth[index].id for index in reversed(range(40))] == run[::-1]
+    assert seen(loaded(seed=1), 0, 40) != run
+
+
+def test_the_order_is_the_same_on_every_machine() -> None:
+    assert seen(loaded(), 0, 14) == [3, 2, 1, 6, 0, 4, 5, 4, 5, 1, 6, 2, 0, 3]
+
+
+def test_file_order_repeats_without_shuffle() -> None:
+    assert seen(loaded(shuffle=False), 0, 15) == [*range(7), *range(7), 0]
+
+
+def test_iterating_ends_after_one_epoch_in_file_order() -> None:
+    assert [prompt.id for prompt in loaded()] == list(range(7))
+
+
+def test_a_negative_index_is_refused() -> None:
+    with pytest.raises(IndexError, match="-1"):
+        loaded()[-1]
+
+
+def test_limit_takes_the_first_rows_of_the_file() -> None:
+    prompts = loaded(limit=3)
+    assert len(prompts) == 3 and sorted(seen(prompts, 0, 3)) == [0, 1, 2]
+
+
+def test_rewards_get_the_other_columns_untouched() -> None:
+    row = {"prompt": "When?", "answer": "2024-01-01", "tests": [{"in": 1}, {"out": None}]}
+    prompts = loaded([row])
+    assert prompts[0].columns == {"answer": "2024-01-01", "tests": [{"in": 1}, {"out": None}]}
+    assert prompts.columns == ["answer", "tests"]
+
+
+def test_the_template_fills_in_columns_and_keeps_double_braces() -> None:
+    prompts = loaded(template="({level}) {prompt}\nAnswer in \\boxed{{}}.", shuffle=False)
+    assert prompts[0].text == "(easy) 0+1?\nAnswer in \\boxed{}."
+    assert characters().decode(prompts[0].token_ids) == prompts[0].text
+
+
+@pytest.mark.parametrize("template", ["\\boxed{} {prompt}", "no field", "{prompt", "{0} {prompt}"])
+def test_a_template_that_cannot_be_filled_is_refused_at_once(template: str) -> None:
+    with pytest.raises(ValueError, match="template="):
+        Prompts(ROWS, template=template)
+
+
+def test_a_template_with_an_unknown_column_lists_those_there_are() -> None:
+    with pytest.raises(ValueError, match="names question, but .* columns prompt, answer, level"):
+        loaded(template="{question}")
+    with pytest.raises(ValueError, match="Row 1 of prompts lacks hint"):
+        loaded([{"prompt": "x", "hint": "y"}, {"prompt": "x"}], template="{prompt} {hint}")
+
+
+def test_chat_prompts_end_where_the_policy_begins() -> None:
+    prompts = loaded(has_chat=True, system_prompt="Add.", template="What is {prompt}", shuffle=False)
+    assert characters().decode(prompts[0].token_ids) == "<system>Add.\n<user>What is 0+1?\n<assistant>"
+    assert prompts[0].text == "What is 0+1?"
+
+
+def test_messages_keep_their_turns_and_the_template_fills_the_last_question() -> None:
+    turns = [
+        {"role": "user", "content": "Hi", "name": None},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "2+2?"},
+    ]
+    prompts = loaded([{"prompt": turns}], has_chat=True, template="{prompt} Think.")
+    assert characters().decode(prompts[0].token_ids) == "<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
+    assert prompts[0].text == "2+2? Think."
+    assert turns[-1]["content"] == "2+2?", "the caller's rows are not changed"
+
+
+def test_chat_false_leaves_the_chat_template_alone() -> None:
+    prompts = loaded(has_chat=True, chat=False, shuffle=False)
+    assert characters().decode(prompts[0].token_ids) == "0+1?"
+
+
+@pytest.mark.parametrize(
+    ("settings", "row", "words"),
+    [
+        ({"chat": True}, {}, "no chat template.*instruction-tuned"),
+        ({"system_prompt": "Add."}, {}, "`system_prompt` needs a chat template"),
+        ({}, {"prompt": [{"role": "user", "content": "x"}]}, "Row 0 .*chat messages need a tokenizer"),
+        ({}, {"prompt": "  "}, "Row 0 .*prompt is empty"),
+        ({}, {"prompt": None}, "Row 0 .*not None"),
+        ({"has_chat": True}, {"prompt": [{"role": "system", "content": "x"}]}, "Row 0 .*empty or not text"),
+        (
+            {"has_chat": True},
+            {"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
+            "the last message is the assistant's",
+        ),
+        (
+            {"has_chat": True, "system_prompt": "Add."},
+            {"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]},
+            "system message of its own",
+        ),
+        ({"prompt_column": "question"}, {}, "no column 'question'. Its columns: prompt, answer"),
+    ],
+)
+def test_what_cannot_be_a_prompt_is_refused_by_name(settings: dict[str, Any], row: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.compile(words, re.DOTALL)):
+        loaded([{"prompt": "1+1?", "answer": 2} | row], **settings)
+
+
+def test_prompts_are_never_cut_but_refused_by_row() -> None:
+    rows = [{"prompt": "x" * length} for length in range(1, 21)]
+    with pytest.raises(ValueError, match=r"12 prompts .* rows 8, 9, .*, 17, \.\.\.(?s:.*)The longest has 20: raise"):
+        loaded(rows, most=8)
+
+
+def test_skipped_prompts_are_listed_and_the_others_keep_their_ids(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"prompt": "x" * length} for length in (9, 1, 9, 2)]
+    with caplog.at_level(logging.WARNING):
+        prompts = loaded(rows, most=8, too_long="skip", shuffle=False)
+    assert prompts.skipped == [0, 2] and seen(prompts, 0, 4) == [1, 3, 1, 3]
+    assert len(caplog.records) == 1
+    assert len(loaded(rows, most=9)) == 4, "a prompt of exactly the limit stays"
+    with pytest.raises(ValueError, match="4 prompts"):
+        loaded(rows, most=0, too_long="skip")
+
+
+def test_prompts_that_are_not_loaded_say_so() -> None:
+    with pytest.raises(RuntimeError, match="call `load"):
+        len(Prompts(ROWS))
+
+
+def test_real_problems_pass_with_their_answers() -> None:
+    gsm8k = loaded(gsm8k_rows(3), prompt_column="question", shuffle=False)
+    assert "####" in gsm8k[2].columns["answer"]
+    math = loaded(math_rows(3), prompt_column="problem", template="{problem}\nAnswer in \\boxed{{}}.", shuffle=False)
+    assert math[0].text.endswith("\\boxed{}.") and isinstance(math[0].columns["level"], int)
+
+
+def test_short_names_know_their_columns_and_explicit_settings_win() -> None:
+    prompts = Prompts("openai/gsm8k")
+    assert (prompts.source, prompts.subset, prompts.split) == ("openai/gsm8k", "main", "train")
+    assert (prompts.prompt_column, prompts.name) == ("question", "gsm8k")
+    held_out = Prompts.coerce("gsm8k", split="test")
+    assert (held_out.source, held_out.split, held_out.prompt_column) == ("openai/gsm8k", "test", "question")
+    other = Prompts("math500", prompt_column="solution", name="proofs")
+    assert (other.split, other.prompt_column, other.name) == ("test", "solution", "proofs")
+
+
+def test_coerce_leaves_prompts_as_they_are() -> None:
+    prompts = Prompts(ROWS)
+    assert Prompts.coerce(prompts, split="test") is prompts
+
+
+def build(value: str) -> Prompts:
+    def data(prompts: Prompts | str | list[dict[str, Any]]) -> Prompts:
+        return Prompts.coerce(prompts)
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_function_arguments(data)
+    return data(**parser.instantiate(parser.parse_string(value)))
+
+
+def test_prompts_are_built_from_yaml_in_all_three_ways() -> None:
+    init = "{source: gsm8k, chat: true, limit: 5, template: '{question} \\boxed{{}}'}"
+    prompts = build(f"prompts: {{class_path: lrl.rollouts.prompts.Prompts, init_args: {init}}}")
+    assert (prompts.chat, prompts.limit, prompts.template) == (True, 5, "{question} \\boxed{{}}")
+    assert build("prompts: math500").prompt_column == "problem"
+    assert build("prompts: [{prompt: 1+1?, answer: 2}]").source == [{"prompt": "1+1?", "answer": 2}]
+
+
+@pytest.mark.parametrize("setting", [{"limit": 0}, {"seed": -1}])
+def test_numbers_that_cannot_be_right_are_refused(setting: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="|".join(setting)):
+        Prompts(ROWS, **setting)  # type: ignore[arg-type]

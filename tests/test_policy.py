@@ -1,0 +1,514 @@
+"""The policy: its log-probs, its gradient, its step. Real training in a real Trainer, on models of two tiny layers."""
+
+import importlib
+import json
+import logging
+import math
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.cli import LightningCLI
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from lrl.advantages import GroupMean
+from lrl.data import Group, MicroBatch, Prompt, Rollout
+from lrl.objectives import AIPO
+from lrl.policy import PolicyModule, lr_factor
+from lrl.rollouts.packing import Packer
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def save_model(folder: Path, config: PreTrainedConfig) -> str:
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    vocab = {f"t{i}": i for i in range(32)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only lose by a second thread: the file runs four times as long with it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    # A large spread of weights, or all log-probs would be alike and nothing could go wrong.
+    return save_model(
+        tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3, attention_dropout=0.5)
+    )
+
+
+def opened(model: str, **settings: Any) -> PolicyModule:
+    policy = PolicyModule(model, **settings)
+    policy.configure_model()
+    return policy
+
+
+def make_group(index: int, answers: int = 4, version: int = 0) -> Group:
+    rng = random.Random(index)
+    lengths = [rng.randrange(1, 12) for _ in range(answers)]
+    rollouts = [
+        Rollout(
+            token_ids=[rng.randrange(1, 32) for _ in range(n)],
+            logprobs=[-8 * rng.random() for _ in range(n)],
+            versions=[version] * n,
+            finish_reason="stop",
+            text="",
+            reward=float(rng.randrange(3)),
+        )
+        for n in lengths
+    ]
+    prompt = Prompt(id=index, token_ids=[rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))], text="")
+    return Group(index=index, prompt=prompt, rollouts=rollouts)
+
+
+GROUPS = [make_group(i) for i in range(4)]
+
+
+def pack(groups: list[Group], budget: int = 64, temperature: float = 1.0) -> list[MicroBatch]:
+    packer = Packer(budget, GroupMean(), temperature)
+    return [batch for group in groups for batch in packer.add(group)] + list(packer.flush())
+
+
+@dataclass
+class FakeStep:
+    batches: list[MicroBatch]
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        yield from self.batches
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(batch.num_tokens for batch in self.batches)
+
+
+def trainer(**settings: Any) -> L.Trainer:
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(**{"accelerator": "cpu", "max_steps": 1, **quiet, **settings})
+
+
+class Steps:
+    """A loader with a length, as the data module has it; Lightning takes a bare list for several loaders."""
+
+    def __init__(self, steps: list[FakeStep]) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[FakeStep]:
+        yield from self.steps
+
+
+def fit(policy: PolicyModule, steps: list[FakeStep], **settings: Any) -> L.Trainer:
+    running = trainer(max_steps=len(steps), **settings)
+    running.fit(policy, Steps(steps))
+    return running
+
+
+def sequence_logprobs(policy: PolicyModule, batches: list[MicroBatch]) -> list[torch.Tensor]:
+    """Log-probs answer by answer, in an order that does not depend on packing."""
+    found = []
+    for batch in batches:
+        logprobs = policy(batch).detach()
+        for number in range(batch.num_sequences):
+            here = batch.sequence_ids == number
+            found.append((batch.input_ids[here].tolist(), logprobs[here & batch.mask]))
+    return [logprobs for _, logprobs in sorted(found, key=lambda pair: pair[0])]
+
+
+def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> torch.Tensor:
+    """What the optimizer would see after one step on `batches`, before clipping."""
+    policy.zero_grad()
+    for batch in batches:
+        policy.compute_loss(batch).backward()
+    tokens = sum(batch.num_tokens for batch in batches)
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]) / tokens
+
+
+# ---- log-probs
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packing_does_not_change_logprobs(folder: str, attention: str) -> None:
+    policy = opened(folder, attention=attention)
+    alone = sequence_logprobs(policy, pack(GROUPS, 1))
+    for budget in (48, 100, 10_000):
+        packed = sequence_logprobs(policy, pack(GROUPS, budget))
+        for one, other in zip(alone, packed, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_flash_attention_gets_all_answers_in_one_row(folder: str) -> None:
+    """It finds the answers' bounds in position_ids, but only in a single row; with several it would let answers mix."""
+
+    def flash_like(module: Any, query: Any, key: Any, value: Any, mask: None, scaling: float, **given: Any) -> Any:
+        assert query.shape[0] == 1 and mask is None
+        starts = torch.diff(given["position_ids"][0], prepend=torch.tensor([-1])) != 1
+        numbers, length = starts.cumsum(0), query.shape[2]
+        allowed = (numbers[:, None] == numbers[None]) & torch.ones(length, length, dtype=torch.bool).tril()
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(query, key, value, attn_mask=allowed, scale=scaling, enable_gqa=True).transpose(1, 2), None
+
+    AttentionInterface.register("flash_like", flash_like)
+    plain, flash = opened(folder), opened(folder)
+    flash.network.config._attn_implementation = "flash_like"
+    for batch in pack(GROUPS, 100):
+        assert batch.input_ids.shape[0] > 1
+        torch.testing.assert_close(flash(batch), plain(batch), atol=1e-5, rtol=1e-5)
+
+
+def test_no_answer_sees_another(folder: str) -> None:
+    policy = opened(folder)
+    (batch,) = pack(GROUPS, 10_000)
+    before = policy(batch).detach()
+    other = batch.sequence_ids == 0
+    batch.input_ids[other] = (batch.input_ids[other] + 7) % 32
+    after = policy(batch).detach()
+    assert torch.equal(before[~other], after[~other])
+    assert not torch.allclose(before[other], after[other])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SIZES, initializer_range=0.3, tie_word_embeddings=True),
+        Qwen2Config(**SIZES, initializer_range=0.3),
+        Gemma2Config(**SIZES, head_dim=8, initializer_range=0.3, final_logit_softcapping=2.0),
+        GraniteConfig(**SIZES, initializer_range=0.3, logits_scaling=8.0),
+    ],
+    ids=["llama_tied", "qwen2", "gemma2", "granite"],
+)
+def test_logprobs_are_the_models_own(tmp_path: Path, config: PreTrainedConfig) -> None:
+    folder = save_model(tmp_path, config)
+    policy = opened(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    with torch.no_grad():
+        logits = theirs(torch.tensor([tokens])).logits[0, :-1]
+    expected = logits.log_softmax(-1)[torch.arange(7), torch.tensor(tokens[1:])]
+    torch.testing.assert_close(torch.tensor(policy.prompt_logprobs(tokens)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_logits_are_divided_by_the_sampling_temperature(folder: str) -> None:
+    policy = opened(folder)
+    (batch,) = pack(GROUPS, 10_000, temperature=0.5)
+    sequence = batch.input_ids[batch.sequence_ids == 0]
+    with torch.no_grad():
+        logits = policy.network(sequence[None]).logits[0]
+    here = (batch.sequence_ids == 0) & batch.mask
+    expected = (logits / 0.5).log_softmax(-1)[-1 - int(here.sum()) : -1]
+    expected = expected.gather(-1, batch.labels[here][:, None]).squeeze(-1)
+    torch.testing.assert_close(policy(batch).detach()[here], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_with_unknown_logit_changes_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaForCausalLM
+
+    honest = LlamaForCausalLM.forward
+
+    def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = honest(self, *args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", doubled)
+    with pytest.raises(ValueError, match="LlamaForCausalLM changes its logits"):
+        opened(folder)
+
+
+def test_dropout_is_off_while_training(folder: str) -> None:
+    policy = opened(folder)
+    (batch,) = pack(GROUPS, 10_000)
+    assert policy.network.training
+    assert torch.equal(policy(batch), policy(batch))
+
+
+# ---- the gradient
+
+
+def test_the_gradient_does_not_depend_on_micro_batches_or_order(folder: str) -> None:
+    policy = opened(folder)
+    reference = gradient(policy, pack(GROUPS, 10_000))
+    counts = set()
+    for budget, order in ((10_000, [3, 1, 0, 2]), (80, [0, 1, 2, 3]), (32, [2, 3, 1, 0]), (1, [1, 0, 3, 2])):
+        batches = pack([GROUPS[i] for i in order], budget)
+        counts.add(len(batches))
+        difference = (gradient(policy, batches) - reference).norm() / reference.norm()
+        assert difference < 1e-5
+    assert len(counts) >= 3 and max(counts) >= 7
+
+
+def test_gradient_checkpointing_gives_the_same_gradient(folder: str) -> None:
+    plain, checkpointed = opened(folder), opened(folder, gradient_checkpointing=True)
+    assert checkpointed.network.is_gradient_checkpointing
+    assert torch.allclose(gradient(plain, pack(GROUPS)), gradient(checkpointed, pack(GROUPS)), atol=1e-7)
+
+
+def test_the_gradient_is_aipos(folder: str) -> None:
+    """Against a float64 loop over single answers that shares no code with the policy."""
+    policy = opened(folder, objective=AIPO(2.0))
+    network = AutoModelForCausalLM.from_pretrained(folder).double()
+    loss, tokens, truncated = torch.zeros((), dtype=torch.float64), 0, 0
+    for group in GROUPS:
+        mean = sum(rollout.reward for rollout in group.rollouts) / len(group.rollouts)
+        for rollout in group.rollouts:
+            logits = network(torch.tensor([group.prompt.token_ids + rollout.token_ids])).logits[0]
+            for i, token in enumerate(rollout.token_ids):
+                logprob = logits[len(group.prompt.token_ids) - 1 + i].log_softmax(-1)[token]
+                weight = min(math.exp(logprob.item() - rollout.logprobs[i]), 2.0)
+                truncated += weight == 2.0
+                loss, tokens = loss - weight * (rollout.reward - mean) * logprob, tokens + 1
+    (loss / tokens).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+    assert 0 < truncated < tokens
+    assert (gradient(policy, pack(GROUPS)).double() - expected).norm() / expected.norm() < 1e-5
+
+
+# ---- a step
+
+
+def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
+    reference = gradient(opened(folder), pack(GROUPS))
+    policy = PolicyModule(folder, max_grad_norm=None)
+    kept: list[torch.Tensor] = []
+    policy.on_before_optimizer_step = lambda _: kept.append(  # type: ignore[method-assign]
+        torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    )
+    running = fit(policy, [FakeStep(pack(GROUPS))])
+    assert running.global_step == 1 and len(kept) == 1
+    torch.testing.assert_close(kept[0], reference, atol=1e-7, rtol=1e-4)
+    metrics = {name: value.item() for name, value in running.callback_metrics.items()}
+    with torch.no_grad():
+        mean = opened(folder).compute_loss(pack(GROUPS, 10_000)[0]).item() / FakeStep(pack(GROUPS)).num_tokens
+    assert metrics["policy/loss"] == pytest.approx(mean, rel=1e-4)
+    assert metrics["policy/grad_norm"] == pytest.approx(reference.norm().item(), rel=1e-4)
+    names = "loss grad_norm lr ratio_mean ratio_max clip_fraction ess kl_behaviour lag_mean lag_max"
+    assert set(metrics) == {f"policy/{name}" for name in names.split()}
+
+
+def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    policy = PolicyModule(folder, lr=1e-2, warmup_steps=3)
+    with caplog.at_level(logging.WARNING):
+        running = fit(policy, [FakeStep(pack(GROUPS)), FakeStep([]), FakeStep(pack(GROUPS))])
+    assert running.global_step == 3
+    assert "step 1 has no trained token" in caplog.text
+    assert running.callback_metrics["policy/lr"] == pytest.approx(1e-2)
+    assert running.callback_metrics["policy/lag_mean"] == 2
+
+
+def test_training_raises_the_probability_of_good_answers(folder: str) -> None:
+    policy = PolicyModule(folder, lr=1e-2)
+    fit(policy, [FakeStep(pack(GROUPS))] * 10)
+    before, after = opened(folder), policy
+    gain = sum(((after(batch) - before(batch)).detach() * batch.advantages).sum().item() for batch in pack(GROUPS))
+    assert gain > 0
+
+
+def test_gradients_are_clipped_to_max_grad_norm(folder: str) -> None:
+    policy = PolicyModule(folder, max_grad_norm=1e-3)
+    norms: list[float] = []
+    policy.on_before_optimizer_step = lambda _: norms.append(  # type: ignore[method-assign]
+        torch.nn.utils.get_total_norm([parameter.grad for parameter in policy.parameters()]).item()
+    )
+    fit(policy, [FakeStep(pack(GROUPS))])
+    assert norms == [pytest.approx(1e-3, rel=1e-2)]
+
+
+def test_a_gradient_that_is_not_a_number_stops_the_run(folder: str) -> None:
+    (batch,) = pack(GROUPS, 10_000)
+    batch.behaviour_logprobs[batch.mask] = math.nan
+    policy = PolicyModule(folder)
+    before = [weight.clone() for _, weight in opened(folder).named_weights()]
+    with pytest.raises(RuntimeError, match="step 0: the gradient norm is nan"):
+        fit(policy, [FakeStep([batch])])
+    assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.named_weights(), strict=True))
+
+
+def test_a_loss_of_ones_own_needs_only_compute_loss(folder: str) -> None:
+    class Supervised(PolicyModule):
+        def compute_loss(self, micro: MicroBatch) -> torch.Tensor:
+            return -self(micro).sum()
+
+    running = fit(Supervised(folder), [FakeStep(pack(GROUPS))])
+    assert set(running.callback_metrics) == {"policy/loss", "policy/grad_norm", "policy/lr"}
+    assert running.callback_metrics["policy/loss"] > 0
+
+
+def test_bfloat16_trains(folder: str) -> None:
+    policy = PolicyModule(folder, dtype="bfloat16", lr=1e-2)
+    running = fit(policy, [FakeStep(pack(GROUPS))])
+    assert policy.network.dtype == torch.bfloat16
+    assert policy(pack(GROUPS)[0]).dtype == torch.float32
+    assert math.isfinite(running.callback_metrics["policy/loss"])
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
+    ],
+)
+def test_the_learning_rate_rises_in_warm_up_and_falls_to_zero_at_the_end(schedule: Any, expected: list[float]) -> None:
+    assert [lr_factor(schedule, 2, 6, step) for step in range(6)] == pytest.approx(expected)
+
+
+def test_a_schedule_without_an_end_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"model.schedule='cosine'.*trainer.max_steps"):
+        trainer(max_steps=-1, max_epochs=1).fit(PolicyModule(folder, schedule="cosine"), Steps([FakeStep([])]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"gradient_clip_val": 0.5}, "model.max_grad_norm"),
+        ({"accumulate_grad_batches": 2}, "data.micro_batch_tokens"),
+    ],
+)
+def test_trainer_settings_that_cannot_work_name_the_one_that_does(folder: str, settings: dict, remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        trainer(**settings).fit(PolicyModule(folder), Steps([FakeStep([])]))
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("no/such-model", "model='no/such-model'"),
+        ("./nowhere", "model='./nowhere'"),
+        ("no_such_module:make", "No module named 'no_such_module'"),
+        ("os.path:nothing", "has no attribute 'nothing'"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named(model: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError) as caught:
+        opened(model)
+    assert named in str(caught.value) and len(str(caught.value).splitlines()) <= 10
+
+
+def test_a_function_may_make_the_model_and_runs_once(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"calls = []\ndef make():\n    calls.append(1)\n    return {folder!r}\n"
+    (tmp_path / "maker_of_models.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = opened("maker_of_models:make")
+    assert policy.policy_folder == folder and policy.tokenizer.vocab_size == 32
+    assert importlib.import_module("maker_of_models").calls == [1]
+
+
+def test_the_objective_is_chosen_on_the_command_line(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["lrl"])
+    args = ["--model.model", folder, "--model.objective", "AIPO", "--model.objective.rho", "2"]
+    cli = LightningCLI(PolicyModule, run=False, args=args, subclass_mode_model=False, save_config_callback=None)
+    assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
+    args = ["--model", "PolicyModule", *args]
+    cli = LightningCLI(PolicyModule, run=False, args=args, subclass_mode_model=True, save_config_callback=None)
+    assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
+
+
+# ---- the weights
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SIZES),
+        LlamaConfig(**SIZES, tie_word_embeddings=True),
+        MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1),
+    ],
+    ids=["untied", "tied", "mixture"],
+)
+def test_named_weights_are_the_checkpoints(tmp_path: Path, config: PreTrainedConfig) -> None:
+    stored = load_file(Path(save_model(tmp_path / "first", config)) / "model.safetensors")
+    policy = opened(str(tmp_path / "first"))
+    weights = dict(policy.named_weights())
+    assert ("lm_head.weight" in weights) is not config.tie_word_embeddings
+    assert weights.keys() == stored.keys()
+    assert all(torch.equal(weights[name], stored[name]) for name in stored)
+
+
+def test_an_export_is_the_policy(folder: str, tmp_path: Path) -> None:
+    policy = opened(folder)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.01)
+    policy.export(tmp_path)
+    tokens = [3, 1, 4, 1, 5]
+    assert opened(str(tmp_path)).prompt_logprobs(tokens) == policy.prompt_logprobs(tokens)
+    assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_a_contradictory_generation_config_does_not_stop_an_export(folder: str, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "first")
+    config = {"do_sample": False, "temperature": 0.6, "eos_token_id": [1, 2]}
+    (tmp_path / "first" / "generation_config.json").write_text(json.dumps(config))
+    opened(str(tmp_path / "first")).export(tmp_path / "second")
+    assert json.loads((tmp_path / "second" / "generation_config.json").read_text())["eos_token_id"] == [1, 2]
+
+
+def test_learning_rate_and_moments_resume(folder: str, tmp_path: Path) -> None:
+    steps = [FakeStep(pack(GROUPS))] * 4
+    settings = {"lr": 1e-2, "schedule": "linear"}
+    whole, first, second = (PolicyModule(folder, **settings) for _ in range(3))
+    trainer(max_steps=4).fit(whole, Steps(steps))
+    half = trainer(max_steps=4, callbacks=[StopAfter(2)])
+    half.fit(first, Steps(steps))
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    resumed = trainer(max_steps=4)
+    resumed.fit(second, Steps(steps), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert resumed.global_step == 4
+    for (_, one), (_, other) in zip(whole.named_weights(), second.named_weights(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class StopAfter(L.Callback):
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step >= self.steps

@@ -2,8 +2,8 @@
 
 During fit an evaluation is a handful of low-priority requests at a time, in places that rollouts do not use. It takes
 longer than a sync interval, so its answers may span versions; which ones is logged. With a generator reserved for it
-(`strategy.evaluation_generators`) all of its answers are by one version. Before the first step and after the last one the
-version stands still, and the trainer waits for the numbers.
+(`strategy.evaluation_generators`) all of its answers are by one version. Before the first step and after the last one
+the version stands still, and the trainer waits for the numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from rich.console import Console
 
+from lrl.callbacks.find import find
+from lrl.callbacks.weight_sync import WeightSync
 from lrl.data import Group, Prompt
 from lrl.evaluation import Report, evaluate, write_answers
 from lrl.generators.sampling import Sampling
@@ -60,8 +63,8 @@ class Evaluation(L.Callback):
     ) -> None:
         if every_n_steps < 1 or samples < 1 or concurrency < samples:
             raise ValueError(
-                f"Evaluation: every_n_steps={every_n_steps}, samples={samples}, concurrency={concurrency}; the first two "
-                "must be at least 1, and concurrency at least samples."
+                f"Evaluation: every_n_steps={every_n_steps}, samples={samples}, concurrency={concurrency}; the first "
+                "two must be at least 1, and concurrency at least samples."
             )
         if samples > 1 and temperature == 0:
             raise ValueError(
@@ -80,13 +83,14 @@ class Evaluation(L.Callback):
         self._running: tuple[int, concurrent.futures.Future[list[Group]]] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Load the problems before any server starts."""
+        """Load the problems and start the reward worker before any server."""
         data = _data(trainer)
         self.sampling = Sampling(
             n=self.sampling.n, temperature=self.sampling.temperature, max_tokens=data.sampling.max_tokens
         )
         data.load(self.prompts)
         self._pool = RewardPool(self.rewards or list(data.rewards)[:1], workers=1, timeout_s=data.reward_pool.timeout_s)
+        self._pool.start()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The policy before its first step."""
@@ -100,7 +104,7 @@ class Evaluation(L.Callback):
             return
         if self._running is not None:
             log.warning(
-                "The evaluation of %s begun at step %d still runs; the one at step %d is left out. Raise every_n_steps.",
+                "The evaluation of %s begun at step %d still runs; that of step %d is left out. Raise every_n_steps.",
                 self.prompts.name,
                 self._running[0],
                 trainer.global_step,
@@ -119,6 +123,13 @@ class Evaluation(L.Callback):
         self._begin(trainer, beside_rollouts=False)
         return self._report(trainer)
 
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Without training, the report is what was asked for: print it, and where every answer is."""
+        if trainer.is_global_zero:
+            step, report = self.reports[-1]
+            console = Console(highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{report.as_table()}\n  every answer: {self._answers_file(trainer, step)}")
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """End the reward worker: Lightning does not call `teardown` after an error."""
         self.teardown(trainer, pl_module, "")
@@ -132,11 +143,12 @@ class Evaluation(L.Callback):
     def _begin(self, trainer: L.Trainer, *, beside_rollouts: bool) -> None:
         data = _data(trainer)
         assert self._pool is not None, "setup comes first"
-        self._pool.start()
         crew = data.fleet.rollouts
         if data.fleet.evaluation is not None and trainer.training:
             crew, beside_rollouts = data.fleet.evaluation, False
-            _weight_sync(trainer).move(trainer, trainer.lightning_module, crew)
+            weight_sync = find(trainer, WeightSync)
+            assert weight_sync is not None, "the data module has refused a run without it"
+            weight_sync.move(trainer, trainer.lightning_module, crew)
         places = self.concurrency if beside_rollouts else crew.capacity
         work = self._answer_all(data, crew.spare if beside_rollouts else crew.answer, places // self.sampling.n)
         self._running = trainer.global_step, data.fleet.loop.submit(work)
@@ -160,8 +172,7 @@ class Evaluation(L.Callback):
         groups = _data(trainer).fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}")
         report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
         self.reports.append((step, report))
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
-        write_answers(folder / "evaluation" / f"{self.prompts.name}-step{step:06d}.jsonl", self.prompts.name, groups)
+        write_answers(self._answers_file(trainer, step), self.prompts.name, groups)
         metrics = report.metrics()
         if report.versions:
             metrics[f"eval/{self.prompts.name}/version_low"] = report.versions[0]
@@ -171,12 +182,10 @@ class Evaluation(L.Callback):
                 logger.log_metrics(metrics, step)
         return metrics
 
+    def _answers_file(self, trainer: L.Trainer, step: int) -> Path:
+        folder = Path(trainer.log_dir or trainer.default_root_dir) / "evaluation"
+        return folder / f"{self.prompts.name}-step{step:06d}.jsonl"
+
 
 def _data(trainer: L.Trainer) -> RolloutDataModule:
-    return trainer.datamodule  # type: ignore[attr-defined,no-any-return]
-
-
-def _weight_sync(trainer: L.Trainer) -> Any:
-    from lrl.callbacks.weight_sync import WeightSync
-
-    return next(callback for callback in trainer.callbacks if isinstance(callback, WeightSync))  # type: ignore[attr-defined]
+    return trainer.datamodule  # type: ignore[attr-defined]

@@ -8,11 +8,12 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from lrl.callbacks.find import find
 from lrl.callbacks.throughput import Throughput
 
 
 class Progress(ProgressBar):
-    """One bar over all optimizer steps; Lightning's own counts the batches of an epoch. Needs `Throughput` before it."""
+    """One bar over all optimizer steps; Lightning's own counts an epoch's batches. Needs `Throughput` before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Progress(ProgressBar):
             "reward": f"{float(metrics.get('reward/mean', float('nan'))):.2f}",
             "lag": f"{float(metrics.get('policy/lag_mean', float('nan'))):.1f}",
         }
-        throughput = next((c for c in trainer.callbacks if isinstance(c, Throughput)), None)  # type: ignore[attr-defined]
+        throughput = find(trainer, Throughput)
         if throughput is not None:
             times = throughput.times
             shown["tok/s"] = f"{throughput.generated_tokens_per_s:,.0f}"

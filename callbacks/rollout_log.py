@@ -1,4 +1,4 @@
-"""What the rollouts of each step look like: rewards, lengths and lags as scalars and histograms, and answers to read."""
+"""What the rollouts of each step look like: rewards, lengths, lags in numbers and histograms, and answers to read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RolloutLog(L.Callback):
         if not rollouts:
             return
         counts = data.reward_pool.counts
-        self.log_dict(
+        pl_module.log_dict(
             scalars(rollouts)
             | {"rollouts/discarded": float(stream.packer.discarded_rollouts)}
             | {f"rewards/{kind}": float(counts[kind]) for kind in ("errors", "timeouts", "crashes")},
@@ -89,7 +89,8 @@ def as_markdown(group: Group, step: int) -> str:
     facts = (
         f"{reward}, {len(rollout.token_ids)} tokens, {rollout.finish_reason}, versions {versions}, trained at {step}"
     )
-    return f"**Prompt {group.prompt.id}** · {facts}\n\n{_quoted(group.prompt.text)}\n\n**Answer**\n\n{_quoted(rollout.text)}"
+    question, answer = _quoted(group.prompt.text), _quoted(rollout.text)
+    return f"**Prompt {group.prompt.id}** · {facts}\n\n{question}\n\n**Answer**\n\n{answer}"
 
 
 def _quoted(text: str) -> str:

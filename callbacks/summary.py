@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
+from lrl.callbacks.find import find, find_all
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
 
@@ -38,7 +39,7 @@ class Summary(L.Callback):
         self.tokens += len(lags)
         self.lag_sum += sum(lags)
         self.lag_max = max([self.lag_max, *lags])
-        throughput = _find(trainer, Throughput)
+        throughput = find(trainer, Throughput)
         if throughput is not None:
             for name in self.seconds:
                 self.seconds[name] += getattr(throughput.times, name)
@@ -48,14 +49,14 @@ class Summary(L.Callback):
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.log_dir or trainer.default_root_dir)
-        evaluations = [c for c in trainer.callbacks if isinstance(c, Evaluation)]  # type: ignore[attr-defined]
+        evaluations = find_all(trainer, Evaluation)
         picture = folder / "curve.png"
         draw_curve(picture, self.rewards, evaluations)
         console = Console()
         console.print(self._table(trainer, evaluations))
         console.print(f"TensorBoard    tensorboard --logdir {folder}", soft_wrap=True)
         console.print(f"curve          {picture}", soft_wrap=True)
-        export = _find(trainer, Export)
+        export = find(trainer, Export)
         if export is not None:
             console.print(f"policy         {export.path(trainer)}", soft_wrap=True)
             console.print(f"talk to it     lrl talk {export.path(trainer)}", soft_wrap=True)
@@ -71,7 +72,7 @@ class Summary(L.Callback):
         table.add_row("steps", f"{trainer.global_step}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
-        if _find(trainer, WeightSync) is not None:
+        if find(trainer, WeightSync) is not None:
             table.add_row(
                 "sync", f"{self.seconds['sync']:.1f} s, generators paused {self.seconds['sync_pause']:.1f} s of it"
             )
@@ -106,7 +107,3 @@ def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[E
     axes.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-
-
-def _find(trainer: L.Trainer, kind: type[Any]) -> Any:
-    return next((callback for callback in trainer.callbacks if isinstance(callback, kind)), None)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Where a step's time went, and how fast both sides are. Put it behind `WeightSync`: it reads the sync of the same step."""
+"""Where a step's time went, and how fast both sides are. Put it behind `WeightSync`: it reads the same step's sync."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 
+from lrl.callbacks.find import find
 from lrl.callbacks.weight_sync import WeightSync
 
 
@@ -47,7 +48,7 @@ class Throughput(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Attribute the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        sync = next((c for c in trainer.callbacks if isinstance(c, WeightSync)), None)  # type: ignore[attr-defined]
+        sync = find(trainer, WeightSync)
         now, generated = time.monotonic(), data.controller.generated_tokens
         self.times = StepTimes(
             step=now - self._ended,
@@ -57,7 +58,7 @@ class Throughput(L.Callback):
         )
         self.generated_tokens_per_s = (generated - self._generated) / self.times.step
         self._ended, self._generated = now, generated
-        self.log_dict(
+        pl_module.log_dict(
             {
                 "time/step": self.times.step,
                 "time/wait": self.times.wait,

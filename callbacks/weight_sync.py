@@ -2,8 +2,9 @@
 
     stage -> pause -> send -> resume -> probe -> admit more prompts
 
-The pause is short because everything that can be done before it is. What was being written goes on under the new weights;
-every token knows its version. A sync that cannot be proved ends the run: rollouts by unknown weights are worth nothing.
+The pause is short because everything that can be done before it is. What was being written goes on under the new
+weights; every token knows its version. A sync that cannot be proved ends the run: rollouts by unknown weights are worth
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 PROBE_TOKENS = 64
 PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
-"""Largest difference in nats per token that counts as the same weights. Float32 was seen to agree within 5e-7 on a CPU."""
+"""Largest difference in nats per token that counts as the same weights. On a CPU, float32 agreed within 5e-7."""
 
 
 class WeightSync(L.Callback):
@@ -31,8 +32,8 @@ class WeightSync(L.Callback):
     Args:
         every_n_steps: Steps between syncs; above 1, `data.max_lag` must be at least one less.
         deadline_s: Seconds that each phase of a sync may take.
-        probe_tolerance: Largest difference in nats between the policy's and a generator's log-prob of a probe token; None
-            takes a value that suits the generators' dtype.
+        probe_tolerance: Largest difference in nats between the policy's and a generator's log-prob of a probe token;
+            None takes a value that suits the generators' dtype.
     """
 
     def __init__(self, every_n_steps: int = 1, deadline_s: float = 300.0, probe_tolerance: float | None = None) -> None:
@@ -92,7 +93,7 @@ class WeightSync(L.Callback):
         if trainer.training:
             data.new_version(self.version)
 
-    def move(self, trainer: L.Trainer, policy: PolicyModule, crew: Crew) -> float:
+    def move(self, trainer: L.Trainer, policy: Any, crew: Crew) -> float:
         """Give `crew` the policy's weights and probe them; returns the seconds it was paused."""
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         version = trainer.global_step

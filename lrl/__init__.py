@@ -1,6 +1,7 @@
 """Asynchronous reinforcement learning of language models on PyTorch Lightning and vLLM.
 
-    prompts ──▶ controller ──▶ generators ──▶ rewards ──▶ groups ──▶ step stream ──▶ policy + objective ──▶ optimizer step
+    prompts ──▶ controller ──▶ generators ──▶ rewards ──▶ groups ──▶ step stream ──▶ policy + objective ──▶ optimizer
+    step
                     ▲  pacing        ▲                                                                          │
                     │  dispatch      └────────────── weights  ◀── callbacks/weight_sync ◀── version v+1 ────────┤
                     └───────────────────────────── admit more prompts ◀─────────────────────────────────────────┘

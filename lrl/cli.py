@@ -1,11 +1,12 @@
-"""The command `lrl`: fit and validate on LightningCLI, and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, talk and doctor.
 
-This module imports nothing heavy at the top: `doctor` must work where torch does not, and every reward worker imports the
-main script again.
+This module imports nothing heavy at the top: `doctor` must work where torch does not, and every reward worker imports
+the main script again.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
   fit        train a policy:              lrl fit --config quickstart
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
+  talk       ask an exported policy:      lrl talk FOLDER "47+38="
   doctor     what this machine can do, and what to type where something is wrong
 
 `lrl fit --help` lists every setting; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
@@ -37,6 +39,10 @@ def main(args: Sequence[str] | None = None) -> int:
         from lrl import doctor
 
         return doctor.main(words[1:])
+    if words[0] == "talk":
+        from lrl import talk
+
+        return talk.main(words[1:])
     return run_lightning(words)
 
 
@@ -48,15 +54,16 @@ def recipes() -> dict[str, Path]:
 def with_recipe_paths(words: Sequence[str]) -> list[str]:
     """`words` with the name of a shipped recipe after `--config` replaced by its path; a file of that name wins."""
     known = recipes()
-    expanded = []
-    for before, word in zip(["", *words], words, strict=False):
-        name = (
-            word.removeprefix("--config=") if word.startswith("--config=") else word if before == "--config" else None
-        )
-        if name is not None and name in known and not Path(name).exists():
-            expanded.append(f"--config={known[name]}" if word.startswith("--config=") else str(known[name]))
-        else:
-            expanded.append(word)
+
+    def path(name: str) -> str:
+        return str(known[name]) if name in known and not Path(name).exists() else name
+
+    expanded = list(words)
+    for place, word in enumerate(words):
+        if word.startswith("--config="):
+            expanded[place] = f"--config={path(word.removeprefix('--config='))}"
+        elif place and words[place - 1] == "--config":
+            expanded[place] = path(word)
     return expanded
 
 
@@ -64,6 +71,7 @@ def run_lightning(words: Sequence[str]) -> int:
     """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
     from lrl.lightning_cli import LrlCLI
 
+    sys.path.insert(0, os.getcwd())  # so that `my_rewards:brevity` is found where the user stands
     sys.argv = [sys.argv[0], *with_recipe_paths(words)]  # from there LightningCLI reads, and other ranks start the same
     try:
         LrlCLI()

@@ -1,11 +1,12 @@
-"""What flows through the house: a `Prompt` becomes a `Group` of `Rollout`s, and groups become the `MicroBatch`es of a step.
+"""What flows through the house: a `Prompt` becomes a `Group` of `Rollout`s, and groups become the `MicroBatch`es of a
+step.
 
 The units are the same everywhere: lengths in tokens, log-probs in nats, versions in optimizer steps done.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Rollout:
     text: str
     """The tokens decoded, special tokens left out. Never tokenised again."""
     reward: float | None = None
-    """Weighted sum of the reward parts; None until scored, and for good when scoring failed (an error is not a reward)."""
+    """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a reward)."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     """Each reward by name, before its weight."""
     reward_failure: str | None = None
@@ -72,9 +73,9 @@ class Group:
 class MicroBatch:
     """Rollouts packed into rows of equal length; what one forward and backward pass sees.
 
-    R rows of L tokens. Several rollouts may share a row; `position_ids` start again at 0 with each of them, which is what
-    keeps attention from crossing (transformers builds the block-diagonal mask from it). All per-token fields are aligned
-    with the position that *predicts* the token: `labels[r, i]` is the token after `input_ids[r, i]`.
+    R rows of L tokens. Several rollouts may share a row; `position_ids` start again at 0 with each of them, which is
+    what keeps attention from crossing (transformers builds the block-diagonal mask from it). All per-token fields are
+    aligned with the position that *predicts* the token: `labels[r, i]` is the token after `input_ids[r, i]`.
     """
 
     input_ids: Tensor
@@ -108,7 +109,5 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch with every tensor on `device`."""
-        moved = {name: getattr(self, name) for name in self.__slots__}
-        return MicroBatch(
-            **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in moved.items()}
-        )
+        tensors = {name: getattr(self, name) for name in self.__slots__ if isinstance(getattr(self, name), Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})

@@ -1,7 +1,8 @@
-"""The LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller, and its state is the ledger.
+"""The LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller, and its state is the
+ledger.
 
-The loader has a length and is lazy. Without a length Lightning would fetch a step ahead of training it, which deadlocks an
-on-policy run and skips a step at a resume.
+The loader has a length and is lazy. Without a length Lightning would fetch a step ahead of training it, which deadlocks
+an on-policy run and skips a step at a resume.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class RolloutDataModule(L.LightningDataModule):
         groups_per_step: Prompts that one optimizer step trains.
         rollouts_per_group: Answers to each prompt.
         max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is on-policy.
-        stragglers: What to do when a group has reached that bound and still runs: `wait` holds the trainer for it, `mask`
-            goes on and masks the group's over-age tokens out of the loss when it comes.
+        stragglers: What to do when a group has reached that bound and still runs: `wait` holds the trainer for it,
+            `mask` goes on and masks the group's over-age tokens out of the loss when it comes.
         max_prompt_tokens: Longest prompt.
         max_response_tokens: Longest answer; with the prompt it is the generators' context length.
         temperature: Answers are sampled, and the policy's logits divided, with this.
@@ -72,8 +73,8 @@ class RolloutDataModule(L.LightningDataModule):
         super().__init__()
         if rollouts_per_group < 2:
             raise ValueError(
-                f"data.rollouts_per_group is {rollouts_per_group}; advantages are relative to the group, so it must be at "
-                "least 2."
+                f"data.rollouts_per_group is {rollouts_per_group}; advantages are relative to the group, so it must be "
+                "at least 2."
             )
         self.prompts = Prompts.coerce(prompts)
         self.rewards = rewards
@@ -98,19 +99,20 @@ class RolloutDataModule(L.LightningDataModule):
         return self.max_prompt_tokens + self.sampling.max_tokens
 
     def setup(self, stage: str) -> None:
-        """Load the prompts before any server starts: what is wrong with them is said now."""
+        """Load the prompts and start the reward workers before any server: what is wrong with them is said now."""
         if stage == "fit":
             self._require_weight_sync()
             self.load(self.prompts)
+            self.reward_pool.start()
 
     def _require_weight_sync(self) -> None:
+        from lrl.callbacks.find import find
         from lrl.callbacks.weight_sync import WeightSync
 
-        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, WeightSync) for callback in callbacks):
+        if find(self._trainer, WeightSync) is None:
             raise ValueError(
-                "trainer.callbacks has no lrl.callbacks.WeightSync: the generators would answer with the first weights for "
-                "ever. Add WeightSync()."
+                "trainer.callbacks has no lrl.callbacks.WeightSync: the generators would answer with the first weights "
+                "for ever. Add WeightSync()."
             )
 
     def load(self, prompts: Prompts) -> None:
@@ -134,7 +136,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def controller(self) -> Controller:
-        """The run's controller, made with the reward workers at first use: by then the generators answer."""
+        """The run's controller, made at its first use: by then the generators answer."""
         if self._controller is None:
             self._controller = self._make_controller()
         return self._controller
@@ -143,7 +145,6 @@ class RolloutDataModule(L.LightningDataModule):
         ledger = Ledger(self.pacing)
         if self._restored is not None:
             ledger.load_state_dict(self._restored)
-        self.reward_pool.start()
         return Controller(
             self.prompts,
             self.fleet.rollouts,
@@ -179,19 +180,21 @@ class RolloutDataModule(L.LightningDataModule):
         return StepLoader(self)
 
     def val_dataloader(self) -> list[Any]:
-        """One loader of one item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
+        """One loader of one item per `lrl.callbacks.Evaluation`; none within fit, where they run beside training."""
         from lrl.callbacks.evaluation import Evaluation
+        from lrl.callbacks.find import find_all
 
         if self._trainer.state.fn == "fit":
             return []
-        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
-        return [[callback] for callback in callbacks if isinstance(callback, Evaluation)]
+        return [[evaluation] for evaluation in find_all(self._trainer, Evaluation)]
 
     def next_step(self, step: int) -> StepStream:
         """The stream of optimizer step `step`."""
         oldest = step - self.max_lag if self.stragglers == "mask" else None
         packer = Packer(self.micro_batch_tokens, self.advantages, self.sampling.temperature, oldest)
-        self.step_stream = StepStream(lambda: self._next_group(step), self.pacing.groups_in(step), packer, step)
+        self.step_stream = StepStream(
+            lambda: self._next_group(step), self.pacing.groups_in(step), packer, step, self.controller.ledger.give_up
+        )
         return self.step_stream
 
     def _next_group(self, step: int) -> Group:

@@ -211,8 +211,7 @@ def transports(gpus: int) -> Check:
         from lrl.weights import TRANSPORTS
     except (ImportError, OSError) as error:
         return Check("transports", "wrong", f"lrl.weights cannot be imported: {error}", REINSTALL)
-    gpus_needed = {"ipc": 1, "nccl": 2}
-    missing = {name: count for name, count in gpus_needed.items() if gpus < count}
+    missing = {name: count for name, count in {"ipc": 1, "nccl": 2}.items() if gpus < count}
     found = ", ".join(name for name in TRANSPORTS if name not in missing)
     limits = "".join(f"; {name} needs CUDA and {count} GPU{'s' * (count > 1)}" for name, count in missing.items())
     return Check("transports", "ok", found + limits)

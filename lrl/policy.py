@@ -4,10 +4,6 @@ One Lightning batch is one optimizer step, a lazy stream of micro-batches, so op
 adds the gradient of its *sum* of token losses as soon as it is there, and the whole is divided once by the number of
 trained tokens of the step. Packing, number of ranks and order of arrival therefore cannot change the gradient.
 
-The policy's log-probs must be those the generator would give. So: no dropout while training, logits divided by the
-sampling temperature, and no attention between answers that share a row (transformers builds the block-diagonal mask
-from position_ids).
-
 Anything that reads weights goes through `self(micro)`. A strategy that shards can then shard this module as the root.
 """
 
@@ -54,7 +50,6 @@ class Step(Protocol):
     @property
     def num_tokens(self) -> int:
         """Trained answer tokens of the whole step, over all ranks; known once the iterator is exhausted."""
-        ...
 
 
 class PolicyModule(L.LightningModule):
@@ -207,8 +202,7 @@ class PolicyModule(L.LightningModule):
         """AdamW and its schedule, one scheduler step per optimizer step."""
         if self.schedule != "constant" and self.trainer.max_steps < 1:
             raise ValueError(
-                f"model.schedule={self.schedule!r} needs to know where it ends: set trainer.max_steps "
-                f"(now {self.trainer.max_steps})"
+                f"model.schedule={self.schedule!r} needs an end: set trainer.max_steps (now {self.trainer.max_steps})"
             )
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)

@@ -1,12 +1,13 @@
 """The division of the job's devices: the first ones train, the last ones are kept back for generators.
 
-`trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to agree. On a CPU a device
-is a process: `devices: 2, generator_devices: 1` is one trainer and one generator. With `generator_devices: 0` one generator
-shares the trainer's device.
+`trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to agree. On a CPU a
+device is a process: `devices: 2, generator_devices: 1` is one trainer and one generator. With `generator_devices: 0`
+one generator shares the trainer's device.
 
 The mixin does it through the setter of `parallel_devices`, which Lightning's connector fills before anything is derived
-from it. Generators start in `setup`, when model and data are loaded: what is wrong with those is said before a server runs.
-They stop in `teardown`, the one hook Lightning calls at every end it lives to see; for the others there is the keeper.
+from it. Generators start in `setup`, when model and data are loaded: what is wrong with those is said before a server
+runs. They stop in `teardown`, the one hook Lightning calls at every end it lives to see; for the others there is the
+keeper.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ class GeneratorDevices:
             return
         if kept >= len(devices):
             raise ValueError(
-                f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no device is left to train. "
-                f"trainer.devices counts the whole job; set it to at least {kept + 1}, or generator_devices to 0 to share."
+                f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no device is left to "
+                f"train. trainer.devices counts the whole job: set it to at least {kept + 1}, or generator_devices to "
+                "0 to share."
             )
         split = len(devices) - kept
         self._parallel_devices, self.generator_devices = devices[:split], devices[split:]
@@ -94,25 +96,20 @@ class GeneratorDevices:
         on_cuda = self.root_device.type == "cuda"  # type: ignore[attr-defined]
         shares_device = on_cuda and not self.generator_devices
         self.transport = choose_transport(self.weight_transfer, on_cuda=on_cuda, shares_device=shares_device)
-        placements = self._placements(on_cuda)
-        if self.num_evaluation_generators >= len(placements):
-            raise ValueError(
-                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are {len(placements)} "
-                "generators: none is left for rollouts. Lower it, or raise generator_devices and trainer.devices."
-            )
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
-        settings = self._settings(trainer)
-        servers = [
-            Server(
-                trainer.lightning_module.policy_folder, settings, self.transport, devices, folder, number, self.run_id
-            )
-            for number, devices in enumerate(placements)
-        ]
-        rank_zero_info(
-            f"Starting {len(servers)} vLLM generator(s); their logs are in {folder}. This takes about half a minute."
-        )
+        servers = self.make_servers(trainer, self._placements(on_cuda))
+        rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
         self.fleet = Fleet(servers, capacity=self.server_settings.max_num_seqs, reserved=self.num_evaluation_generators)
         self.fleet.start(lambda: stop_if_told(trainer))
+
+    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+        """One server, not started, for each list of CUDA indices; their logs go to the run's folder."""
+        policy: Any = trainer.lightning_module
+        folder, settings = Path(trainer.log_dir or trainer.default_root_dir), self._settings(trainer)
+        assert self.transport is not None, "chosen before the servers are made"
+        return [
+            Server(policy.policy_folder, settings, self.transport, devices, folder, number, self.run_id)
+            for number, devices in enumerate(placements)
+        ]
 
     def _settings(self, trainer: L.Trainer) -> ServerSettings:
         """The servers' settings with what policy and data decide: so no two settings have to agree."""
@@ -129,14 +126,24 @@ class GeneratorDevices:
     def _placements(self, on_cuda: bool) -> list[list[int]]:
         """CUDA indices of each generator; an empty list is a generator on the CPU."""
         if not on_cuda:
-            return [[] for _ in range(max(1, len(self.generator_devices)))]
-        indices = [device.index for device in self.generator_devices or [self.root_device]]  # type: ignore[attr-defined]
+            return self._enough([[] for _ in range(max(1, len(self.generator_devices)))])
+        shared: torch.device = self.root_device  # type: ignore[attr-defined]
+        indices = [device.index for device in self.generator_devices or [shared]]
         size = self.server_settings.tensor_parallel_size
         if len(indices) % size:
             raise ValueError(
-                f"strategy.server.tensor_parallel_size is {size}, which does not divide the {len(indices)} generator devices."
+                f"strategy.server.tensor_parallel_size is {size}, which does not divide the {len(indices)} "
+                "generator devices."
             )
-        return [indices[start : start + size] for start in range(0, len(indices), size)]
+        return self._enough([indices[start : start + size] for start in range(0, len(indices), size)])
+
+    def _enough(self, placements: list[list[int]]) -> list[list[int]]:
+        if self.num_evaluation_generators >= len(placements):
+            raise ValueError(
+                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are {len(placements)} "
+                "generators: none is left for rollouts. Lower it, or raise generator_devices and trainer.devices."
+            )
+        return placements
 
     def teardown(self) -> None:
         """Stop the generators, then what the base strategy holds."""

@@ -54,7 +54,7 @@ class GeneratorClient:
             "priority": priority,
         }
         answer = await self.post("/inference/v1/generate", body, deadline_s=deadline_s)
-        return [_rollout(choice) for choice in answer["choices"]]
+        return [_rollout(choice, self.name) for choice in answer["choices"]]
 
     async def prompt_logprobs(self, token_ids: list[int], *, salt: str, deadline_s: float) -> list[float]:
         """Log-probs of `token_ids[1:]`, each given the tokens before it, under the weights held now (temperature 1)."""
@@ -107,13 +107,14 @@ def _limit(deadline_s: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=deadline_s)
 
 
-def _rollout(choice: dict[str, Any]) -> Rollout:
+def _rollout(choice: dict[str, Any], name: str) -> Rollout:
     token_ids = choice["token_ids"]
     versions = [int(span["version"]) for span in choice["weight_versions"] for _ in range(span["start"], span["end"])]
     logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     if not len(token_ids) == len(versions) == len(logprobs):
         raise GeneratorError(
-            f"An answer of {len(token_ids)} tokens came with {len(logprobs)} log-probs and versions for {len(versions)}."
+            f"{name}: an answer of {len(token_ids)} tokens came with {len(logprobs)} log-probs and {len(versions)} "
+            "versions."
         )
     return Rollout(
         token_ids=token_ids,

@@ -1,7 +1,8 @@
 """Generators that hold the same version: asked through one door, paused and synced as one.
 
 The door is what keeps versions honest: it closes before a sync and opens after it, and every request that goes through
-carries the version its generator holds at that moment. A fleet has one crew for rollouts and may have one for evaluation.
+carries the version its generator holds at that moment. A fleet has one crew for rollouts and may have one for
+evaluation.
 """
 
 from __future__ import annotations
@@ -123,5 +124,5 @@ class Crew:
     ) -> None:
         """POST to every generator at once: one body for all, or one each."""
         bodies = [body] * len(self.generators) if body is None or isinstance(body, dict) else list(body)
-        pairs = zip(self.generators, bodies, strict=True)
+        pairs = list(zip(self.generators, bodies, strict=True))
         await asyncio.gather(*(generator.client.post(route, one, deadline_s=deadline_s) for generator, one in pairs))

@@ -63,7 +63,7 @@ class Tree:
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.child = child
-        self.shared: set[Path] = set()
+        self.shared: set[int] = set()
 
     def look(self) -> list[psutil.Process]:
         """Write down the shared memory in use and return the processes alive."""
@@ -105,20 +105,25 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def mapped(pids: Iterable[int]) -> set[Path]:
-    """The files in /dev/shm that the processes `pids` have mapped; those gone or not ours are passed over."""
-    names: set[Path] = set()
+def mapped(pids: Iterable[int]) -> set[int]:
+    """The inodes in /dev/shm that the processes `pids` have mapped; those gone or not ours are passed over.
+
+    Not the names: glibc makes a semaphore under a passing name, which is what its maker's map shows for ever.
+    """
+    inodes: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            names |= {Path(line.split(maxsplit=5)[5]) for line in lines if f" {SHM}/" in line}
-    return {name for name in names if not name.name.endswith(" (deleted)")}
+            inodes |= {int(line.split()[4]) for line in lines if f" {SHM}/" in line}
+    return inodes
 
 
-def remove(left: Iterable[Path]) -> None:
-    """Remove files of shared memory that may be gone already."""
-    for path in left:
-        path.unlink(missing_ok=True)
+def remove(prefix: str | None, inodes: set[int]) -> None:
+    """Remove the files in /dev/shm that have one of `inodes` or whose name begins with `prefix`."""
+    for path in SHM.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another keeper of the run was quicker
+            if path.stat().st_ino in inodes or (prefix is not None and path.name.startswith(prefix)):
+                path.unlink()
 
 
 def wait(tree: Tree, owner: int, asked: list[int]) -> End:
@@ -181,9 +186,8 @@ def keep(command: list[str], owner: int, prefix: str) -> int:
         why = wait(tree, owner, asked)
         log.info("%s after exit status %s; ending %s", why.name, child.returncode, [p.pid for p in tree.look()])
         tree.end(why.value)
-        remove(tree.shared - mapped(psutil.pids()))
-        if why is End.OWNER_GONE or os.getppid() != owner:
-            remove(path for path in SHM.iterdir() if path.name.startswith(prefix))
+        run_is_over = why is End.OWNER_GONE or os.getppid() != owner
+        remove(prefix if run_is_over else None, tree.shared - mapped(psutil.pids()))
     status = child.returncode if child.returncode is not None else -signal.SIGKILL
     return status if status >= 0 else 128 - status
 

@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Settings of one request. Nothing that changes the distribution behind the log-probs' back (top-p, penalties) is here.
+    """Settings of one request. Nothing that changes the distribution behind the log-probs' back (top-p, penalties) is
+    here.
 
     Args:
         n: Answers per prompt.

@@ -185,6 +185,14 @@ class Server:
         """The trainer's environment without its place in the trainer's world, with what vLLM needs."""
         apart = {name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))} | set(TRAINER_ONLY)
         environment = {name: value for name, value in os.environ.items() if name not in apart}
+        if self.backend == "nccl" and "NCCL_HOSTID" in environment:
+            environment["NCCL_HOSTID"] += f"-generator-{self.number}"  # see lrl.weights.choose_transport
+        if self.backend == "ipc":  # CUDA handles arrive pickled; see lrl.weights.ipc
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        if self._on_cpu:
+            # vLLM's own choice pins a worker to all cores but the last: on a small machine all generators to one core.
+            environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
         return environment | {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "lrl",
@@ -206,8 +214,10 @@ class Server:
 
 
 def _as_flags(values: dict[str, Any]) -> Iterator[str]:
-    """Command-line words; a list is several words, a mapping is JSON."""
+    """Command-line words; a list is several words, a mapping is JSON, None is vLLM's own default."""
     for name, value in values.items():
+        if value is None:
+            continue
         yield f"--no-{name}" if value is False else f"--{name}"
         if isinstance(value, dict):
             yield json.dumps(value)

@@ -30,7 +30,8 @@ class ServerSettings:
     """How every generator of the fleet is run.
 
     Args:
-        max_model_len: Longest prompt and answer together, in tokens; null takes what the data module's limits add up to.
+        max_model_len: Longest prompt and answer together, in tokens; null takes what the data module's limits add up
+            to.
         max_num_seqs: Answers written at the same time by one generator.
         dtype: Number format of weights and activations; `auto` is the policy's.
         tensor_parallel_size: GPUs one generator is spread over.

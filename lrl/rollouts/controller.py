@@ -1,7 +1,7 @@
 """The loop from a prompt to a finished group: admit -> generate -> score -> group -> queue.
 
-Pure asyncio, and every wait goes through the loop's own clock: the same code runs on a thread of rank 0 against vLLM and on
-a virtual clock against a model of a fleet. It knows neither HTTP nor processes nor torch.
+Pure asyncio, and every wait goes through the loop's own clock: the same code runs on a thread of rank 0 against vLLM
+and on a virtual clock against a model of a fleet. It knows neither HTTP nor processes nor torch.
 
     new_version  waits for nothing     unblocks admission: pacing says which groups may start now
     _answer      one task per group    waits for a generator, then for the rewards; puts the group into the ledger
@@ -88,11 +88,12 @@ class Controller:
             BaseException: What a generator or the reward pool raised; the run cannot go on.
         """
         async with self._changed:
-            while (group := self.ledger.take(step)) is None:
-                if self._failure is not None:
-                    raise self._failure
+            # The failure goes first: its group will never come, and while others do nobody would hear of it.
+            while self._failure is None:
+                if (group := self.ledger.take(step)) is not None:
+                    return group
                 await self._changed.wait()
-        return group
+        raise self._failure
 
     async def _answer(self, index: int) -> None:
         try:

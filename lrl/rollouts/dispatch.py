@@ -1,4 +1,4 @@
-"""Which generator answers which prompt. One class a rule; a rule sees only what it may know: who is free, and how loaded."""
+"""Which generator answers which prompt. One class a rule; a rule sees only what it may know: how loaded each one is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dispatch(ABC):
 
     @abstractmethod
     def pick(self, generators: Sequence[Loaded], answers: int) -> int | None:
-        """The position in `generators` of the one that gets `answers` more to write, or None to wait until one is free."""
+        """The position in `generators` of the one that writes `answers` more, or None to wait until one is free."""
 
 
 class LeastLoaded(Dispatch):

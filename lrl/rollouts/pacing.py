@@ -1,13 +1,14 @@
 """Who may start when: the bound on lag, by construction.
 
-The run is an endless row of groups, and step s trains as many of them as `groups_in(s)` says. A group may be admitted only
-when the generators already hold a version that is at most `max_lag` behind the step by which it must be trained. Nothing
-is thrown away to keep the bound, so this is the whole of pacing: two formulas, no clock, no state.
+The run is an endless row of groups, and step s trains as many of them as `groups_in(s)` says. A group may be admitted
+only when the generators already hold a version that is at most `max_lag` behind the step by which it must be trained.
+Nothing is thrown away to keep the bound, so this is the whole of pacing: a formula, no clock, no state.
 
-Why the bound holds. Groups admitted while the generators held version v or less number at most `groups_before(v + max_lag
-+ 1)`. So of those that must be trained by step s (`v + max_lag <= s`) at most `groups_before(s + 1)` were ever admitted,
-`groups_before(s)` groups are trained already, and what is left fits into step s: `is_due` groups go first, and a step can
-always take all of them. A token is never older than its group's admission, so no trained token lags by more than `max_lag`.
+Why the bound holds. Groups admitted by version v or an older one number at most `groups_before(v + max_lag + 1)`, and
+steps take groups in the order of the version that admitted them (`Ledger.take`). So all of them are trained before step
+`v + max_lag + 1` begins. A token is never older than its group's admission, so no trained token lags by more than
+`max_lag`. It has to be this order: admission fills every step up to the bound, so each newer group that went first
+would push an older one over it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Pacing:
         groups_per_step: Groups an optimizer step trains; the last step of an epoch takes what is left.
         max_lag: Most versions that may lie between a token and the step that trains it; 0 is on-policy.
         last_step: Steps in the whole run, so that nothing is generated for a step that never comes; None if unknown.
-        wait_for_stragglers: Whether a group that has reached the bound holds the trainer. If not, the trainer goes on and
-            the group's over-age tokens are masked when it comes.
+        wait_for_stragglers: Whether a group that has reached the bound holds the trainer. If not, the trainer goes on
+            and the group's over-age tokens are masked when it comes.
     """
 
     prompts_per_epoch: int
@@ -57,7 +58,3 @@ class Pacing:
         """Groups of the run that may have been admitted while the generators hold `generator_version`."""
         step = generator_version + self.max_lag + 1
         return self.groups_before(step if self.last_step is None else min(step, self.last_step))
-
-    def is_due(self, admitted_version: int, step: int) -> bool:
-        """Whether a group admitted at `admitted_version` must be trained by `step` at the latest."""
-        return self.wait_for_stragglers and admitted_version + self.max_lag <= step

@@ -1,7 +1,7 @@
 """The step stream: what the trainer's loader yields. One item is one optimizer step, a lazy row of micro-batches.
 
-A step's micro-batches start to train as soon as enough finished groups are there to fill one; the trainer waits inside the
-iteration, and the stream notes for how long.
+A step's micro-batches start to train as soon as enough finished groups are there to fill one; the trainer waits inside
+the iteration, and the stream notes for how long.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ class StepStream:
         groups: How many groups the step trains.
         packer: Makes micro-batches of groups; its counts are the step's.
         step: The step's number, from 0: also the trainer's version while it trains.
+        give_up: Told of each group that has too few scored answers to train.
     """
 
-    def __init__(self, next_group: Callable[[], Group], groups: int, packer: Packer, step: int) -> None:
+    def __init__(
+        self,
+        next_group: Callable[[], Group],
+        groups: int,
+        packer: Packer,
+        step: int,
+        give_up: Callable[[Group], None],
+    ) -> None:
         self._next_group = next_group
         self._expected = groups
         self._packer = packer
         self.step = step
+        self._give_up = give_up
         self.groups: list[Group] = []
         self.wait_s = 0.0
         """Seconds the trainer has waited in this step for a finished group."""
@@ -38,7 +47,10 @@ class StepStream:
             group = self._next_group()
             self.wait_s += time.monotonic() - started
             self.groups.append(group)
-            yield from self._packer.add(group)
+            full = self._packer.add(group)
+            if group.index in self._packer.discarded_groups:
+                self._give_up(group)
+            yield from full
         yield from self._packer.flush()
 
     @property

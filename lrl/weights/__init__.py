@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from lrl.weights.base import Control, Transport, Weights
 
 __all__ = ["TRANSPORTS", "Control", "Transport", "Weights", "choose_transport", "make_transport"]
@@ -11,6 +13,9 @@ TRANSPORTS = ("shared_memory", "ipc", "nccl")
 
 def choose_transport(name: str, *, on_cuda: bool, shares_device: bool) -> str:
     """The transport that `name` stands for on this hardware.
+
+    NCCL refuses two processes on one GPU unless it takes them for two machines. NCCL_HOSTID in the trainer's
+    environment asks for that; the server then names another host to its generator. So far nobody has tried it.
 
     Args:
         name: `auto`, `shared_memory`, `ipc` or `nccl`.
@@ -28,6 +33,8 @@ def choose_transport(name: str, *, on_cuda: bool, shares_device: bool) -> str:
         return name
     if not on_cuda:
         raise ValueError(f"strategy.weight_transfer is {name!r}, which needs a CUDA GPU. Here `shared_memory` works.")
+    if name == "nccl" and shares_device and "NCCL_HOSTID" in os.environ:
+        return name
     if (name == "ipc") != shares_device:
         works = "ipc" if shares_device else "nccl"
         shape = "shares the trainer's GPU" if shares_device else "has a GPU of its own"

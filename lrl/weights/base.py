@@ -1,7 +1,7 @@
 """What a weight transport is: the trainer's end of a sync. vLLM's engine of the same name is the other end.
 
-A transport moves tensors and nothing else. When to pause, what the version is called and whether it worked are decided by
-`callbacks/weight_sync.py`, which is the same for all transports.
+A transport moves tensors and nothing else. When to pause, what the version is called and whether it worked are decided
+by `callbacks/weight_sync.py`, which is the same for all transports.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 class Control:
     """The control plane of a sync: the four calls of vLLM's weight-transfer protocol, to a whole crew at once.
 
-    Has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it. They keep hold of it, and
-    ask for no version: the caller sets `version` before each sync.
+    Has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it. They keep hold of it,
+    and ask for no version: the caller sets `version` before each sync.
 
     Args:
         crew: Who is synced.

@@ -13,8 +13,8 @@ from lrl.weights.vllm_engine import VllmTransport
 class _PickledHandles:
     """The control plane with CUDA handles made fit for JSON, as vLLM's route expects them.
 
-    vLLM unpickles them only when VLLM_ALLOW_INSECURE_SERIALIZATION=1, which the server sets for this transport alone; it
-    listens on loopback.
+    vLLM unpickles them only when VLLM_ALLOW_INSECURE_SERIALIZATION=1, which the server sets for this transport alone;
+    it listens on loopback.
     """
 
     def __init__(self, control: Control) -> None:

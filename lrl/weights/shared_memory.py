@@ -1,8 +1,8 @@
 """Weights through a file in shared memory: works on any one machine, needs no GPU.
 
-The trainer writes one safetensors file while the generators still write answers; in the pause they only map and load it.
-The file replaces its predecessor by a rename, so a worker never sees half of one. The file's name begins with the run's id:
-that is how whoever cleans up after a killed run finds it.
+The trainer writes one safetensors file while the generators still write answers; in the pause they only map and load
+it. The file replaces its predecessor by a rename, so a worker never sees half of one. The file's name begins with the
+run's id: that is how whoever cleans up after a killed run finds it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class SharedMemory(Transport):
         free = os.statvfs(SHARED_MEMORY).f_bavail * os.statvfs(SHARED_MEMORY).f_frsize
         if needed > free:
             raise OSError(
-                f"{SHARED_MEMORY} has {free / 2**30:.2f} GiB free and the weights take {needed / 2**30:.2f} GiB (twice that "
-                f"while a new version replaces the old one). Enlarge it (`mount -o remount,size=... {SHARED_MEMORY}`)."
+                f"{SHARED_MEMORY} has {free / 2**30:.2f} GiB free and the weights take {needed / 2**30:.2f} GiB (twice "
+                f"that while a new version replaces the old one). Enlarge it (`mount -o remount,size=...`)."
             )
         save_file(tensors, draft)
         draft.rename(self._file)

@@ -1,8 +1,8 @@
 """The generator's end of the shared-memory transport; runs inside vLLM's worker, registered by `lrl.weights.plugin`.
 
-Why the head is processed again at the end of an update: vLLM's CPU build packs the output head's weight once at load, and
-with tied embeddings an update of the embedding then never reaches the head (log-probs were off by 0.7 with every other
-layer right). Processing the head anew mends it; the probe after each sync is what would notice if it did not.
+Why the head is processed again at the end of an update: vLLM's CPU build packs the output head's weight once at load,
+and with tied embeddings an update of the embedding then never reaches the head (log-probs were off by 0.7 with every
+other layer right). Processing the head anew mends it; the probe after each sync is what would notice if it did not.
 """
 
 from __future__ import annotations

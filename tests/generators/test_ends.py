@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from lrl.generators import keeper
 from lrl.generators.server import Server, ServerError
 from lrl.generators.settings import ServerSettings
 
@@ -32,6 +34,7 @@ SETTINGS: dict[str, Any] = {
 OWNER = """
 import json, sys, time
 from pathlib import Path
+from lrl.generators import keeper
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 model, folder, settings, until = sys.argv[1:]
@@ -77,17 +80,35 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     return value
 
 
+@dataclass
+class Seen:
+    """What a generator was seen to hold while it lived."""
+
+    processes: list[psutil.Process] = field(default_factory=list)
+    shared: set[int] = field(default_factory=set)
+
+    def look(self, keeping: int) -> int:
+        """Note it all; the number of processes."""
+        self.processes = [psutil.Process(keeping), *psutil.Process(keeping).children(recursive=True)]
+        self.shared = keeper.mapped(process.pid for process in self.processes)
+        return len(self.processes)
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_left(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
-    """Fails a test that leaves a process, a file in /dev/shm or a temporary file; gives a list to note processes in."""
+def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """Fails a test that leaves a process, shared memory or a temporary file."""
     scratch = tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
     monkeypatch.setenv("TMPDIR", scratch)
-    before, seen = set(os.listdir("/dev/shm")), list[psutil.Process]()
+    seen = Seen()
     yield seen
-    wait_for(lambda: not living(seen, mark), 10.0, "the end of all processes")
-    wait_for(lambda: set(os.listdir("/dev/shm")) <= before, 5.0, "an empty /dev/shm")
+    wait_for(lambda: not living(seen.processes, mark), 20.0, "the end of all processes")
+    wait_for(lambda: not seen.shared & inodes(keeper.SHM), 5.0, "the removal of the shared memory")
     wait_for(lambda: not os.listdir(scratch), 5.0, "an empty temporary folder")
     os.rmdir(scratch)
+
+
+def inodes(folder: Path) -> set[int]:
+    return {entry.inode() for entry in os.scandir(folder)}
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -109,32 +130,25 @@ def living(seen: list[psutil.Process], mark: str) -> list[psutil.Process]:
     return found
 
 
-def tree_of(pid: int) -> list[psutil.Process]:
-    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-
-
-def test_stop_leaves_nothing(model: Path, tmp_path: Path, nothing_is_left: list[psutil.Process]) -> None:
+def test_stop_leaves_nothing(model: Path, tmp_path: Path, seen: Seen) -> None:
     server = Server(str(model), ServerSettings(**SETTINGS), BACKEND, [], tmp_path, 0, "ends")
     server.start()
     server.wait_ready()
     assert server._keeper is not None
-    nothing_is_left += tree_of(server._keeper.pid)
-    assert len(nothing_is_left) >= 4, "the keeper, the API server, the engine and its worker"
+    assert seen.look(server._keeper.pid) >= 4, "the keeper, the API server, the engine and its worker"
+    assert seen.shared, "the engine and its worker talk through shared memory"
     server.stop()
 
 
 @pytest.mark.parametrize("until", ["engine", "ready"])
-def test_a_killed_trainer_leaves_nothing(
-    until: str, model: Path, tmp_path: Path, nothing_is_left: list[psutil.Process]
-) -> None:
+def test_a_killed_trainer_leaves_nothing(until: str, model: Path, tmp_path: Path, seen: Seen) -> None:
     """Killed when the generator answers, and before that: as soon as the engine's own process is there."""
     words = [str(model), str(tmp_path), json.dumps(SETTINGS), until]
     owner = subprocess.Popen([sys.executable, "-c", OWNER, *words], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     try:
         pid = int(owner.stdout.readline())
-        wait_for(lambda: len(tree_of(pid)) >= 4, 60.0, "the engine's process")
-        nothing_is_left += tree_of(pid)
+        wait_for(lambda: seen.look(pid) >= 4, 120.0, "the engine's process")
     finally:
         owner.kill()
         owner.wait()

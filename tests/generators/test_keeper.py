@@ -21,9 +21,10 @@ TREE = """
 import mmap, os, signal, sys, tempfile, time
 folder, shared = sys.argv[1:]
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-with open(shared, "wb+") as file:
+with open(shared + ".new", "wb+") as file:
     file.write(bytes(4096)); file.flush()
     memory = mmap.mmap(file.fileno(), 4096)
+os.link(file.name, shared); os.unlink(file.name)  # as glibc makes a semaphore
 tempfile.mkstemp()
 name = "root"
 if os.fork() == 0:

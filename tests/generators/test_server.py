@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lrl.generators.server import HOST, Server, ServerError
@@ -81,6 +83,36 @@ def test_a_generator_is_not_in_the_trainers_world(tmp_path: Path, monkeypatch: p
     for name in placed:
         monkeypatch.setenv(name, "1")
     assert not placed & build(tmp_path).environment().keys()
+
+
+def test_a_generator_is_on_another_nccl_host_where_the_trainer_names_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    server = build(tmp_path)
+    server.backend = "nccl"
+    assert "NCCL_HOSTID" not in server.environment()
+    monkeypatch.setenv("NCCL_HOSTID", "a")
+    assert server.environment()["NCCL_HOSTID"] not in {"", "a"}
+    server.backend = "ipc"
+    assert server.environment()["NCCL_HOSTID"] == "a"
+
+
+def test_only_cuda_handles_may_arrive_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
+    server = build(tmp_path)
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in server.environment()
+    server.backend = "ipc"
+    assert server.environment()["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
+def test_generators_on_the_cpu_are_not_pinned_to_the_same_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    assert build(tmp_path).environment()["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
+    assert build(tmp_path).environment()["VLLM_CPU_OMP_THREADS_BIND"] == "0-3", "the user's own choice"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +193,10 @@ def test_a_keeper_that_hangs_is_killed_with_all_it_keeps(tmp_path: Path) -> None
     server.start()
     server.wait_ready()
     assert server._keeper is not None
-    os.kill(server._keeper.pid, 19)  # SIGSTOP
+    scratch = psutil.Process(server._keeper.pid).children()[0].environ()["TMPDIR"]
+    os.kill(server._keeper.pid, signal.SIGSTOP)
     server.stop()
+    os.rmdir(scratch)  # a killed keeper cannot
     time.sleep(0.2)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, server.port), timeout=5)

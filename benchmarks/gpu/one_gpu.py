@@ -1,0 +1,243 @@
+"""Trainer and vLLM on one GPU: how long a step and its sync take, how fast both sides are, and what fits.
+
+A real `Trainer.fit` of a policy with random weights. A sync is held against a plain copy of the same bytes within the
+GPU: the least that moving them can cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+import lrl
+from benchmarks.gpu.memory_plan import (
+    CONCURRENT_ANSWERS,
+    GIB,
+    GROUPS_PER_STEP,
+    HEAD_CHUNK_TOKENS,
+    MAX_PROMPT_TOKENS,
+    MAX_RESPONSE_TOKENS,
+    MICRO_BATCH_TOKENS,
+    ROLLOUTS_PER_GROUP,
+    plan_memory,
+)
+from benchmarks.gpu.random_policy import SHAPES, hashed, llama, made_up_rows, make_policy
+from lrl.callbacks import Throughput, WeightSync
+from lrl.rollouts.sources import read_rows
+
+COMMAND = ["python", "-m", "benchmarks.gpu.one_gpu"]
+MEASURED = slice(2, -1)
+"""The first two steps fill the pipeline and allocate AdamW's state; in the last one nothing is left to generate."""
+LEAST_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step; seconds, and tokens per second."""
+
+    step_s: float
+    wait_s: float
+    train_s: float
+    sync_s: float
+    pause_s: float
+    generated_tokens_per_s: float
+    trained_tokens_per_s: float
+
+
+class Recorder(L.Callback):
+    """Keeps every step's times and the most memory in use on the device, both processes together.
+
+    Args:
+        throughput: What measures the steps; it must run before this.
+    """
+
+    def __init__(self, throughput: Throughput) -> None:
+        self.throughput = throughput
+        self.steps: list[StepRecord] = []
+        self.device_bytes = 0
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Note the step that has just ended."""
+        times, stream = self.throughput.times, trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        self.steps.append(
+            StepRecord(
+                step_s=times.step,
+                wait_s=times.wait,
+                train_s=times.train,
+                sync_s=times.sync,
+                pause_s=times.sync_pause,
+                generated_tokens_per_s=self.throughput.generated_tokens_per_s,
+                trained_tokens_per_s=stream.num_tokens / times.step,
+            )
+        )
+        free, total = torch.cuda.mem_get_info()
+        self.device_bytes = max(self.device_bytes, total - free)
+
+
+def copy_seconds(num_bytes: int, repeats: int = 10) -> float:
+    """Median seconds of a copy of `num_bytes` within the GPU, by CUDA events."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
+    target = torch.zeros_like(source)
+    seconds = []
+    for _ in range(repeats + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1000)
+    return statistics.median(seconds[3:])
+
+
+def make_run(
+    folder: Path, rows: list[dict[str, Any]], transport: str, steps: int, utilization: float
+) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
+    """Trainer, policy, data and recorder of a run, ready for `fit`."""
+    throughput = Throughput()
+    recorder = Recorder(throughput)
+    server = lrl.ServerSettings(gpu_memory_utilization=utilization, max_num_seqs=CONCURRENT_ANSWERS)
+    trainer = L.Trainer(
+        accelerator="gpu",
+        devices=1,
+        strategy=lrl.AsyncSingleDevice(generator_devices=0, weight_transfer=transport, server=server),
+        callbacks=[WeightSync(), throughput, recorder],
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder.parent,
+    )
+    policy = lrl.PolicyModule(
+        str(folder), dtype="bfloat16", gradient_checkpointing=True, head_chunk_tokens=HEAD_CHUNK_TOKENS
+    )
+    data = lrl.RolloutDataModule(
+        prompts=lrl.Prompts(rows, prompt_column="question", too_long="skip"),
+        rewards=[hashed],
+        groups_per_step=GROUPS_PER_STEP,
+        rollouts_per_group=ROLLOUTS_PER_GROUP,
+        max_prompt_tokens=MAX_PROMPT_TOKENS,
+        max_response_tokens=MAX_RESPONSE_TOKENS,
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+    )
+    return trainer, policy, data, recorder
+
+
+def medians(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """The median of each number over the measured steps."""
+    measured = [asdict(step) for step in steps[MEASURED]]
+    return {name: statistics.median(step[name] for step in measured) for name in measured[0]}
+
+
+def table(result: dict[str, Any]) -> str:
+    """A result as a Markdown table, with date, versions and command below it."""
+    columns = {
+        "policy": result["size"],
+        "transport": result["transport"],
+        "step s": f"{result['step_s']:.2f}",
+        "wait s": f"{result['wait_s']:.2f}",
+        "train s": f"{result['train_s']:.2f}",
+        "sync s": f"{result['sync_s']:.3f}",
+        "pause s": f"{result['pause_s']:.3f}",
+        "copy s": f"{result['copy_s']:.4f}",
+        "generated tokens/s": f"{result['generated_tokens_per_s']:,.0f}",
+        "trained tokens/s": f"{result['trained_tokens_per_s']:,.0f}",
+        "trainer peak GiB": f"{result['trainer_peak_gib']:.1f}",
+        "device peak GiB": f"{result['device_peak_gib']:.1f}",
+    }
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns), " | ".join(columns.values())]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    below = f"{result['date']}, {result['gpu']}, {versions}: `{result['command']}`"
+    return "\n".join([*(f"| {line} |" for line in lines), "", below])
+
+
+def measure(args: argparse.Namespace, command: str) -> dict[str, Any]:
+    """One run from nothing to its result."""
+    config = llama(args.size)
+    plan = plan_memory(config)
+    utilization = plan.utilization(torch.cuda.mem_get_info()[1])
+    rows = list(read_rows(args.prompts, None, "train") if args.prompts else made_up_rows())
+    folder = args.folder / f"policy-{args.size}"
+    make_policy(config, [row["question"] for row in rows], folder, "cuda")
+    copied_s = copy_seconds(plan.weights)
+    torch.cuda.empty_cache()  # for vLLM
+    torch.cuda.reset_peak_memory_stats()
+    if args.transport == "nccl":
+        os.environ.setdefault("NCCL_HOSTID", "lrl-trainer")
+    trainer, policy, data, recorder = make_run(folder, rows, args.transport, args.steps, utilization)
+    trainer.fit(policy, data)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": command,
+        "versions": {name: metadata.version(name) for name in ("torch", "vllm", "transformers", "lightning")},
+        "gpu": torch.cuda.get_device_name(),
+        "size": args.size,
+        "transport": args.transport,
+        "measured_steps": len(recorder.steps[MEASURED]),
+        **medians(recorder.steps),
+        "copy_s": copied_s,
+        "weights_gib": plan.weights / GIB,
+        "trainer_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "device_peak_gib": recorder.device_bytes / GIB,
+        "planned_gib": (plan.trainer + plan.generator) / GIB,
+        "gpu_memory_utilization": utilization,
+    }
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog=" ".join(COMMAND), description="Trainer and vLLM on one GPU, random weights.")
+    parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="the policy (%(default)s)")
+    parser.add_argument("--transport", choices=["ipc", "nccl"], default="ipc", help="how weights travel (%(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=12,
+        help="optimizer steps; the first two and the last do not count (%(default)s)",
+    )
+    parser.add_argument("--prompts", help="GSM8K as a file, or any rows with a `question`; left out: made-up rows")
+    parser.add_argument("--folder", type=Path, default=Path("runs/one_gpu"), help="of policies and logs (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/one_gpu/results.jsonl"), help="gets a line (%(default)s)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, append the result to `--out` as a line of JSON, and print it as a table."""
+    parser = make_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(words)
+    if args.steps < LEAST_STEPS:
+        parser.error(f"--steps {args.steps}: the first two and the last are not measured; give at least {LEAST_STEPS}.")
+    if not torch.cuda.is_available():
+        parser.error(
+            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, with CUDA builds of torch and vLLM."
+        )
+    args.folder.mkdir(parents=True, exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        result = measure(args, shlex.join([*COMMAND, *words]))
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    with args.out.open("a") as file:
+        file.write(json.dumps(result) + "\n")
+    print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""A policy of a real model's size with random weights, and a load that needs no download.
+
+Such a policy practically never ends an answer: every answer has the full length, and every step the same work. The
+reward is a hash of the answer, so that advantages differ. Nothing can be learned from it; it is for timing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+EOS = "<eos>"
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5b": {  # of Qwen2.5-0.5B
+        "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    },
+    "8b": {  # of Llama-3.1-8B
+        "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+def llama(size: str) -> LlamaConfig:
+    """The shape of the policy `size`."""
+    ends = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
+    return LlamaConfig(**SHAPES[size], **ends, max_position_embeddings=4096, dtype="bfloat16")
+
+
+def num_parameters(config: LlamaConfig) -> int:
+    """Parameters of a Llama of this shape, a tied head counted once; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())
+
+
+def made_up_rows(count: int = 1024) -> Iterator[dict[str, str]]:
+    """Word problems in the form of GSM8K, always the same."""
+    rng = random.Random(0)
+    for _ in range(count):
+        a, b, c = rng.randrange(2, 90), rng.randrange(2, 20), rng.randrange(2, 12)
+        name = rng.choice(["Ada", "Ben", "Chloe", "Dev", "Elif", "Femi"])
+        question = (
+            f"{name} has {a} apples and buys {b} baskets with {c} apples each. On the way home {name} gives a third of "
+            f"the new apples to the neighbours. How many apples are left?"
+        )
+        yield {"question": question, "answer": f"#### {a + b * c - b * c // 3}"}
+
+
+def make_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE learned from `texts`, filled up with words no text has: a random policy draws any token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(4096, vocab_size),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[EOS],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    written = json.loads(tokenizer.to_str())
+    vocab = written["model"]["vocab"]
+    vocab |= {f"<{index}>": index for index in range(len(vocab), vocab_size)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(written)), eos_token=EOS)
+
+
+def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device: str) -> None:
+    """Write a policy with random weights and its tokenizer; one that is there already is kept."""
+    if folder.exists():
+        return
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(unfinished)
+    make_tokenizer(texts, config.vocab_size).save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+def hashed(prompt: str, response: str, **columns: Any) -> float:
+    """A reward from 0 to 1, as good as drawn by lot."""
+    return zlib.crc32(response.encode()) / 2**32

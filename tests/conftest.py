@@ -1,0 +1,40 @@
+"""Shared by all tests: few threads, no hub, and one real vLLM server that lives as long as the session.
+
+A server takes half a minute to start. Every run syncs its own weights at its start, so runs of the same architecture can
+follow one another on one server; only the tests of starting and ending servers start their own.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lent_server import LentServer, start_server
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's policy before its warm-up: random weights, 1 M parameters."""
+    from lrl.quickstart.warmup import make_model, make_tokenizer
+
+    folder = tmp_path_factory.mktemp("policy")
+    make_model().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lent_server(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentServer]:
+    """A running vLLM server of that architecture."""
+    server = start_server(policy_folder, tmp_path_factory.mktemp("server"))
+    try:
+        yield LentServer(server)
+    finally:
+        server.stop()

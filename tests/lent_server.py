@@ -1,0 +1,53 @@
+"""A vLLM server that many runs use, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+import lrl
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+
+
+def start_server(model: Path, folder: Path) -> Server:
+    """A server on the CPU, ready to answer."""
+    settings = ServerSettings(max_model_len=128, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5)
+    server = Server(str(model), settings, "shared_memory", [], folder, 0, "lent")
+    server.start()
+    server.wait_ready()
+    return server
+
+
+class LentServer:
+    """A server that a run neither starts nor stops."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.server, name)
+
+    def start(self) -> None:
+        """It runs already."""
+
+    def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
+        """It is ready already."""
+
+    def stop(self) -> None:
+        """It goes on running."""
+
+
+class Borrowing(lrl.AsyncSingleDevice):
+    """The strategy with a lent server in the place of its own."""
+
+    def __init__(self, server: LentServer) -> None:
+        super().__init__(generator_devices=1)
+        self.lent = server
+
+    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+        """See `GeneratorDevices.make_servers`."""
+        return [self.lent]  # type: ignore[list-item]

@@ -1,0 +1,202 @@
+"""The book of groups, driven by runs whose answers come in any order and which crash at any moment."""
+
+import io
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.data import Group, Prompt
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+
+STEPS = 9
+shapes = st.tuples(st.integers(1, 13), st.integers(1, 5), st.integers(0, 3), st.booleans())
+
+
+def make_pacing(shape: tuple[int, int, int, bool], last_step: int | None = STEPS) -> Pacing:
+    prompts, groups, max_lag, wait = shape
+    return Pacing(
+        prompts_per_epoch=prompts,
+        groups_per_step=groups,
+        max_lag=max_lag,
+        last_step=last_step,
+        wait_for_stragglers=wait,
+    )
+
+
+def make_group(index: int) -> Group:
+    return Group(index=index, prompt=Prompt(id=100 + index, token_ids=[1], text=""))
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint gives back; fails for anything but plain types."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class Run:
+    """A trainer and its generators without time: which answer ends next, and when the run crashes, is drawn."""
+
+    def __init__(self, pacing: Pacing, every_n_steps: int, seed: int, crashes: float = 0.0) -> None:
+        self.pacing, self.every_n_steps, self.crashes = pacing, every_n_steps, crashes
+        self.draw = random.Random(seed)
+        self.trained: list[tuple[int, int]] = []
+        """(index, lag of the oldest possible token) of each group, for the steps that are done."""
+        self.step = 0
+        self.start(None)
+        self.checkpoint = self.save()
+
+    def start(self, state: dict[str, Any] | None) -> None:
+        self.ledger, self.born, self.in_step = Ledger(self.pacing), dict[int, int](), list[tuple[int, int]]()
+        if state is not None:
+            self.ledger.load_state_dict(through_a_file(state))
+        self.sync()
+
+    def sync(self) -> None:
+        self.born |= dict.fromkeys(self.ledger.admit(self.step), self.step)
+
+    def save(self) -> tuple[int, int, dict[str, Any]]:
+        return self.step, len(self.trained), self.ledger.state_dict(self.step)
+
+    def crash(self) -> None:
+        """Back to what is saved on the way out of an unfinished step, or to an older checkpoint."""
+        self.step, trained, state = self.save() if self.draw.random() < 0.5 else self.checkpoint
+        del self.trained[trained:]
+        self.start(state)
+
+    def finish_some(self, least: int) -> None:
+        for _ in range(max(least, self.draw.randint(0, 3))):
+            if self.ledger.running:
+                self.ledger.finish(make_group(self.draw.choice(list(self.ledger.running))))
+
+    def train_a_group(self) -> None:
+        self.finish_some(0)
+        while (group := self.ledger.take(self.step)) is None:
+            assert self.ledger.running, f"deadlock: step {self.step} waits and nothing runs"
+            self.finish_some(1)
+        self.in_step.append((group.index, self.step - self.born[group.index]))
+
+    def go(self, steps: int = STEPS) -> "Run":
+        while self.step < steps:
+            if self.draw.random() < self.crashes:
+                self.crash()
+            elif len(self.in_step) < self.pacing.groups_in(self.step):
+                self.train_a_group()
+            else:
+                self.end_step()
+        return self
+
+    def end_step(self) -> None:
+        self.trained += self.in_step
+        self.in_step, self.step = [], self.step + 1
+        if self.draw.random() < 0.5:
+            self.checkpoint = self.save()
+        if self.step % self.every_n_steps == 0:
+            self.sync()
+
+
+def every_n_steps(pacing: Pacing, seed: int) -> int:
+    """A number of steps between syncs that the lag allows."""
+    return 1 + seed % (pacing.max_lag + 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]))
+def test_every_prompt_is_trained_exactly_once_an_epoch(shape: tuple, seed: int, crashes: float) -> None:
+    pacing = make_pacing(shape)
+    run = Run(pacing, every_n_steps(pacing, seed), seed, crashes).go()
+    assert sorted(index for index, _ in run.trained) == list(range(pacing.groups_before(STEPS)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]), st.sampled_from([STEPS, None]))
+def test_no_trained_token_lags_more_than_max_lag(shape: tuple, seed: int, crashes: float, last_step: int) -> None:
+    pacing = make_pacing((*shape[:3], True), last_step)
+    run = Run(pacing, every_n_steps(pacing, seed), seed, crashes).go()
+    assert max(lag for _, lag in run.trained) <= pacing.max_lag
+
+
+@settings(max_examples=50, deadline=None)
+@given(shapes, st.integers(0, 10**6), st.integers(1, STEPS - 1))
+def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(shape: tuple, seed: int, resumed_at: int) -> None:
+    prompts, groups, max_lag, _ = shape
+    run = Run(make_pacing((prompts, groups, max_lag, True)), 1, seed).go(resumed_at)
+    before = len(run.trained)
+    run.pacing = make_pacing((prompts, groups, 0, True))
+    run.start(run.ledger.state_dict(run.step))
+    run.go()
+    assert all(lag == 0 for _, lag in run.trained[before:])
+    assert sorted(index for index, _ in run.trained) == list(range(run.pacing.groups_before(STEPS)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(shapes, st.integers(0, 10**6), st.sampled_from([20, 60]))
+def test_the_book_does_not_grow_with_the_run(shape: tuple, seed: int, steps: int) -> None:
+    pacing = make_pacing((*shape[:3], True), None)
+    k = every_n_steps(pacing, seed)
+    run = Run(pacing, k, seed).go(steps)
+    ledger, state = run.ledger, run.ledger.state_dict(steps)
+    assert len(ledger.running) + len(ledger.finished) <= (pacing.max_lag + 1) * pacing.groups_per_step
+    assert len(state["trained_ahead"]) <= (pacing.max_lag + k) * pacing.groups_per_step
+    assert len(ledger._steps) == len(state["trained_ahead"]) and len(ledger._open) <= pacing.max_lag + 1
+
+
+def test_a_group_of_an_older_version_gets_its_place_though_others_finished_first() -> None:
+    ledger = Ledger(make_pacing((8, 2, 1, True)))
+    assert ledger.admit(0) == [0, 1, 2, 3]
+    for index in (1, 2):
+        ledger.finish(make_group(index))
+    assert [ledger.take(0).index, ledger.take(0).index] == [1, 2]
+    assert ledger.admit(1) == [4, 5]
+    for index in (4, 5, 0):
+        ledger.finish(make_group(index))
+    assert ledger.take(1).index == 0
+    assert ledger.take(1) is None  # 3 is too old for step 2, so 4 and 5 wait for it
+
+
+def test_a_masked_straggler_does_not_hold_the_step() -> None:
+    ledger = Ledger(make_pacing((8, 2, 1, False)))
+    ledger.admit(0)
+    for index in (1, 2, 3):
+        ledger.finish(make_group(index))
+    assert [ledger.take(0).index, ledger.take(0).index] == [1, 2]
+    ledger.admit(1)
+    ledger.finish(make_group(4))
+    assert [ledger.take(1).index, ledger.take(1).index] == [3, 4]
+    assert list(ledger.running) == [0, 5]
+
+
+def give_up_in_step_0() -> Ledger:
+    ledger = Ledger(make_pacing((4, 2, 0, True)))
+    for index in ledger.admit(0):
+        ledger.finish(make_group(index))
+    ledger.give_up(ledger.take(0))
+    ledger.take(0)
+    return ledger
+
+
+def test_a_group_that_was_given_up_is_listed_by_its_prompt_through_a_resume() -> None:
+    resumed = Ledger(make_pacing((4, 2, 0, True)))
+    resumed.load_state_dict(through_a_file(give_up_in_step_0().state_dict(1)))
+    assert resumed.given_up == {0: 100} and resumed.admit(1) == [2, 3]
+    resumed.take(2)
+    assert resumed.state_dict(2)["given_up"] == {0: 100}
+
+
+def test_a_group_that_an_unfinished_step_gave_up_is_generated_anew_and_not_listed() -> None:
+    resumed = Ledger(make_pacing((4, 2, 0, True)))
+    resumed.load_state_dict(through_a_file(give_up_in_step_0().state_dict(0)))
+    assert resumed.given_up == {} and resumed.admit(0) == [0, 1]
+
+
+@pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])
+def test_a_checkpoint_of_a_run_with_other_steps_is_refused(other: tuple) -> None:
+    state = Run(make_pacing((4, 2, 0, True)), 1, seed=0).go(3).ledger.state_dict(3)
+    with pytest.raises(ValueError, match="groups_per_step"):
+        Ledger(make_pacing(other)).load_state_dict(state)

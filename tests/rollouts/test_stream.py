@@ -1,0 +1,72 @@
+"""The stream of one optimizer step."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lrl.advantages import GroupMean
+from lrl.data import Group
+from lrl.rollouts import stream
+from lrl.rollouts.packing import Packer
+from lrl.rollouts.stream import StepStream
+from tests.rollouts.test_packing import make_group
+
+
+class Scene:
+    """A trainer at a row of groups, and a clock that moves only when somebody waits or works."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.groups = iter(groups)
+        self.events: list[str] = []
+        self.now = 0.0
+        self.given_up: list[Group] = []
+        packer = Packer(64, GroupMean(), 1.0)
+        self.stream = StepStream(self.next_group, len(groups), packer, 0, self.given_up.append)
+
+    def next_group(self) -> Group:
+        group = next(self.groups)
+        self.now += 2.0
+        self.events.append(f"group {group.index}")
+        return group
+
+    def train(self) -> int:
+        tokens = 0
+        for batch in self.stream:
+            self.now += 100.0
+            self.events.append("train")
+            tokens += batch.num_tokens
+        return tokens
+
+
+def test_training_begins_before_the_last_group_is_there() -> None:
+    scene = Scene([make_group(i, 4, [12, 12]) for i in range(6)])
+    scene.train()
+    assert scene.events.index("train") < scene.events.index("group 3")
+    assert scene.events.count("train") > 1
+
+
+def test_the_wait_is_the_time_for_groups_and_not_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene([make_group(i, 4, [12, 12]) for i in range(6)])
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: scene.now))
+    scene.train()
+    assert scene.stream.wait_s == 12.0
+
+
+def test_the_steps_denominator_is_every_token_in_the_loss() -> None:
+    scene = Scene([make_group(i, 4, [9, 5 + i]) for i in range(4)])
+    assert scene.train() == scene.stream.num_tokens == sum(9 + 5 + i for i in range(4))
+    assert [group.index for group in scene.stream.groups] == [0, 1, 2, 3]
+
+
+def test_a_group_with_too_few_scored_answers_is_given_up() -> None:
+    groups = [make_group(i, 4, [9, 9]) for i in range(3)]
+    groups[1].rollouts[0].reward = None
+    scene = Scene(groups)
+    assert scene.train() == 36
+    assert scene.given_up == [groups[1]]
+
+
+def test_a_step_without_anything_to_train_ends() -> None:
+    group = make_group(0, 4, [9, 9])
+    group.rollouts[0].reward = None
+    assert Scene([group]).train() == 0

@@ -1,0 +1,54 @@
+"""A run in a process of its own, which the tests end in one way or another. Arguments: policy folder, run folder, steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+import lrl
+from lrl.callbacks import WeightSync
+
+
+class Report(L.Callback):
+    """Says how far the run is, and fails where it is told to."""
+
+    def __init__(self, fail_at: int) -> None:
+        self.fail_at = fail_at
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        sys.stdout.write(f"step {trainer.global_step}\n")
+        sys.stdout.flush()
+        if trainer.global_step == self.fail_at:
+            raise RuntimeError("the module fails")
+
+
+def main(policy: str, folder: str, steps: int, fail_at: int) -> None:
+    settings = lrl.ServerSettings(max_num_seqs=8, kv_cache_gib=0.1)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=lrl.AsyncSingleDevice(server=settings),
+        callbacks=[WeightSync(), Report(fail_at)],
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=Path(folder),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    data = lrl.RolloutDataModule(
+        [{"prompt": f"{n}+1="} for n in range(10, 99)],
+        ["tests.odd_lengths:brevity"],
+        groups_per_step=2,
+        rollouts_per_group=2,
+        max_prompt_tokens=16,
+        max_response_tokens=32,
+    )
+    trainer.fit(lrl.PolicyModule(policy), data)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,74 @@
+"""No process outlives its run, and nothing of it stays in /dev/shm, whichever way it ends. Each end is a whole run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.leftovers import living, nothing_left, wait_for
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from nothing_left(monkeypatch)
+
+
+def run(policy: Path, folder: Path, *, steps: int = 1_000_000, fail_at: int = -1) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "tests.run_that_ends", str(policy), str(folder), str(steps), str(fail_at)]
+    with (folder / "output").open("w") as errors:
+        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == f"step {step}":
+            return
+    pytest.fail(f"the run ended before step {step}")
+
+
+def weights_in_shared_memory() -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if name.startswith("lrl-")]
+
+
+def test_a_run_that_ends_well_leaves_nothing(policy_folder: Path, tmp_path: Path, mark: str) -> None:
+    process = run(policy_folder, tmp_path, steps=3)
+    wait_for_step(process, 3)
+    assert process.wait(60) == 0
+
+
+def test_a_run_whose_module_fails_leaves_nothing_and_says_why(policy_folder: Path, tmp_path: Path, mark: str) -> None:
+    process = run(policy_folder, tmp_path, fail_at=2)
+    wait_for_step(process, 2)
+    assert process.wait(60) == 1
+    assert "RuntimeError: the module fails" in (tmp_path / "output").read_text()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_told_to_end_leaves_nothing(
+    policy_folder: Path, tmp_path: Path, mark: str, signum: signal.Signals
+) -> None:
+    process = run(policy_folder, tmp_path)
+    wait_for_step(process, 2)
+    assert len(living(mark)) >= 5, "trainer, reward worker, keeper, API server, engine"
+    assert weights_in_shared_memory()
+    process.send_signal(signum)
+    process.wait(60)
+
+
+def test_a_run_that_is_killed_while_its_server_starts_leaves_nothing(
+    policy_folder: Path, tmp_path: Path, mark: str
+) -> None:
+    process = run(policy_folder, tmp_path)
+    wait_for(lambda: list(tmp_path.glob("generator-0.log")), 90.0, "the server's log")
+    wait_for(lambda: len(living(mark)) >= 3, 60.0, "trainer, keeper and API server")
+    process.kill()
+    process.wait(60)

@@ -1,0 +1,176 @@
+"""The shipped recipes: they build, settings change what they say, and they run with tiny policies for big ones.
+
+The data sets are folders that lie where the hub's names point, so the recipes are run as they are written.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lrl.callbacks import Evaluation
+from lrl.callbacks.find import find_all
+from lrl.cli import main, recipes
+from tests.data_rows import gsm8k_rows, math_rows
+from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
+
+PROBLEMS = 8
+ON_CPU = ["--trainer.accelerator", "cpu"]
+SMALL = [
+    *ON_CPU,
+    *("--trainer.max_steps", "3"),
+    *("--trainer.strategy.server.max_num_seqs", "16"),
+    *("--data.groups_per_step", "2"),
+    *("--data.rollouts_per_group", "2"),
+    *("--data.max_response_tokens", "8"),
+    *("--data.reward_workers", "1"),
+]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Builds what `lrl fit` would run: gives the trainer, and what its `fit` was called with."""
+    calls: list[tuple[L.Trainer, dict[str, Any]]] = []
+
+    @functools.wraps(L.Trainer.fit)
+    def fit(self: L.Trainer, **arguments: Any) -> None:
+        calls.append((self, arguments))
+
+    def run(*words: str) -> tuple[L.Trainer, Any, Any]:
+        assert main(["fit", *words, *ON_CPU]) == 0
+        trainer, arguments = calls.pop()
+        return trainer, arguments["model"], arguments["datamodule"]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(L.Trainer, "fit", fit)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
+    return run
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the hub's names are folders, each with a few short rows."""
+    folder = tmp_path_factory.mktemp("hub")
+    gsm8k = [row for row in gsm8k_rows(100) if len(row["question"]) < 250]
+    math = [row for row in math_rows(100) if len(row["problem"]) < 250]
+    columns = ("problem", "solution")
+    write_split(folder / "openai/gsm8k", "main", "train", gsm8k[PROBLEMS : 4 * PROBLEMS])
+    write_split(folder / "openai/gsm8k", "main", "test", gsm8k[:PROBLEMS])
+    write_split(folder / "HuggingFaceH4/MATH-500", "default", "test", math[:PROBLEMS])
+    rows = [{name: row[name] for name in columns} for row in math[PROBLEMS : 4 * PROBLEMS]]
+    write_split(folder / "DigitalLearningGmbH/MATH-lighteval", "default", "train", rows)
+    return folder
+
+
+def write_split(folder: Path, subset: str, split: str, rows: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / f"{split}.jsonl", rows)
+    files = [{"split": path.stem, "path": path.name} for path in sorted(folder.glob("*.jsonl"))]
+    card = yaml.safe_dump({"configs": [{"config_name": subset, "data_files": files}]})
+    (folder / "README.md").write_text(f"---\n{card}---\n")
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def lrl(folder: Path, *words: str | Path) -> str:
+    """Runs the installed command in `folder`; returns what it printed."""
+    command = [str(Path(sys.executable).with_name("lrl")), *map(str, words)]
+    environment = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=560)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_every_recipe_builds_by_its_name_and_by_its_path(build: Any, name: str) -> None:
+    for config in (name, str(recipes()[name])):
+        trainer, _, _ = build("--config", config)
+        assert trainer.max_steps > 0 and find_all(trainer, Evaluation)
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_every_recipe_has_its_expected_result_beside_it(name: str) -> None:
+    page = recipes()[name].with_name("README.md").read_text()
+    assert f"## {name}\n" in page
+
+
+@pytest.mark.parametrize("name", sorted(recipes()))
+def test_settings_on_the_command_line_change_what_they_say(build: Any, name: str) -> None:
+    changes = ["--trainer.max_steps", "20", "--data.max_lag", "0"]
+    trainer, policy, data = build("--config", name, *changes, "--model.objective", "AIPO", "--model.objective.rho", "2")
+    assert (trainer.max_steps, data.max_lag, policy.objective.rho) == (20, 0, 2.0)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("gsm8k", gsm8k_rows(3)), ("math", math_rows(3))])
+def test_a_file_takes_the_place_of_a_recipes_data_set(
+    build: Any, name: str, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    _, _, data = build("--config", name, "--data.prompts.source", str(file))
+    data.prompts.load(byte_tokenizer(), 4096)
+    assert len(data.prompts) == 3 and data.prompts.name == name
+    question = rows[0].get("question") or rows[0]["problem"]
+    assert next(iter(data.prompts)).text.startswith(question)
+    assert next(iter(data.prompts)).text.endswith("put your final answer in \\boxed{}.")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "make", "evaluated"), [("gsm8k", tiny_llama, {"gsm8k", "math500"}), ("math", tiny_qwen2, {"math500"})]
+)
+def test_a_recipe_runs_with_a_tiny_policy(
+    recipe: str, make: Any, evaluated: set[str], hub: Path, tmp_path: Path
+) -> None:
+    policy = make(tmp_path / "policy")
+    lrl(hub, "fit", "--config", recipe, "--model.model", policy, *SMALL, "--trainer.logger.save_dir", tmp_path)
+    folder = tmp_path / recipe / "version_0"
+
+    board = EventAccumulator(str(folder)).Reload()
+    lags = [event.value for event in board.Scalars("policy/lag_max")]
+    assert len(lags) == 3 and max(lags) <= 1
+    tags = set(board.Tags()["scalars"])
+    assert {"policy/loss", "reward/mean", "time/step", "fleet/alive"} <= tags
+    assert {tag.split("/")[1] for tag in tags if tag.startswith("eval/")} == evaluated
+    assert any(tag.startswith("eval/math500/level/") for tag in tags)
+
+    AutoModelForCausalLM.from_pretrained(folder / "policy")
+    assert AutoTokenizer.from_pretrained(folder / "policy").chat_template
+
+
+def test_validate_prints_the_report_and_writes_every_answer(hub: Path, tmp_path: Path) -> None:
+    policy = tiny_llama(tmp_path / "policy")
+    prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "gsm8k", "split": "test"}}
+    sampled = {"prompts": prompts, "samples": 4, "temperature": 1.0}
+    callbacks = [
+        {"class_path": "lrl.callbacks.WeightSync"},
+        {"class_path": "lrl.callbacks.Evaluation", "init_args": sampled},
+    ]
+    four_answers = tmp_path / "four_answers.yaml"
+    four_answers.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    printed = lrl(
+        hub,
+        *("validate", "--config", recipes()["gsm8k"], "--config", four_answers, "--model.model", policy),
+        *(*SMALL, "--trainer.logger.save_dir", tmp_path),
+    )
+    assert f"gsm8k: {PROBLEMS} problems x 4 answers, sampled, version 0" in printed
+    assert "95 % interval" in printed and "pass@4" in printed
+
+    file = tmp_path / "gsm8k/version_0/evaluation/gsm8k-step000000.jsonl"
+    assert str(file) in printed
+    answers = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(answer["id"] for answer in answers) == sorted(list(range(PROBLEMS)) * 4)
+    assert all(answer["reward"] in (0, 1) and answer["response"] is not None for answer in answers)

@@ -1,0 +1,91 @@
+"""`lrl talk`: an exported policy answers, from the command line and line by line."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from lrl import cli, talk
+from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
+
+EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that says 8 after anything but 8, and then ends: its answer to `1+7=` is `8`."""
+    folder = tmp_path_factory.mktemp("policy")
+    model = make_model()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.model.norm.weight.fill_(1.0)
+        model.model.embed_tokens.weight[:, 0] = 1.0
+        model.model.embed_tokens.weight[EIGHT, 1] = 10.0
+        model.lm_head.weight[EIGHT, 0] = 1.0
+        model.lm_head.weight[EOS, 1] = 1.0
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_prompt_on_the_command_line_is_answered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["talk", str(folder), "1+7="]) == 0
+    assert capsys.readouterr().out == "8\n"
+
+
+def test_lines_are_answered_until_an_empty_one(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1+7=\nhello\n2+6=\n\n3+5=\n"))
+    assert talk.main([str(folder)]) == 0
+    written = capsys.readouterr()
+    assert written.out == "8\n8\n"
+    assert "cannot read 'hello'" in written.err
+
+
+def test_the_end_of_the_input_ends_the_talk(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1+7="))
+    assert talk.main([str(folder)]) == 0
+    assert capsys.readouterr().out == "8\n"
+
+
+def test_a_folder_without_a_policy_is_an_error_of_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["talk", str(tmp_path / "nowhere"), "1+7="]) == 2
+    written = capsys.readouterr()
+    assert not written.out and written.err.count("\n") == 2 and "nowhere" in written.err
+
+
+def test_a_prompt_that_cannot_be_read_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk.main([str(folder), "hello"]) == 2
+    assert "cannot read 'hello'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--temperature", "-1"], ["--max_tokens", "0"]])
+def test_a_value_out_of_range_is_named(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        talk.main([str(folder), *words])
+    assert " ".join(words) in capsys.readouterr().err
+
+
+def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Path) -> None:
+    LlamaForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    chosen = GenerationConfig(do_sample=True, temperature=0.3, top_p=0.2, repetition_penalty=1.5, eos_token_id=[EOS, 5])
+    chosen.save_pretrained(tmp_path)
+    greedy = talk.open_policy(tmp_path, 0.0, 7)[0].generation_config
+    drawn = talk.open_policy(tmp_path, 0.5, 7)[0].generation_config
+    assert not greedy.do_sample and not greedy.repetition_penalty and greedy.max_new_tokens == 7
+    assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.top_k) == (True, 0.5, 1.0, 0)
+    assert greedy.eos_token_id == [EOS, 5]
+
+
+def test_a_chat_template_is_used() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}>{% endfor %}"
+    assert tokenizer.decode(talk.encode(tokenizer, "1+7=")["input_ids"][0]).endswith("1+7=>")

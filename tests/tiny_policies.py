@@ -1,0 +1,70 @@
+"""Policies for tests: random weights, two layers, one token a byte, and a chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """259 tokens: every byte, and three special ones; an answer ends with `<|end|>`."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([PAD, START, END, *letters])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([PAD, START, END])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
+    )
+
+
+def tiny_llama(folder: Path) -> Path:
+    """A Llama with a head of its own; returns the folder."""
+    torch.manual_seed(0)
+    return _save(LlamaForCausalLM(LlamaConfig(**_sizes(), tie_word_embeddings=False)), folder)
+
+
+def tiny_qwen2(folder: Path) -> Path:
+    """A Qwen2 whose head is the embedding, as in the small ones that people train; returns the folder."""
+    torch.manual_seed(0)
+    return _save(Qwen2ForCausalLM(Qwen2Config(**_sizes(), tie_word_embeddings=True)), folder)
+
+
+def _sizes() -> dict[str, Any]:
+    tokenizer = byte_tokenizer()
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+
+
+def _save(model: PreTrainedModel, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,101 @@
+"""The four calls of a sync, as they reach each generator of a crew."""
+
+import asyncio
+import pickle
+from base64 import b64decode
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lrl.generators.client import GeneratorError
+from lrl.generators.crew import Crew
+from lrl.generators.loop import LoopThread
+from lrl.weights import Control
+from lrl.weights.ipc import Ipc
+
+
+class Recorder:
+    """The client of one generator; remembers routes and bodies."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, Any]] = []
+        self.error: GeneratorError | None = None
+        self.slow = False
+
+    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
+        self.posted.append((route, body))
+        if self.error is not None:
+            raise self.error
+        await asyncio.sleep(30 if self.slow else 0)
+
+
+def make_generator(workers: int) -> Any:
+    server = SimpleNamespace(settings=SimpleNamespace(tensor_parallel_size=workers))
+    return SimpleNamespace(server=server, client=Recorder())
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    """A running loop."""
+    thread = LoopThread()
+    yield thread
+    thread.close()
+
+
+def test_every_worker_of_every_generator_gets_a_rank_of_its_own(loop: LoopThread) -> None:
+    generators = [make_generator(2) for _ in range(3)]
+    info = {"master_address": "127.0.0.1", "rank_offset": 1}
+    Control(Crew(generators), loop, 5.0).init_weight_transfer_engine(info)
+    offsets = [generator.client.posted[0][1]["init_info"]["rank_offset"] for generator in generators]
+    assert offsets == [1, 3, 5]
+    assert info["rank_offset"] == 1
+
+
+def test_a_transport_without_ranks_says_nothing_of_them(loop: LoopThread) -> None:
+    generators = [make_generator(1), make_generator(1)]
+    Control(Crew(generators), loop, 5.0).init_weight_transfer_engine({})
+    assert [generator.client.posted for generator in generators] == [
+        [("/init_weight_transfer_engine", {"init_info": {}})]
+    ] * 2
+
+
+def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
+    generator = make_generator(1)
+    control = Control(Crew([generator]), loop, 5.0)
+    control.version = 12
+    control.start_weight_update()
+    control.update_weights({"file": "w"})
+    control.finish_weight_update()
+    assert generator.client.posted == [
+        ("/start_weight_update", None),
+        ("/update_weights", {"update_info": {"file": "w"}}),
+        ("/finish_weight_update", {"weight_version": "12"}),
+    ]
+
+
+def test_cuda_handles_travel_pickled_and_the_rest_as_it_is(loop: LoopThread) -> None:
+    generator = make_generator(1)
+    info = {"names": ["head"], "ipc_handles": [{"gpu": (1, 2)}]}
+    Ipc().client(Control(Crew([generator]), loop, 5.0)).update_weights(info)
+    ((_, body),) = generator.client.posted
+    sent = body["update_info"]
+    assert sent["names"] == ["head"] and "ipc_handles" not in sent and "ipc_handles" in info
+    assert pickle.loads(b64decode(sent["ipc_handles_pickled"])) == [{"gpu": (1, 2)}]
+
+
+def test_a_generator_that_refuses_ends_the_sync_with_its_own_error(loop: LoopThread) -> None:
+    generators = [make_generator(1), make_generator(1)]
+    generators[1].client.error = GeneratorError("generator 1: /start_weight_update answered 500: no")
+    with pytest.raises(GeneratorError, match="generator 1"):
+        Control(Crew(generators), loop, 5.0).start_weight_update()
+
+
+def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
+    generator = make_generator(1)
+    generator.client.slow = True
+    control = Control(Crew([generator]), loop, deadline_s=-4.9)  # the loop adds 5 s to what the client is given
+    control.version = 3
+    with pytest.raises(TimeoutError, match="/update_weights for weight version 3"):
+        control.update_weights({})

@@ -1,0 +1,106 @@
+"""The transports by their names, and the one that writes files."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lrl.weights import TRANSPORTS, Weights, make_transport, shared_memory
+from lrl.weights.shared_memory import SharedMemory
+
+
+def test_every_name_has_its_transport() -> None:
+    assert [make_transport(name).backend for name in TRANSPORTS] == list(TRANSPORTS)
+
+
+class Calls:
+    """A control plane that only remembers."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.made.append((name, *arguments))  # type: ignore[arg-type]
+
+
+def weights_of(value: float) -> Weights:
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "body", torch.full((4, 6), value, requires_grad=True).t()  # a view, as parameters may be
+        yield "head", torch.full((3,), value, dtype=torch.bfloat16)
+
+    return weights
+
+
+@pytest.fixture
+def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMemory, Calls, Path]:
+    """The transport, its control plane, and the file that it writes."""
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    transport, calls = SharedMemory(), Calls()
+    transport.connect(calls, weights_of(0.0), "run-0")  # type: ignore[arg-type]
+    return transport, calls, tmp_path / "lrl-run-0.safetensors"
+
+
+def test_the_generators_are_sent_to_a_file_with_every_weight(connected: tuple[SharedMemory, Calls, Path]) -> None:
+    transport, calls, file = connected
+    transport.stage(weights_of(1.5))
+    transport.send(calls)  # type: ignore[arg-type]
+    assert calls.made == [
+        ("init_weight_transfer_engine", {}),
+        ("start_weight_update",),
+        ("update_weights", {"file": str(file)}),
+        ("finish_weight_update",),
+    ]
+    expected = {name: tensor.detach() for name, tensor in weights_of(1.5)()}
+    torch.testing.assert_close(load_file(file), expected, rtol=0, atol=0)
+
+
+def test_who_reads_the_old_file_reads_all_of_it(connected: tuple[SharedMemory, Calls, Path]) -> None:
+    transport, _, file = connected
+    transport.stage(weights_of(1.0))
+    with file.open("rb") as reader:
+        begun, old = reader.read(10), file.read_bytes()
+        transport.stage(weights_of(2.0))
+        assert begun + reader.read() == old
+    assert load_file(file)["head"].tolist() == [2.0] * 3
+
+
+def test_a_version_that_could_not_be_written_leaves_the_one_before(
+    connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, _, file = connected
+    transport.stage(weights_of(1.0))
+
+    def half(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(shared_memory, "save_file", half)
+    with pytest.raises(OSError, match="No space left"):
+        transport.stage(weights_of(2.0))
+    assert load_file(file)["head"].tolist() == [1.0] * 3
+    transport.close()
+    assert list(file.parent.iterdir()) == []
+
+
+def test_closing_removes_the_file_and_may_be_repeated(connected: tuple[SharedMemory, Calls, Path]) -> None:
+    transport, _, file = connected
+    transport.stage(weights_of(1.0))
+    transport.close()
+    transport.close()
+    assert list(file.parent.iterdir()) == []
+    SharedMemory().close()
+
+
+def test_too_little_shared_memory_is_said_before_anything_is_written(
+    connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, _, file = connected
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
+    with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):
+        transport.stage(weights_of(1.0))
+    assert list(file.parent.iterdir()) == []

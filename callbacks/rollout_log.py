@@ -37,7 +37,10 @@ class RolloutLog(L.Callback):
         counts = data.reward_pool.counts
         pl_module.log_dict(
             scalars(rollouts)
-            | {"rollouts/discarded": float(stream.packer.discarded_rollouts)}
+            | {
+                "rollouts/discarded": float(stream.packer.discarded_rollouts),
+                "rollouts/masked_tokens": float(stream.packer.masked_tokens),
+            }
             | {f"rewards/{kind}": float(counts[kind]) for kind in ("errors", "timeouts", "crashes")},
             batch_size=1,
         )

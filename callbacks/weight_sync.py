@@ -126,7 +126,8 @@ class WeightSync(L.Callback):
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         tokens = data.probe_tokens(min(PROBE_TOKENS, data.max_model_tokens - 1))
         expected = policy.prompt_logprobs(tokens)
-        tolerance = self.probe_tolerance or PROBE_TOLERANCE[policy.dtype_name]
+        dtypes = {policy.dtype_name, crew.generators[0].server.settings.dtype}
+        tolerance = self.probe_tolerance or max(PROBE_TOLERANCE[dtype] for dtype in dtypes)
         self.probe_difference = 0.0
         for generator in crew.generators:
             ask = generator.client.prompt_logprobs(tokens, salt=f"probe-{crew.version}", deadline_s=self.deadline_s)

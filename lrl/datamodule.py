@@ -7,12 +7,13 @@ an on-policy run and skips a step at a resume.
 
 from __future__ import annotations
 
-import logging
+from collections import UserList
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 
+from lrl import lightning_noise
 from lrl.advantages import Advantages, GroupMean
 from lrl.data import Group
 from lrl.generators.fleet import Fleet
@@ -29,7 +30,7 @@ from lrl.strategy import stop_if_told
 if TYPE_CHECKING:
     from lrl.policy import PolicyModule
 
-log = logging.getLogger(__name__)
+lightning_noise.silence()
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -179,14 +180,15 @@ class RolloutDataModule(L.LightningDataModule):
         """The loader of optimizer steps."""
         return StepLoader(self)
 
-    def val_dataloader(self) -> list[Any]:
-        """One loader of one item per `lrl.callbacks.Evaluation`; none within fit, where they run beside training."""
+    def val_dataloader(self) -> Sequence[Any]:
+        """One item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
         from lrl.callbacks.evaluation import Evaluation
         from lrl.callbacks.find import find_all
 
         if self._trainer.state.fn == "fit":
             return []
-        return [[evaluation] for evaluation in find_all(self._trainer, Evaluation)]
+        # Not a list: Lightning takes what a list holds, however deeply, for loaders.
+        return UserList(find_all(self._trainer, Evaluation))
 
     def next_step(self, step: int) -> StepStream:
         """The stream of optimizer step `step`."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import lightning as L
 import torch
@@ -215,12 +215,25 @@ class PolicyModule(L.LightningModule):
                 f"trainer.gradient_clip_val={self.trainer.gradient_clip_val}: the policy clips the gradient of a whole "
                 "step itself. Remove it and set model.max_grad_norm."
             )
+        if self.trainer.precision == "16-mixed":
+            raise ValueError(
+                "trainer.precision='16-mixed' scales the gradients, which would then be clipped at the wrong norm. "
+                "Use bf16-mixed or 32-true."
+            )
         if self.trainer.accumulate_grad_batches != 1:
             raise ValueError(
                 f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}: a step already gathers all "
                 "its micro-batches. Remove it; data.micro_batch_tokens sets their size, data.groups_per_step a step's."
             )
         return []
+
+    def on_train_start(self) -> None:
+        """The config wins over what a checkpoint's optimizer state remembers."""
+        optimizer, scheduler = self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers())
+        scheduler.base_lrs = [self.lr] * len(optimizer.param_groups)
+        for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+            lr = self.lr * factor(scheduler.last_epoch)
+            group.update(lr=lr, initial_lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
 
     # ---- the weights, for others
 

@@ -1,6 +1,6 @@
 """Shared by all tests: few threads, no hub, and one real vLLM server that lives as long as the session.
 
-A server takes half a minute to start. Every run syncs its own weights at its start, so runs of the same architecture can
+A server takes half a minute to start. Every run syncs its own weights at its start, so runs of one architecture can
 follow one another on one server; only the tests of starting and ending servers start their own.
 """
 
@@ -17,17 +17,13 @@ from pathlib import Path
 import pytest
 
 from tests.lent_server import LentServer, start_server
+from tests.tiny_policies import tiny_llama
 
 
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's policy before its warm-up: random weights, 1 M parameters."""
-    from lrl.quickstart.warmup import make_model, make_tokenizer
-
-    folder = tmp_path_factory.mktemp("policy")
-    make_model().save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
+    """A small Llama with random weights: it ends an answer at one token in 259, so answers are long."""
+    return tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="session")

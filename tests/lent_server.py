@@ -15,7 +15,7 @@ from lrl.generators.settings import ServerSettings
 
 def start_server(model: Path, folder: Path) -> Server:
     """A server on the CPU, ready to answer."""
-    settings = ServerSettings(max_model_len=128, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5)
+    settings = ServerSettings(max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5)
     server = Server(str(model), settings, "shared_memory", [], folder, 0, "lent")
     server.start()
     server.wait_ready()

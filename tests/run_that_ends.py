@@ -1,4 +1,4 @@
-"""A run in a process of its own, which the tests end in one way or another. Arguments: policy folder, run folder, steps."""
+"""A run in a process of its own, which the tests end. Arguments: policy folder, run folder, steps, failing step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(policy: str, folder: str, steps: int, fail_at: int) -> None:
         ["tests.odd_lengths:brevity"],
         groups_per_step=2,
         rollouts_per_group=2,
-        max_prompt_tokens=16,
+        max_prompt_tokens=64,
         max_response_tokens=32,
     )
     trainer.fit(lrl.PolicyModule(policy), data)

@@ -12,7 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
 from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
@@ -22,8 +22,7 @@ from tests.lent_server import Borrowing, LentServer
 STEPS, GROUPS, ANSWERS = 6, 2, 4
 TEMPERATURE = 0.8
 LEARNING_RATE = 5e-4
-"""Neighbouring versions then differ by some 0.1 nats a token, and vLLM's CPU decode kernel by some 0.001 from transformers.
-At six times that the weights grow wild within ten steps, and the kernel's own error reaches 0.1."""
+"""Neighbouring versions then differ by some 0.3 nats a token."""
 PROMPTS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 14)]
 
 
@@ -58,10 +57,10 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
         "rewards": ["tests.odd_lengths:brevity"],
         "groups_per_step": GROUPS,
         "rollouts_per_group": ANSWERS,
-        "max_prompt_tokens": 16,
+        "max_prompt_tokens": 64,
         "max_response_tokens": 96,
         "temperature": TEMPERATURE,
-        "micro_batch_tokens": 512,
+        "micro_batch_tokens": 1024,
     }
     return lrl.RolloutDataModule(**defaults | settings)
 
@@ -99,7 +98,8 @@ def fit(
 @pytest.fixture(scope="module")
 def far_off_policy(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Witness:
     """A run whose answers are written over several versions."""
-    return fit(lent_server, policy_folder, tmp_path_factory.mktemp("run"), max_lag=4)
+    long = lrl.rewards.Function("tests.odd_lengths:brevity", weight=-1.0)
+    return fit(lent_server, policy_folder, tmp_path_factory.mktemp("run"), steps=14, max_lag=4, rewards=[long])
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 2])
@@ -133,26 +133,21 @@ def test_behaviour_logprobs_are_the_samplers_own_under_the_version_that_wrote_ea
     ]
     plain = [(group.prompt.token_ids, group.rollouts[0]) for _, group in far_off_policy.groups][-4:]
     model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).eval()
+    assert mixed
     for prompt, rollout in [*mixed[:8], *plain]:
-        expected = written_again(model, far_off_policy.weights, prompt, rollout)
-        assert expected == pytest.approx(rollout.logprobs, abs=0.01)
+        for version in set(rollout.versions):
+            model.load_state_dict({k.removeprefix("network."): v for k, v in far_off_policy.weights[version].items()})
+            expected = recomputed(model, prompt, rollout)
+            pairs = zip(expected, rollout.logprobs, rollout.versions, strict=True)
+            assert max(abs(ours - theirs) for ours, theirs, wrote in pairs if wrote == version) < 0.01
 
 
 @torch.no_grad()
-def written_again(
-    model: Any, weights: dict[int, dict[str, torch.Tensor]], prompt: list[int], rollout: Rollout
-) -> list[float]:
-    """The answer's log-probs, each token under its own version's weights, with the keys and values of the versions before:
-    a pause keeps them."""
-    cache, fed, found, loaded = DynamicCache(config=model.config), prompt, [], None
-    for token, version in zip(rollout.token_ids, rollout.versions, strict=True):
-        if version != loaded:
-            model.load_state_dict({k.removeprefix("network."): v for k, v in weights[version].items()})
-            loaded = version
-        logits = model(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1]
-        found.append(torch.log_softmax(logits / TEMPERATURE, -1)[token].item())
-        fed = [token]
-    return found
+def recomputed(model: Any, prompt: list[int], rollout: Rollout) -> list[float]:
+    """Log-probs of the whole answer in one forward pass."""
+    logits = model(torch.tensor([prompt + rollout.token_ids])).logits[0, len(prompt) - 1 : -1]
+    tokens = torch.tensor(rollout.token_ids)[:, None]
+    return torch.log_softmax(logits / TEMPERATURE, -1).gather(1, tokens)[:, 0].tolist()
 
 
 class Interrupt(L.Callback):
@@ -196,7 +191,8 @@ def test_the_exported_policy_gives_the_answers_that_were_evaluated(
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     same = 0
     for row in map(json.loads, rows):
-        prompt = torch.tensor([tokenizer.encode(row["prompt"])])
+        message = {"role": "user", "content": row["prompt"]}
+        prompt = torch.tensor([tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=False)])
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
         same += tokenizer.decode(answer, skip_special_tokens=True) == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,8 @@ class Summary(L.Callback):
         export = find(trainer, Export)
         if export is not None:
             console.print(f"policy         {export.path(trainer)}", soft_wrap=True)
-            console.print(f"talk to it     lrl talk {export.path(trainer)}", soft_wrap=True)
+            prompt = shlex.quote(trainer.datamodule.prompts[0].text)  # type: ignore[attr-defined]
+            console.print(f"talk to it     {_command()} talk {export.path(trainer)} {prompt}", soft_wrap=True)
 
     def _table(self, trainer: L.Trainer, evaluations: list[Evaluation]) -> Table:
         table = Table(title="Summary", show_header=False)
@@ -107,3 +110,9 @@ def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[E
     axes.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def _command() -> str:
+    """`lrl` as this run was started: a newcomer's shell may not have the environment's folder on its path."""
+    started = Path(sys.argv[0])
+    return str(started) if started.name == "lrl" else "lrl"

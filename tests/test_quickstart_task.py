@@ -117,12 +117,13 @@ def test_the_same_seed_makes_the_same_policy_and_another_seed_another(tmp_path: 
     assert first == second != third
 
 
-def test_making_a_policy_leaves_the_random_state_of_the_run_alone(tmp_path: Path) -> None:
+def test_making_a_policy_leaves_the_random_state_and_threads_of_the_run_alone(tmp_path: Path) -> None:
     torch.manual_seed(7)
     random.seed(7)
-    before = torch.get_rng_state(), random.getstate()
+    before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
     make_policy(tmp_path / "policy", 0, TINY)
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), torch.get_num_threads()) == before[1:]
 
 
 def test_ranks_that_ask_together_get_one_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from lrl.generators import keeper
+from lrl.generators.client import IDLE_CONNECTION_S
 from lrl.generators.settings import ServerSettings, dashed
 
 log = logging.getLogger(__name__)
@@ -196,6 +197,7 @@ class Server:
         return environment | {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "lrl",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": f"{10 * IDLE_CONNECTION_S:.0f}",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "CUDA_VISIBLE_DEVICES": self._visible,

@@ -69,13 +69,13 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
 
 def run_lightning(words: Sequence[str]) -> int:
     """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
-    from lrl.lightning_cli import LrlCLI
+    from lrl.lightning_cli import LrlCLI, without_noise
 
     sys.path.insert(0, os.getcwd())  # so that `my_rewards:brevity` is found where the user stands
     sys.argv = [sys.argv[0], *with_recipe_paths(words)]  # from there LightningCLI reads, and other ranks start the same
     try:
         LrlCLI()
     except LrlCLI.expected_errors as error:
-        sys.stderr.write(f"lrl: error: {error}\n")
+        sys.stderr.write(f"lrl: error: {without_noise(str(error)).strip()}\n")
         return 2
     return 0

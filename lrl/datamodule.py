@@ -8,7 +8,7 @@ an on-policy run and skips a step at a resume.
 from __future__ import annotations
 
 from collections import UserList
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
@@ -24,7 +24,7 @@ from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.stream import StepStream
+from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.strategy import stop_if_told
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> StepLoader:
         """The loader of optimizer steps."""
-        return StepLoader(self)
+        return StepLoader(self.pacing.steps_per_epoch, lambda: self.next_step(self._trainer.global_step))
 
     def val_dataloader(self) -> Sequence[Any]:
         """One item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
@@ -237,21 +237,3 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def _policy(self) -> PolicyModule:
         return self._trainer.lightning_module  # type: ignore[return-value]
-
-
-class StepLoader:
-    """What Lightning iterates: one `StepStream` per optimizer step, made when it is asked for.
-
-    Args:
-        data: Whose steps.
-    """
-
-    def __init__(self, data: RolloutDataModule) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return self._data.pacing.steps_per_epoch
-
-    def __iter__(self) -> Iterator[StepStream]:
-        while True:
-            yield self._data.next_step(self._data._trainer.global_step)

@@ -28,8 +28,13 @@ class ShortErrorParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what is wrong without what every optional setting repeats."""
-        lines = [line for line in message.splitlines() if line.strip() and not line.strip(" -").startswith(NOISE)]
-        super().error("\n".join(lines), ex)
+        super().error(without_noise(message), ex)
+
+
+def without_noise(message: str) -> str:
+    """A parser's message without the lines that every optional setting adds to it."""
+    lines = [line for line in message.splitlines() if line.strip() and not line.strip(" -").startswith(NOISE)]
+    return "\n".join(lines)
 
 
 class LrlCLI(LightningCLI):

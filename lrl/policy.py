@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import lightning as L
 import torch
@@ -36,10 +36,9 @@ from lrl.network import (
     text_as_micro_batch,
 )
 from lrl.objectives import AIPO, Diagnostics, Objective
+from lrl.schedule import Schedule, lr_factor, restart_at
 
 log = logging.getLogger(__name__)
-
-Schedule = Literal["constant", "linear", "cosine"]
 
 
 class Step(Protocol):
@@ -229,11 +228,8 @@ class PolicyModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """The config wins over what a checkpoint's optimizer state remembers."""
-        optimizer, scheduler = self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers())
-        scheduler.base_lrs = [self.lr] * len(optimizer.param_groups)
-        for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
-            lr = self.lr * factor(scheduler.last_epoch)
-            group.update(lr=lr, initial_lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        settings = {"betas": self.betas, "weight_decay": self.weight_decay}
+        restart_at(self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings)
 
     # ---- the weights, for others
 
@@ -250,13 +246,3 @@ class PolicyModule(L.LightningModule):
         if self.global_rank == 0:
             self.network.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
-
-
-def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
-    """Learning rate of `step` (from 0) over its peak: up to 1 during warm-up, then down to 0 at `max_steps`."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    if schedule == "constant":
-        return 1.0
-    done = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
-    return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2

@@ -34,3 +34,14 @@ def lent_server(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield LentServer(server)
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def quickstart_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's policy before its warm-up."""
+    from lrl.quickstart.warmup import make_model, make_tokenizer
+
+    folder = tmp_path_factory.mktemp("quickstart")
+    make_model().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder

@@ -32,8 +32,9 @@ from transformers import (
 from lrl.advantages import GroupMean
 from lrl.data import Group, MicroBatch, Prompt, Rollout
 from lrl.objectives import AIPO
-from lrl.policy import PolicyModule, lr_factor
+from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
+from lrl.schedule import lr_factor
 
 SIZES = {
     "vocab_size": 32,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import logging
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import psutil
 
 from lrl.generators import keeper
 from lrl.generators.client import IDLE_CONNECTION_S
-from lrl.generators.settings import ServerSettings, dashed
+from lrl.generators.settings import ServerSettings, as_flags, dashed
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +153,7 @@ class Server:
 
     def command(self) -> list[str]:
         """vLLM's command line."""
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_as_flags(self._flags())]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *as_flags(self._flags())]
 
     def _flags(self) -> dict[str, Any]:
         """Flags of vLLM: what lrl relies on, the settings, and the user's own."""
@@ -213,20 +212,6 @@ class Server:
 
     def _error(self, what: str) -> ServerError:
         return ServerError(f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}")
-
-
-def _as_flags(values: dict[str, Any]) -> Iterator[str]:
-    """Command-line words; a list is several words, a mapping is JSON, None is vLLM's own default."""
-    for name, value in values.items():
-        if value is None:
-            continue
-        yield f"--no-{name}" if value is False else f"--{name}"
-        if isinstance(value, dict):
-            yield json.dumps(value)
-        elif isinstance(value, list):
-            yield from map(str, value)
-        elif not isinstance(value, bool):
-            yield str(value)
 
 
 def _visible_devices(devices: list[int]) -> str:

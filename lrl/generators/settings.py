@@ -6,6 +6,8 @@ and refused here: a run with other values would train on wrong numbers.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -74,3 +76,17 @@ class ServerSettings:
 def dashed(name: str) -> str:
     """A flag's name as vLLM spells it, without the leading dashes."""
     return name.strip("-").replace("_", "-")
+
+
+def as_flags(values: dict[str, Any]) -> Iterator[str]:
+    """Command-line words; a list is several words, a mapping is JSON, None is vLLM's own default."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        yield f"--no-{name}" if value is False else f"--{name}"
+        if isinstance(value, dict):
+            yield json.dumps(value)
+        elif isinstance(value, list):
+            yield from map(str, value)
+        elif not isinstance(value, bool):
+            yield str(value)

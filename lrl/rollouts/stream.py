@@ -62,3 +62,23 @@ class StepStream:
     def packer(self) -> Packer:
         """What was packed, masked and discarded so far."""
         return self._packer
+
+
+class StepLoader:
+    """What Lightning iterates: one `StepStream` per optimizer step, made when it is asked for.
+
+    Args:
+        steps: Optimizer steps in an epoch.
+        next_step: Makes the stream of the step that is next.
+    """
+
+    def __init__(self, steps: int, next_step: Callable[[], StepStream]) -> None:
+        self._steps = steps
+        self._next_step = next_step
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[StepStream]:
+        while True:
+            yield self._next_step()

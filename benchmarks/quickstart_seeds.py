@@ -1,0 +1,101 @@
+"""The quickstart with several seeds, one after the other: accuracy before and after, minutes, memory. Prints a table.
+
+    python -m benchmarks.quickstart_seeds [--seeds 0 1 2 3 4] [--out FILE]
+
+Each run is the command a newcomer types, from the warm-up on: a policy that an earlier run has warmed up is made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+HEAD = "| seed | before | after | 95 % interval | minutes | memory (GB) |\n|---|---|---|---|---|---|"
+
+
+@dataclass
+class Row:
+    """One run."""
+
+    seed: int
+    before: float
+    after: float
+    low: float
+    high: float
+    minutes: float
+    memory_gb: float
+
+    def __str__(self) -> str:
+        interval = f"{self.low:.3f} to {self.high:.3f}"
+        return (
+            f"| {self.seed} | {self.before:.3f} | {self.after:.3f} | {interval} | {self.minutes:.1f} "
+            f"| {self.memory_gb:.1f} |"
+        )
+
+
+def run(seed: int) -> Row:
+    """Train with one seed and read what the run has written."""
+    shutil.rmtree(Path("runs/quickstart") / f"policy-seed{seed}", ignore_errors=True)
+    version = f"seeds-{seed}"
+    shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
+    words = ["fit", "--config", "quickstart", "--seed_everything", str(seed), "--trainer.logger.version", version]
+    started = time.monotonic()
+    process = psutil.Popen([sys.executable, "-c", "import sys; from lrl.cli import main; sys.exit(main())", *words])
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, memory(process))
+        time.sleep(1.0)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words)
+    minutes = (time.monotonic() - started) / 60
+    scores = accuracies(Path("runs/quickstart") / version)
+    return Row(seed, scores[0][0], *scores[-1], minutes, peak / 1e9)
+
+
+def memory(process: psutil.Process) -> int:
+    """Bytes of a process and all below it, shared pages counted once."""
+    total = 0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            total += one.memory_full_info().pss
+        except psutil.Error:
+            continue  # it ended meanwhile
+    return total
+
+
+def accuracies(folder: Path) -> list[tuple[float, float, float]]:
+    """Accuracy, low and high of each evaluation, in the order of steps; from the answers themselves."""
+    from lrl.evaluation import mean_interval
+
+    found = []
+    for path in sorted((folder / "evaluation").glob("*.jsonl")):
+        answers = [json.loads(line) for line in path.read_text().splitlines()]
+        found.append(mean_interval([[answer["reward"]] for answer in answers if answer["reward"] is not None]))
+    return found
+
+
+def main() -> None:
+    """Run the seeds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--out", type=Path, help="append the rows to this file as they come")
+    settings = parser.parse_args()
+    rows = []
+    for seed in settings.seeds:
+        rows.append(run(seed))
+        if settings.out:
+            with settings.out.open("a") as file:
+                file.write(f"{rows[-1]}\n")
+    print("\n".join([HEAD, *map(str, rows)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -128,8 +128,10 @@ class RolloutDataModule(L.LightningDataModule):
         return tokens[:count]
 
     def teardown(self, stage: str) -> None:
-        """End the reward workers. The controller ended with the fleet's loop."""
+        """End the reward workers. The controller ended with the fleet's loop; the next run makes its own."""
         self.reward_pool.close()
+        self._controller = None
+        self._loaded.clear()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the reward workers: Lightning does not call `teardown` after an error."""

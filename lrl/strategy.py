@@ -173,24 +173,7 @@ def stop_if_told(trainer: L.Trainer) -> None:
 
 
 class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
-    """One trainer process on one device, and the rest of the devices for generators.
-
-    Args:
-        generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
-            trainer's device.
-        evaluation_generators: How many of the generators answer only evaluations, each at one pinned version.
-        weight_transfer: How weights travel: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or `nccl`.
-        server: Settings of the vLLM servers.
-    """
-
-    def __init__(
-        self,
-        generator_devices: int = 1,
-        evaluation_generators: int = 0,
-        weight_transfer: str = "auto",
-        server: ServerSettings | None = None,
-    ) -> None:
-        super().__init__(generator_devices, evaluation_generators, weight_transfer, server)
+    """One trainer process on one device, and the rest of the job's devices for generators; see `GeneratorDevices`."""
 
     @property
     def root_device(self) -> torch.device:

@@ -13,10 +13,10 @@ from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 
 
-def start_server(model: Path, folder: Path) -> Server:
+def start_server(model: Path, folder: Path, number: int = 0) -> Server:
     """A server on the CPU, ready to answer."""
     settings = ServerSettings(max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5)
-    server = Server(str(model), settings, "shared_memory", [], folder, 0, "lent")
+    server = Server(str(model), settings, "shared_memory", [], folder, number, "lent")
     server.start()
     server.wait_ready()
     return server
@@ -42,12 +42,12 @@ class LentServer:
 
 
 class Borrowing(lrl.AsyncSingleDevice):
-    """The strategy with a lent server in the place of its own."""
+    """The strategy with lent servers in the place of its own; with more than one, the last is for evaluation."""
 
-    def __init__(self, server: LentServer) -> None:
-        super().__init__(generator_devices=1)
-        self.lent = server
+    def __init__(self, *servers: LentServer) -> None:
+        super().__init__(generator_devices=len(servers), evaluation_generators=len(servers) - 1)
+        self.lent = servers
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""
-        return [self.lent]  # type: ignore[list-item]
+        return list(self.lent)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import lrl
 from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
 from lrl.data import Group, Rollout
-from tests.lent_server import Borrowing, LentServer
+from tests.lent_server import Borrowing, LentServer, start_server
 
 STEPS, GROUPS, ANSWERS = 6, 2, 4
 TEMPERATURE = 0.8
@@ -73,13 +73,14 @@ def fit(
     steps: int = STEPS,
     callbacks: list[L.Callback] | None = None,
     ckpt_path: str | None = None,
+    for_evaluation: tuple[LentServer, ...] = (),
     **settings: Any,
 ) -> Witness:
     witness = Witness()
     trainer = L.Trainer(
         accelerator="cpu",
-        devices=2,
-        strategy=Borrowing(server),
+        devices=2 + len(for_evaluation),
+        strategy=Borrowing(server, *for_evaluation),
         callbacks=[WeightSync(), Throughput(), *(callbacks or []), witness],
         max_steps=steps,
         max_epochs=-1,
@@ -196,6 +197,22 @@ def test_the_exported_policy_gives_the_answers_that_were_evaluated(
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
         same += tokenizer.decode(answer, skip_special_tokens=True) == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
+
+
+def test_a_reserved_generator_evaluates_one_pinned_version(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    reserved = start_server(policy_folder, tmp_path, number=1)
+    held_out = lrl.Prompts(PROMPTS, name="held_out", shuffle=False)
+    evaluation = Evaluation(held_out, every_n_steps=2, rewards=["tests.odd_lengths:brevity"])
+    try:
+        fit(lent_server, policy_folder, tmp_path, callbacks=[evaluation], for_evaluation=(LentServer(reserved),))
+    finally:
+        reserved.stop()
+    assert {report.n for _, report in evaluation.reports} == {len(PROMPTS)}
+    assert [(step, report.versions) for step, report in evaluation.reports][0] == (0, [0])
+    assert all(report.versions == [step] for step, report in evaluation.reports)
+    assert [step for step, _ in evaluation.reports][-1] == STEPS
 
 
 def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(

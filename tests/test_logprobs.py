@@ -59,7 +59,8 @@ def test_chunks_change_neither_values_nor_gradients(
     for got, wanted in zip(
         torch.autograd.grad(ours @ weights, leaves), torch.autograd.grad(theirs @ weights.double(), leaves), strict=True
     ):
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+        # Scale and temperature multiply the gradient, and float32's rounding with it.
+        torch.testing.assert_close(got, wanted, atol=1e-5 * max(1.0, scale / temperature), rtol=1e-4)
 
 
 def test_no_token_keeps_the_graph() -> None:

@@ -37,7 +37,7 @@ def run_small(script: str, policy: Path, folder: Path) -> EventAccumulator:
     smaller = {
         '"lrl.quickstart.warmup:policy"': repr(str(policy)),
         "groups_per_step=16, rollouts_per_group=16": "groups_per_step=2, rollouts_per_group=4",
-        "max_steps=100": "max_steps=2",
+        "max_steps=60": "max_steps=2",
     }
     for old, new in smaller.items():
         assert old in script, old

@@ -137,23 +137,16 @@ def train(
         RuntimeError: The working was not learned in `max_steps`.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-
-    def step(worked_share: float, lr: float) -> float:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        input_ids, labels = _batch(tokenizer, warm_up.examples, worked_share, rng)
-        loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        bar.update()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
-        return loss.item()
-
     model.train()
     recent = deque([math.inf] * 20, maxlen=20)
     with tqdm(desc="warm-up of the quickstart's policy", unit="step") as bar:
+
+        def step(worked_share: float, lr: float) -> float:
+            loss = _step(model, optimizer, lr, *_batch(tokenizer, warm_up.examples, worked_share, rng))
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.3f}")
+            return loss
+
         for taught in range(1, warm_up.max_steps + 1):
             recent.append(step(1.0, warm_up.lr * min(1.0, taught / 20)))
             if sum(recent) / len(recent) < warm_up.loss:
@@ -165,6 +158,24 @@ def train(
         for done in range(warm_up.habit_steps):
             step(warm_up.worked_share, warm_up.lr * (1 - 0.95 * done / warm_up.habit_steps))
     return taught + warm_up.habit_steps
+
+
+def _step(
+    model: transformers.LlamaForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    lr: float,
+    input_ids: torch.Tensor,
+    labels: torch.Tensor,
+) -> float:
+    """One optimizer step on a batch; returns its loss, nats a token."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
 
 
 def _batch(

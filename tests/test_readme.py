@@ -61,9 +61,9 @@ def is_tag(logged: str, documented: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def first_run(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EventAccumulator]:
+def first_run(quickstart_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EventAccumulator]:
     folder = tmp_path_factory.mktemp("first")
-    return folder, run_small(SCRIPTS[0], policy_folder, folder)
+    return folder, run_small(SCRIPTS[0], quickstart_policy, folder)
 
 
 def test_the_first_script_does_the_quickstarts_job(first_run: tuple[Path, EventAccumulator]) -> None:
@@ -80,8 +80,8 @@ def test_the_page_names_every_metric_of_a_run_and_no_other(first_run: tuple[Path
     assert {known for known in TAGS_ON_THE_PAGE if not any(is_tag(tag, known) for tag in logged)} == NEEDS_A_SETTING
 
 
-def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own(policy_folder: Path, tmp_path: Path) -> None:
-    logged = tags(run_small(SCRIPTS[1], policy_folder, tmp_path))
+def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own(quickstart_policy: Path, tmp_path: Path) -> None:
+    logged = tags(run_small(SCRIPTS[1], quickstart_policy, tmp_path))
     assert {"policy/loss", "reward/brief"} <= logged
     assert "policy/ratio_mean" not in logged
 

@@ -133,10 +133,11 @@ def test_health_is_the_answer_200_in_time() -> None:
     assert not at_server(never, lambda client: client.healthy(0.05))
 
 
-def test_closing_twice_is_no_error() -> None:
-    async def post_and_close(client: GeneratorClient) -> None:
+def test_a_client_closed_twice_can_still_be_used() -> None:
+    async def close_twice_and_post(client: GeneratorClient) -> bool:
         await client.post("/resume", deadline_s=5.0)
         await client.close()
         await client.close()
+        return await client.healthy(5.0)
 
-    at_server(answers_json({}), post_and_close)
+    assert at_server(answers_json({}), close_twice_and_post)

@@ -161,6 +161,7 @@ def test_the_root_ends_when_the_keeper_is_killed(run: Run) -> None:
     scratch = root.environ()["TMPDIR"]
     keeping.kill()
     wait_for(lambda: gone(root), "the end of the root")
+    assert os.path.isdir(scratch), "with the keeper killed nobody removes the root's temporary folder"
     os.rmdir(scratch)
 
 

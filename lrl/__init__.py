@@ -16,13 +16,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrl import objectives, rewards
+    from lrl import advantages, objectives, rewards
     from lrl.advantages import Advantages, GroupMean
     from lrl.data import Group, MicroBatch, Prompt, Rollout
     from lrl.datamodule import RolloutDataModule
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
+    from lrl.reference import Reference
     from lrl.rollouts.prompts import Prompts
+    from lrl.rollouts.replay import Replay
     from lrl.strategy import AsyncSingleDevice
 
 _HOME = {
@@ -34,6 +36,8 @@ _HOME = {
     "PolicyModule": "lrl.policy",
     "Prompt": "lrl.data",
     "Prompts": "lrl.rollouts.prompts",
+    "Reference": "lrl.reference",
+    "Replay": "lrl.rollouts.replay",
     "Rollout": "lrl.data",
     "RolloutDataModule": "lrl.datamodule",
     "ServerSettings": "lrl.generators.settings",
@@ -48,9 +52,12 @@ __all__ = [
     "PolicyModule",
     "Prompt",
     "Prompts",
+    "Reference",
+    "Replay",
     "Rollout",
     "RolloutDataModule",
     "ServerSettings",
+    "advantages",
     "objectives",
     "rewards",
 ]
@@ -59,6 +66,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in {"objectives", "rewards"}:
+    if name in {"advantages", "objectives", "rewards"}:
         return importlib.import_module(f"lrl.{name}")
     raise AttributeError(f"module 'lrl' has no attribute {name!r}")

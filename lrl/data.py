@@ -6,8 +6,9 @@ The units are the same everywhere: lengths in tokens, log-probs in nats, version
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +46,10 @@ class Rollout:
     """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a reward)."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     """Each reward by name, before its weight."""
+    reference_logprobs: list[float] | None = None
+    """Log-prob of each token in nats under the reference policy; None without one."""
+    kl_penalty: float = 0.0
+    """What the KL to the reference takes off the reward before the baseline; 0 unless it is told to."""
     reward_failure: str | None = None
     """Why there is no reward: `timeout`, `crash` or `error`, then a colon and the message."""
 
@@ -62,6 +67,11 @@ class Group:
     def scored(self) -> list[Rollout]:
         """The rollouts that have a reward."""
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether any answer has a token."""
+        return any(rollout.token_ids for rollout in self.rollouts)
 
     @property
     def oldest_version(self) -> int:
@@ -94,8 +104,12 @@ class MicroBatch:
     """int64 [R, L]: policy version that wrote the label; -1 where `mask` is false."""
     sequence_ids: Tensor
     """int64 [R, L]: number of the rollout within this micro-batch, from 0; -1 for padding."""
+    group_ids: Tensor
+    """int64 [R, L]: number of the rollout's group within this micro-batch, from 0; -1 for padding."""
     temperature: float
     """Sampling temperature of the labels: the policy divides its logits by it. One for the whole run."""
+    reference_logprobs: Tensor | None = None
+    """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is false; or None."""
 
     @property
     def num_tokens(self) -> int:
@@ -111,3 +125,17 @@ class MicroBatch:
         """The same micro-batch with every tensor on `device`."""
         tensors = {name: getattr(self, name) for name in self.__slots__ if isinstance(getattr(self, name), Tensor)}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+
+
+class Step(Protocol):
+    """The work of one optimizer step. Iterating may wait for rollouts; the counts are right once it has ended."""
+
+    def __iter__(self) -> Iterator[MicroBatch]: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Answer tokens in the loss, over all ranks."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers with at least one token in the loss, over all ranks."""

@@ -11,12 +11,10 @@ from collections import UserList
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning as L
-
 from lrl import lightning_noise
-from lrl.advantages import Advantages, GroupMean
+from lrl.advantages import Advantages, GroupMean, rewards_of
+from lrl.attached import Attached
 from lrl.data import Group
-from lrl.generators.fleet import Fleet
 from lrl.generators.sampling import Sampling
 from lrl.rewards import Reward, RewardPool
 from lrl.rollouts.controller import Controller
@@ -24,16 +22,18 @@ from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.replay import Replay
 from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.strategy import stop_if_told
+from lrl.trainer_settings import check_baseline, require_weight_sync
 
 if TYPE_CHECKING:
-    from lrl.policy import PolicyModule
+    pass
 
 lightning_noise.silence()
 
 
-class RolloutDataModule(L.LightningDataModule):
+class RolloutDataModule(Attached):
     """Rollouts for a policy, as a loader whose every item is one optimizer step.
 
     Args:
@@ -49,6 +49,12 @@ class RolloutDataModule(L.LightningDataModule):
         temperature: Answers are sampled, and the policy's logits divided, with this.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
+        max_skipped_per_step: Groups with equal rewards that are skipped and replaced by fresh prompts, at most this
+            many per policy version; 0 trains them all. The steps of an epoch then use up more prompts than the data
+            set has, and go on into the next shuffle.
+        mask_truncated: Whether an answer that was cut at `max_response_tokens` counts in the baseline alone: none of
+            its tokens is in the loss.
+        replay: Trains older groups again, beside a step's own; null never does.
         reward_workers: Processes that score answers.
         reward_timeout_s: Seconds a reward may take for one answer.
         rollout_timeout_s: Seconds the answers to one prompt may take.
@@ -67,6 +73,9 @@ class RolloutDataModule(L.LightningDataModule):
         temperature: float = 1.0,
         micro_batch_tokens: int = 8192,
         advantages: Advantages | None = None,
+        max_skipped_per_step: int = 0,
+        mask_truncated: bool = False,
+        replay: Replay | None = None,
         reward_workers: int = 1,
         reward_timeout_s: float = 10.0,
         rollout_timeout_s: float = 1800.0,
@@ -77,6 +86,8 @@ class RolloutDataModule(L.LightningDataModule):
                 f"data.rollouts_per_group is {rollouts_per_group}; advantages are relative to the group, so it must be "
                 "at least 2."
             )
+        if max_skipped_per_step < 0:
+            raise ValueError(f"data.max_skipped_per_step is {max_skipped_per_step}; it must be at least 0.")
         self.prompts = Prompts.coerce(prompts)
         self.rewards = rewards
         self.groups_per_step = groups_per_step
@@ -85,6 +96,9 @@ class RolloutDataModule(L.LightningDataModule):
         self.max_prompt_tokens = max_prompt_tokens
         self.micro_batch_tokens = micro_batch_tokens
         self.advantages = advantages or GroupMean()
+        self.max_skipped_per_step = max_skipped_per_step
+        self.mask_truncated = mask_truncated
+        self.replay = replay
         self.rollout_timeout_s = rollout_timeout_s
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
         self.reward_pool = RewardPool(rewards, workers=reward_workers, timeout_s=reward_timeout_s)
@@ -102,19 +116,10 @@ class RolloutDataModule(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Load the prompts and start the reward workers before any server: what is wrong with them is said now."""
         if stage == "fit":
-            self._require_weight_sync()
+            require_weight_sync(self._trainer)
+            check_baseline(self._policy.objective, self.advantages)
             self.load(self.prompts)
             self.reward_pool.start()
-
-    def _require_weight_sync(self) -> None:
-        from lrl.callbacks.find import find
-        from lrl.callbacks.weight_sync import WeightSync
-
-        if find(self._trainer, WeightSync) is None:
-            raise ValueError(
-                "trainer.callbacks has no lrl.callbacks.WeightSync: the generators would answer with the first weights "
-                "for ever. Add WeightSync()."
-            )
 
     def load(self, prompts: Prompts) -> None:
         """Load a data set with the policy's tokenizer."""
@@ -156,6 +161,8 @@ class RolloutDataModule(L.LightningDataModule):
             self.sampling,
             self.decode,
             self.rollout_timeout_s,
+            self.max_skipped_per_step,
+            self.advantages.min_rollouts,
         )
 
     @property
@@ -195,11 +202,27 @@ class RolloutDataModule(L.LightningDataModule):
     def next_step(self, step: int) -> StepStream:
         """The stream of optimizer step `step`."""
         oldest = step - self.max_lag if self.stragglers == "mask" else None
-        packer = Packer(self.micro_batch_tokens, self.advantages, self.sampling.temperature, oldest)
+        whole = self._policy.objective.whole_groups
+        packer = Packer(
+            self.micro_batch_tokens, self.advantages, self.sampling.temperature, oldest, whole, self.mask_truncated
+        )
         self.step_stream = StepStream(
-            lambda: self._next_group(step), self.pacing.groups_in(step), packer, step, self.controller.ledger.give_up
+            lambda: self._next_group(step),
+            self.pacing.groups_in(step),
+            packer,
+            step,
+            self.controller.ledger.give_up,
+            lambda group: self._policy.prepare(group, self.sampling.temperature),
+            lambda groups: self._end_step(step, groups),
+            self.replay.draw(step) if self.replay else (),
         )
         return self.step_stream
+
+    def _end_step(self, step: int, groups: list[Group]) -> None:
+        """Every group of the step is packed: what looks back on whole steps learns of them."""
+        self.advantages.end_step(rewards_of([rollout for group in groups for rollout in group.rollouts]))
+        if self.replay is not None:
+            self.replay.add(step, groups)
 
     def _next_group(self, step: int) -> Group:
         return self.fleet.loop.wait(
@@ -211,31 +234,16 @@ class RolloutDataModule(L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger after the steps that are done, in plain numbers; the same on every rank."""
+        state: dict[str, Any] = {"advantages": self.advantages.state_dict()}
+        if self.replay is not None:
+            state["replay"] = self.replay.state_dict()
         if self._controller is None:
-            return self._restored or {}
-        return self._controller.ledger.state_dict(self._trainer.global_step)
+            return state | {"ledger": self._restored}
+        return state | {"ledger": self._controller.ledger.state_dict(self._trainer.global_step)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue behind what was trained."""
-        self._restored = state_dict or None
-
-    @property
-    def fleet(self) -> Fleet:
-        """The run's generators."""
-        if self._strategy.fleet is None:
-            raise RuntimeError("There are no generators: use lrl.AsyncSingleDevice as the trainer's strategy.")
-        return self._strategy.fleet
-
-    @property
-    def _trainer(self) -> L.Trainer:
-        if self.trainer is None:
-            raise RuntimeError("RolloutDataModule is used by a Trainer: call trainer.fit(module, data).")
-        return self.trainer
-
-    @property
-    def _strategy(self) -> Any:
-        return self._trainer.strategy
-
-    @property
-    def _policy(self) -> PolicyModule:
-        return self._trainer.lightning_module  # type: ignore[return-value]
+        self._restored = state_dict["ledger"]
+        self.advantages.load_state_dict(state_dict["advantages"])
+        if self.replay is not None and "replay" in state_dict:
+            self.replay.load_state_dict(state_dict["replay"])

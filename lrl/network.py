@@ -104,6 +104,7 @@ def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatc
         advantages=zeros,
         versions=torch.zeros_like(input_ids),
         sequence_ids=torch.zeros_like(input_ids),
+        group_ids=torch.zeros_like(input_ids),
         temperature=1.0,
     )
 

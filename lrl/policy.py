@@ -10,21 +10,20 @@ Anything that reads weights goes through `self(micro)`. A strategy that shards c
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
-from lrl.data import MicroBatch
+from lrl.data import Group, MicroBatch, Step
+from lrl.gradients import scale_and_clip
 from lrl.network import (
     Dtype,
     checkpoint_weights,
@@ -35,20 +34,14 @@ from lrl.network import (
     own_weights,
     text_as_micro_batch,
 )
-from lrl.objectives import AIPO, Diagnostics, Objective
+from lrl.normalisation import NormaliseBy, check, denominator, token_weights
+from lrl.objectives import AIPO, Diagnostics, Objective, Tokens
+from lrl.objectives.diagnostics import check_mismatch
+from lrl.reference import Reference
 from lrl.schedule import Schedule, lr_factor, restart_at
+from lrl.trainer_settings import check_trainer
 
 log = logging.getLogger(__name__)
-
-
-class Step(Protocol):
-    """The work of one optimizer step. Iterating may wait for rollouts."""
-
-    def __iter__(self) -> Iterator[MicroBatch]: ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Trained answer tokens of the whole step, over all ranks; known once the iterator is exhausted."""
 
 
 class PolicyModule(L.LightningModule):
@@ -58,6 +51,11 @@ class PolicyModule(L.LightningModule):
         model: Hub name, folder in Hugging Face format, or `module:function`: a Python function without arguments that
             makes such a folder and returns its path. Code from the hub is never run.
         objective: What is minimised; AIPO() when not given.
+        normalise_by: What the losses of a step are divided by: `token`, `sequence`, or a number of tokens an answer
+            (`lrl.normalisation`); null takes the objective's own way.
+        reference: A frozen policy to stay near to; null loads none.
+        abort_on_mismatch: Stop the run, before the update, when the mean KL of tokens that the version in the trainer
+            wrote itself (`policy/mismatch_kl`, nats) is above this: the generators compute something else then.
         lr: Peak learning rate of AdamW.
         betas: AdamW's decay of the first and second moment.
         weight_decay: AdamW's weight decay, on every weight.
@@ -74,6 +72,9 @@ class PolicyModule(L.LightningModule):
         self,
         model: str,
         objective: Objective | None = None,
+        normalise_by: NormaliseBy | None = None,
+        reference: Reference | None = None,
+        abort_on_mismatch: float | None = None,
         lr: float = 1e-6,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.0,
@@ -89,6 +90,14 @@ class PolicyModule(L.LightningModule):
         self.automatic_optimization = False
         self.model = model
         self.objective = objective or AIPO()
+        self.normalise_by = check(self.objective.normalise_by if normalise_by is None else normalise_by)
+        self.reference = reference
+        self.abort_on_mismatch = abort_on_mismatch
+        if self.objective.needs_reference and reference is None:
+            raise ValueError(
+                f"model.objective {type(self.objective).__name__} needs a reference policy: set model.reference to "
+                "lrl.Reference (its coefficient may stay 0)."
+            )
         self.lr = lr
         self.betas = betas
         self.weight_decay = weight_decay
@@ -132,12 +141,19 @@ class PolicyModule(L.LightningModule):
 
     # ---- a step
 
+    def prepare(self, group: Group, temperature: float) -> None:
+        """Adds to a finished group what the loss will need: log-probs of the reference, if there is one."""
+        if self.reference is not None:
+            self.reference.fill(group, temperature, self.head_chunk_tokens)
+
     def compute_loss(self, micro: MicroBatch) -> Tensor:
-        """The sum (not the mean) of the micro-batch's token losses. Override it for a loss of your own."""
-        fields = (micro.behaviour_logprobs, micro.advantages, micro.mask, micro.versions)
-        logprobs = self(micro)
-        self.diagnostics.add(self.objective, logprobs, *fields)
-        return self.objective(logprobs, *fields).sum()
+        """The weighted sum (not the mean) of the micro-batch's token losses. Override it for a loss of your own."""
+        tokens = Tokens.select(self(micro), micro, self.diagnostics.version)
+        self.diagnostics.add(self.objective, tokens)
+        losses = self.objective.token_losses(tokens)
+        if self.reference is not None:
+            losses = losses + self.reference.token_losses(tokens)
+        return (token_weights(self.normalise_by, tokens.answers) * losses).sum()
 
     def training_step(self, step: Step, batch_idx: int) -> None:
         """One optimizer step; the policy's version grows by one, whatever the step holds."""
@@ -149,28 +165,13 @@ class PolicyModule(L.LightningModule):
             loss += micro_loss.detach()
         if not step.num_tokens:
             log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
-        grad_norm = self._divide_and_clip(step.num_tokens)
-        self._log_step(loss, max(step.num_tokens, 1), grad_norm)
-        self._update()
-
-    def _divide_and_clip(self, num_tokens: int) -> Tensor:
-        """Makes gradients the mean over the step's tokens, and clips. Returns their norm before clipping."""
+        divisor = denominator(self.normalise_by, step)
+        metrics = self._metrics(loss, divisor)
         # DDP and FSDP have averaged over ranks, each of which held a share of the sum.
-        scale = self.trainer.world_size / max(num_tokens, 1)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(scale)
-        limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
-        if isinstance(grad_norm, DTensor):
-            grad_norm = grad_norm.full_tensor()
-        if not torch.isfinite(grad_norm):
-            raise RuntimeError(
-                f"step {self.trainer.global_step}: the gradient norm is {grad_norm.item()}. The weights were not "
-                "touched. Look at policy/ratio_max and policy/kl_behaviour of the steps before, then lower model.lr or "
-                "model.max_grad_norm, or set model.dtype to float32."
-            )
-        return grad_norm
+        scale = self.trainer.world_size / divisor
+        grad_norm = scale_and_clip(self.parameters(), scale, self.max_grad_norm, self.trainer.global_step)
+        self.log_dict({f"policy/{name}": value for name, value in (metrics | {"grad_norm": grad_norm}).items()})
+        self._update()
 
     def _update(self) -> None:
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
@@ -178,18 +179,19 @@ class PolicyModule(L.LightningModule):
         optimizer.step()  # also without gradients: Lightning counts versions by these calls
         scheduler.step()
         optimizer.zero_grad()
+        if self.reference is not None:
+            self.reference.end_step(self.trainer.global_step, self)
 
-    def _log_step(self, loss: Tensor, num_tokens: int, grad_norm: Tensor) -> None:
+    def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
+        """The step's numbers over all ranks. Raises RuntimeError if they say that the run must not go on."""
         reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
         diagnostics.sums = reduce(diagnostics.sums.to(self.device), reduce_op="sum")
         diagnostics.maxima = reduce(diagnostics.maxima.to(self.device), reduce_op="max")
-        metrics = {
-            "loss": reduce(loss, reduce_op="sum") / num_tokens,
-            "grad_norm": grad_norm,
-            "lr": self.trainer.optimizers[0].param_groups[0]["lr"],
-            **diagnostics.result(),
-        }
-        self.log_dict({f"policy/{name}": value for name, value in metrics.items()}, on_step=True, on_epoch=False)
+        found = diagnostics.result()
+        if self.abort_on_mismatch is not None:
+            check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
+        lr = self.trainer.optimizers[0].param_groups[0]["lr"]
+        return {"loss": reduce(loss, reduce_op="sum") / divisor, "lr": lr, **found}
 
     def validation_step(self, evaluation: Any, batch_idx: int) -> None:
         """One evaluation (`lrl.callbacks.Evaluation`) of the policy as it is; its numbers are logged."""
@@ -209,22 +211,23 @@ class PolicyModule(L.LightningModule):
 
     def configure_callbacks(self) -> list[L.Callback]:
         """No callback: the one hook before Lightning's own check, whose message would not name the setting to use."""
-        if self.trainer.gradient_clip_val:
-            raise ValueError(
-                f"trainer.gradient_clip_val={self.trainer.gradient_clip_val}: the policy clips the gradient of a whole "
-                "step itself. Remove it and set model.max_grad_norm."
-            )
-        if self.trainer.precision == "16-mixed":
-            raise ValueError(
-                "trainer.precision='16-mixed' scales the gradients, which would then be clipped at the wrong norm. "
-                "Use bf16-mixed or 32-true."
-            )
-        if self.trainer.accumulate_grad_batches != 1:
-            raise ValueError(
-                f"trainer.accumulate_grad_batches={self.trainer.accumulate_grad_batches}: a step already gathers all "
-                "its micro-batches. Remove it; data.micro_batch_tokens sets their size, data.groups_per_step a step's."
-            )
+        check_trainer(self.trainer)
         return []
+
+    def setup(self, stage: str) -> None:
+        """Opens the reference policy."""
+        if self.reference is not None:
+            self.reference.open(self)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A reference that has moved on belongs to the run's state."""
+        if self.reference is not None:
+            checkpoint["reference"] = self.reference.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See `on_save_checkpoint`."""
+        if self.reference is not None:
+            self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     def on_train_start(self) -> None:
         """The config wins over what a checkpoint's optimizer state remembers."""

@@ -1,27 +1,100 @@
 """Group baselines."""
 
+import random
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.advantages import GroupMean
+from lrl.advantages import GRPO, RLOO, Advantages, DrGRPO, GroupMean, ReinforcePlusPlus
+from lrl.data import Rollout
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
+RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]
 
 
-@settings(deadline=None)
-@given(rewards)
-def test_advantages_of_a_group_sum_to_zero(values: list[float]) -> None:
-    assert abs(GroupMean()(torch.tensor(values)).sum().item()) < 1e-4
-
-
-@settings(deadline=None)
-@given(rewards, st.floats(-10, 10, width=32))
-def test_a_reward_given_to_everybody_teaches_nothing(values: list[float], bonus: float) -> None:
-    torch.testing.assert_close(
-        GroupMean()(torch.tensor(values) + bonus), GroupMean()(torch.tensor(values)), atol=1e-5, rtol=1e-5
+def rollout(reward: float | None, tokens: int = 2, kl_penalty: float = 0.0) -> Rollout:
+    return Rollout(
+        token_ids=[1] * tokens,
+        logprobs=[-1.0] * tokens,
+        versions=[0] * tokens,
+        finish_reason="stop",
+        text="",
+        reward=reward,
+        kl_penalty=kl_penalty,
     )
+
+
+@pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
+@settings(deadline=None, max_examples=40)
+@given(values=rewards)
+def test_advantages_of_a_group_sum_to_zero(baseline: Advantages, values: list[float]) -> None:
+    assert abs(baseline(torch.tensor(values)).sum().item()) < 1e-3
+
+
+@pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
+@settings(deadline=None, max_examples=40)
+@given(values=st.lists(st.integers(-9, 9).map(float), min_size=2, max_size=16), bonus=st.integers(-9, 9))
+def test_a_reward_given_to_everybody_teaches_nothing(baseline: Advantages, values: list[float], bonus: int) -> None:
+    found = baseline(torch.tensor(values) + bonus)
+    torch.testing.assert_close(found, baseline(torch.tensor(values)), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
+def test_equal_rewards_are_no_advantage(baseline: Advantages) -> None:
+    assert baseline(torch.tensor([0.7, 0.7, 0.7])).abs().max() < 1e-5
 
 
 def test_the_spread_of_a_group_is_kept() -> None:
     assert GroupMean()(torch.tensor([1.0, 0.0, 0.0, 0.0])).tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_grpo_divides_by_the_sample_standard_deviation() -> None:
+    assert GRPO(1e-9)(torch.tensor([1.0, 0.0, 0.0, 0.0])).tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+
+
+def test_rloo_leaves_the_answer_out_of_its_own_baseline() -> None:
+    assert RLOO()(torch.tensor([6.0, 1.0, 2.0])).tolist() == pytest.approx([6 - 1.5, 1 - 4.0, 2 - 3.5])
+
+
+def test_reinforce_plus_plus_uses_the_moments_of_the_steps_before() -> None:
+    baseline = ReinforcePlusPlus(decay=0.5, epsilon=1e-9)
+    baseline.end_step(torch.tensor([0.0, 2.0]))  # mean 1, mean of squares 2
+    assert baseline(torch.tensor([3.0, 3.0])).tolist() == pytest.approx([2.0, 2.0])
+    baseline.end_step(torch.tensor([3.0]))  # mean 2, mean of squares 5.5
+    assert baseline(torch.tensor([3.0])).tolist() == pytest.approx([1 / 1.5**0.5])
+
+
+@settings(deadline=None, max_examples=30)
+@given(rewards, st.randoms(use_true_random=False))
+def test_the_moments_do_not_depend_on_the_order_of_arrival(values: list[float], rng: random.Random) -> None:
+    shuffled = list(values)
+    rng.shuffle(shuffled)
+    found = []
+    for order in (values, shuffled):
+        baseline = ReinforcePlusPlus()
+        baseline.end_step(torch.tensor(order))
+        found.append(baseline(torch.tensor([1.0, 2.0])))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_the_moments_live_through_a_checkpoint() -> None:
+    before, after = ReinforcePlusPlus(), ReinforcePlusPlus()
+    before.end_step(torch.tensor([0.0, 1.0, 5.0]))
+    after.load_state_dict(before.state_dict())
+    assert torch.equal(before(torch.tensor([2.0])), after(torch.tensor([2.0])))
+
+
+def test_what_the_kl_costs_is_taken_off_before_the_baseline() -> None:
+    found = GroupMean().of([rollout(1.0, kl_penalty=0.5), rollout(1.0)])
+    assert [advantage.item() for advantage in found] == [-0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "setting"),
+    [(GRPO, {"epsilon": 0.0}), (ReinforcePlusPlus, {"decay": 1.0}), (ReinforcePlusPlus, {"epsilon": 0.0})],
+)
+def test_a_setting_out_of_range_is_refused(baseline: type[Advantages], setting: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        baseline(**setting)

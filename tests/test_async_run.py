@@ -74,6 +74,7 @@ def fit(
     callbacks: list[L.Callback] | None = None,
     ckpt_path: str | None = None,
     for_evaluation: tuple[LentServer, ...] = (),
+    learning: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Witness:
     witness = Witness()
@@ -90,7 +91,7 @@ def fit(
         enable_model_summary=False,
         enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks or []),
     )
-    module = lrl.PolicyModule(str(policy), lr=LEARNING_RATE, warmup_steps=2, schedule="linear")
+    module = lrl.PolicyModule(str(policy), lr=LEARNING_RATE, warmup_steps=2, schedule="linear", **(learning or {}))
     trainer.fit(module, datamodule=data_module(**settings), ckpt_path=ckpt_path)
     assert trainer.global_step == steps
     return witness

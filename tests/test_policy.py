@@ -31,8 +31,10 @@ from transformers import (
 
 from lrl.advantages import GroupMean
 from lrl.data import Group, MicroBatch, Prompt, Rollout
-from lrl.objectives import AIPO
+from lrl.normalisation import denominator
+from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective
 from lrl.policy import PolicyModule
+from lrl.reference import Reference
 from lrl.rollouts.packing import Packer
 from lrl.schedule import lr_factor
 
@@ -100,8 +102,10 @@ def make_group(index: int, answers: int = 4, version: int = 0) -> Group:
 GROUPS = [make_group(i) for i in range(4)]
 
 
-def pack(groups: list[Group], budget: int = 64, temperature: float = 1.0) -> list[MicroBatch]:
-    packer = Packer(budget, GroupMean(), temperature)
+def pack(
+    groups: list[Group], budget: int = 64, temperature: float = 1.0, whole_groups: bool = False
+) -> list[MicroBatch]:
+    packer = Packer(budget, GroupMean(), temperature, whole_groups=whole_groups)
     return [batch for group in groups for batch in packer.add(group)] + list(packer.flush())
 
 
@@ -115,6 +119,10 @@ class FakeStep:
     @property
     def num_tokens(self) -> int:
         return sum(batch.num_tokens for batch in self.batches)
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(batch.num_sequences for batch in self.batches)
 
 
 def trainer(**settings: Any) -> L.Trainer:
@@ -162,8 +170,8 @@ def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> torch.Tensor:
     policy.zero_grad()
     for batch in batches:
         policy.compute_loss(batch).backward()
-    tokens = sum(batch.num_tokens for batch in batches)
-    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]) / tokens
+    divisor = denominator(policy.normalise_by, FakeStep(batches))
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]) / divisor
 
 
 # ---- log-probs
@@ -267,16 +275,75 @@ def test_dropout_is_off_while_training(folder: str) -> None:
 # ---- the gradient
 
 
-def test_the_gradient_does_not_depend_on_micro_batches_or_order(folder: str) -> None:
-    policy = opened(folder)
-    reference = gradient(policy, pack(GROUPS, 10_000))
+OBJECTIVES = [
+    AIPO(2.0),
+    REINFORCE(),
+    PPO(),
+    DecoupledPPO(),
+    TIS(2.0),
+    TIS(2.0, "sequence"),
+    IcePop(),
+    CISPO(),
+    GSPO(0.2, 0.2),
+    TOPR(),
+    TBA(0.3),
+]
+
+
+def name_of(value: Any) -> str:
+    return f"TIS-{value.level}" if isinstance(value, TIS) else getattr(value, "__name__", type(value).__name__)
+
+
+@pytest.mark.parametrize("normalise_by", ["token", "sequence", 12])
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=name_of)
+def test_the_gradient_does_not_depend_on_micro_batches_or_order(
+    folder: str, objective: Objective, normalise_by: Any
+) -> None:
+    reference = Reference(0.1, "k2")
+    policy = opened(folder, objective=objective, normalise_by=normalise_by, reference=reference)
+    reference.open(policy)
+    groups = [make_group(i, version=-i) for i in range(4)]
+    for group in groups:
+        policy.prepare(group, 1.0)
+    whole = gradient(policy, pack(groups, 10_000, whole_groups=objective.whole_groups))
+    assert whole.norm() > 0
     counts = set()
     for budget, order in ((10_000, [3, 1, 0, 2]), (80, [0, 1, 2, 3]), (32, [2, 3, 1, 0]), (1, [1, 0, 3, 2])):
-        batches = pack([GROUPS[i] for i in order], budget)
+        batches = pack([groups[i] for i in order], budget, whole_groups=objective.whole_groups)
         counts.add(len(batches))
-        difference = (gradient(policy, batches) - reference).norm() / reference.norm()
-        assert difference < 1e-5
-    assert len(counts) >= 3 and max(counts) >= 7
+        assert (gradient(policy, batches) - whole).norm() / whole.norm() < 1e-5
+    assert len(counts) >= 3 and max(counts) >= (4 if objective.whole_groups else 7)
+    parts = [pack(part, 48, whole_groups=objective.whole_groups) for part in (groups[:1], groups[1:])]  # of two ranks
+    divisors = [denominator(policy.normalise_by, FakeStep(part)) for part in parts]
+    summed = sum(gradient(policy, part) * divisor for part, divisor in zip(parts, divisors, strict=True))
+    assert (summed / sum(divisors) - whole).norm() / whole.norm() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("normalise_by", "weight"),
+    [
+        ("token", lambda length, lengths: 1 / sum(lengths)),
+        ("sequence", lambda length, lengths: 1 / (length * len(lengths))),
+        (12, lambda length, lengths: 1 / (12 * len(lengths))),
+    ],
+)
+def test_losses_are_divided_as_told(folder: str, normalise_by: Any, weight: Any) -> None:
+    """Against a loop over single answers."""
+    policy = opened(folder, objective=REINFORCE(), normalise_by=normalise_by)
+    answers = [(group, rollout) for group in GROUPS for rollout in group.rollouts]
+    lengths = [len(rollout.token_ids) for _, rollout in answers]
+    policy.zero_grad()
+    loss = torch.zeros(())
+    for group, rollout in answers:
+        mean = sum(mate.reward for mate in group.rollouts) / len(group.rollouts)
+        tokens = group.prompt.token_ids + rollout.token_ids
+        logits = policy.network(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        places = range(len(group.prompt.token_ids) - 1, len(tokens) - 1)
+        logprob = sum(logits[place, tokens[place + 1]] for place in places)
+        loss = loss - weight(len(rollout.token_ids), lengths) * (rollout.reward - mean) * logprob
+    loss.backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    torch.testing.assert_close(gradient(policy, pack(GROUPS)), expected, atol=1e-6, rtol=1e-4)
 
 
 def test_a_micro_batch_without_trained_tokens_adds_nothing(folder: str) -> None:
@@ -332,8 +399,10 @@ def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
         mean = opened(folder).compute_loss(pack(GROUPS, 10_000)[0]).item() / FakeStep(pack(GROUPS)).num_tokens
     assert metrics["policy/loss"] == pytest.approx(mean, rel=1e-4)
     assert metrics["policy/grad_norm"] == pytest.approx(reference.norm().item(), rel=1e-4)
-    names = "loss grad_norm lr ratio_mean ratio_max clip_fraction ess kl_behaviour lag_mean lag_max"
-    assert set(metrics) == {f"policy/{name}" for name in names.split()}
+    spread = "ratio_mean ratio_max clip_fraction ess kl_behaviour"
+    names = f"loss grad_norm lr lag_mean lag_max mismatch_kl mismatch_max {spread}".split()
+    names += [f"by_lag/0/{name}" for name in f"{spread} share contribution".split()]
+    assert set(metrics) == {f"policy/{name}" for name in names}
 
 
 def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -390,6 +459,15 @@ def test_bfloat16_trains(folder: str) -> None:
     assert policy.network.dtype == torch.bfloat16
     assert policy(pack(GROUPS)[0]).dtype == torch.float32
     assert math.isfinite(running.callback_metrics["policy/loss"])
+
+
+def test_a_mismatch_above_the_limit_stops_the_run_before_the_update(folder: str) -> None:
+    policy = PolicyModule(folder, abort_on_mismatch=0.5)
+    before = [weight.clone() for _, weight in opened(folder).named_weights()]
+    with pytest.raises(RuntimeError, match=r"step 0: policy/mismatch_kl is .* model.abort_on_mismatch is 0.5"):
+        fit(policy, [FakeStep(pack(GROUPS))])  # its behaviour log-probs are made up
+    assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.named_weights(), strict=True))
+    fit(PolicyModule(folder, abort_on_mismatch=1e6), [FakeStep(pack(GROUPS))])
 
 
 # ---- settings

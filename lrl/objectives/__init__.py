@@ -1,6 +1,30 @@
 """What the policy minimises: one file per objective."""
 
 from lrl.objectives.aipo import AIPO
-from lrl.objectives.base import Diagnostics, Objective, Tokens
+from lrl.objectives.base import Objective, Tokens
+from lrl.objectives.cispo import CISPO
+from lrl.objectives.decoupled_ppo import DecoupledPPO
+from lrl.objectives.diagnostics import Diagnostics
+from lrl.objectives.gspo import GSPO
+from lrl.objectives.icepop import IcePop
+from lrl.objectives.ppo import PPO
+from lrl.objectives.reinforce import REINFORCE
+from lrl.objectives.tba import TBA
+from lrl.objectives.tis import TIS
+from lrl.objectives.topr import TOPR
 
-__all__ = ["AIPO", "Diagnostics", "Objective", "Tokens"]
+__all__ = [
+    "AIPO",
+    "CISPO",
+    "DecoupledPPO",
+    "Diagnostics",
+    "GSPO",
+    "IcePop",
+    "Objective",
+    "PPO",
+    "REINFORCE",
+    "TBA",
+    "TIS",
+    "TOPR",
+    "Tokens",
+]

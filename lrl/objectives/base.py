@@ -1,11 +1,7 @@
-"""What every objective shares: the mask, float32, and the numbers that tell how far off-policy a step was.
+"""What every objective shares: which tokens it sees, and what it may ask for.
 
-An objective is one formula over trained tokens. The base cuts those tokens out of the rows first, so a formula cannot
-see padding, and a NaN in a masked place cannot reach the gradient (0 * NaN is NaN: multiplying by the mask would not
-do).
-
-Everything reported is kept as sums and maxima and divided once, at the end of the step. Means of micro-batch means
-would depend on packing.
+An objective is one formula over trained tokens. They are cut out of the rows first, so a formula cannot see padding,
+and a NaN in a masked place cannot reach the gradient (0 * NaN is NaN: multiplying by the mask would not do).
 """
 
 from __future__ import annotations
@@ -16,12 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lrl.data import MicroBatch
+from lrl.normalisation import NormaliseBy
+
 MAX_LOG_RATIO = 20.0
 """Log-ratios are held in [-20, 20] nats before `exp`: beyond every truncation, and the square still fits float32."""
 
 
 class Tokens(NamedTuple):
-    """The n trained tokens of a micro-batch, prompts and padding gone."""
+    """The n trained tokens of a micro-batch, prompts and padding gone. They belong to S answers of G groups."""
 
     logprobs: Tensor
     """float32 [n], nats: log pi(token) of the policy; carries the gradient."""
@@ -29,109 +28,79 @@ class Tokens(NamedTuple):
     """float32 [n], nats: log mu(token)."""
     advantages: Tensor
     """float32 [n]."""
-    versions: Tensor
-    """int64 [n]: policy version that wrote the token."""
+    lags: Tensor
+    """int64 [n]: version that trains minus version that wrote the token."""
+    answers: Tensor
+    """int64 [n]: the answer each token belongs to, 0 to S - 1. A micro-batch holds answers whole."""
+    groups: Tensor
+    """int64 [n]: the group, 0 to G - 1. Only an objective with `whole_groups` may rely on a group being whole."""
+    reference_logprobs: Tensor | None = None
+    """float32 [n], nats: log-prob under the reference policy; None when there is none."""
+
+    @classmethod
+    def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Tokens:
+        """The trained tokens of `micro`, with log-probs [R, L] of a policy that has done `version` steps."""
+        mask = micro.mask
+        reference = micro.reference_logprobs
+        return cls(
+            logprobs=logprobs[mask].float(),
+            behaviour_logprobs=micro.behaviour_logprobs[mask].float(),
+            advantages=micro.advantages[mask].float(),
+            lags=version - micro.versions[mask],
+            answers=_numbered(micro.sequence_ids[mask]),
+            groups=_numbered(micro.group_ids[mask]),
+            reference_logprobs=None if reference is None else reference[mask].float(),
+        )
 
     @property
     def log_ratio(self) -> Tensor:
         """float32 [n], nats: log pi - log mu, held in +-`MAX_LOG_RATIO`."""
-        return (self.logprobs - self.behaviour_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return hold(self.logprobs - self.behaviour_logprobs)
 
     @property
     def ratio(self) -> Tensor:
         """float32 [n]: pi / mu, finite and above zero."""
         return self.log_ratio.exp()
 
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum of `values` [n] over each answer: [S]."""
+        return values.new_zeros(_count(self.answers)).index_add(0, self.answers, values)
+
+    def means(self, values: Tensor) -> Tensor:
+        """Mean of `values` [n] over each answer: [S]."""
+        return self.sums(values) / self.sums(torch.ones_like(values))
+
 
 class Objective(ABC):
     """A loss per answer token. A subclass gives `token_losses`, and `clipped` if it clips."""
 
+    normalise_by: NormaliseBy = "token"
+    """What the losses are divided by unless the policy's setting says otherwise; what the objective's paper does."""
+    whole_groups: bool = False
+    """Whether the formula looks across the answers of a group: its micro-batches then hold groups whole."""
+    needs_reference: bool = False
+    """Whether the formula uses `Tokens.reference_logprobs`."""
+    needs_group_mean: bool = False
+    """Whether advantages must be rewards less the group's mean, and nothing else."""
+
     @abstractmethod
     def token_losses(self, tokens: Tokens) -> Tensor:
-        """The formula: float32 [n], to be minimised, one number per token of `tokens`."""
+        """The formula: float32 [n], to be minimised, one number per token of `tokens`, not averaged."""
 
     def clipped(self, tokens: Tokens) -> Tensor:
         """bool [n]: where the objective held back a token's ratio. Only for the metric `policy/clip_fraction`."""
-        return torch.zeros_like(tokens.versions, dtype=torch.bool)
-
-    def __call__(
-        self, logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, versions: Tensor
-    ) -> Tensor:
-        """Token losses of a micro-batch, not averaged.
-
-        Args:
-            logprobs: [R, L], nats: log-prob of the label under the policy.
-            behaviour_logprobs: float32 [R, L], nats: log-prob of the label when it was sampled.
-            advantages: float32 [R, L].
-            mask: bool [R, L]: the tokens that count. Elsewhere the other tensors may hold anything, NaN included.
-            versions: int64 [R, L]: policy version that wrote the label.
-
-        Returns:
-            float32 [R, L], 0 where `mask` is false.
-        """
-        tokens = _select(logprobs, behaviour_logprobs, advantages, mask, versions)
-        losses = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-        return losses.masked_scatter(mask, self.token_losses(tokens))
+        return torch.zeros_like(tokens.lags, dtype=torch.bool)
 
 
-class Diagnostics:
-    """How far the trained tokens of one step were from the policy, gathered micro-batch by micro-batch.
-
-    Args:
-        version: Version of the policy that trains, in optimizer steps done. Lag is this minus a token's version.
-    """
-
-    SUMS = ("tokens", "ratio", "ratio_squared", "kl", "clipped", "lag")
-    MAXIMA = ("ratio_max", "lag_max")
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        self.sums = torch.zeros(len(self.SUMS))
-        self.maxima = torch.zeros(len(self.MAXIMA))
-
-    @torch.no_grad()
-    def add(
-        self,
-        objective: Objective,
-        logprobs: Tensor,
-        behaviour_logprobs: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        versions: Tensor,
-    ) -> None:
-        """Counts one micro-batch in. Arguments as for `Objective.__call__`."""
-        tokens = _select(logprobs, behaviour_logprobs, advantages, mask, versions)
-        if not len(tokens.versions):
-            return
-        ratio, lag = tokens.ratio, self.version - tokens.versions
-        kl = ratio - 1 - tokens.log_ratio
-        per_token = (torch.ones_like(ratio), ratio, ratio.square(), kl, objective.clipped(tokens), lag)
-        self.sums = self.sums.to(mask.device) + torch.stack([values.float().sum() for values in per_token])
-        maxima = torch.stack([ratio.max(), lag.max().float()])
-        self.maxima = torch.maximum(self.maxima.to(mask.device), maxima)
-
-    def result(self) -> dict[str, float]:
-        """The step's metrics; empty when it had no token.
-
-        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was held back. `ess`: effective
-        sample size over the number of tokens, (sum w)^2 / (n sum w^2) with w = pi / mu; 1 means on-policy.
-        `kl_behaviour`: KL(mu || pi) per token in nats by the k3 estimator, w - 1 - log w, unbiased under mu and never
-        negative (Schulman, "Approximating KL divergence", 2020). `lag_mean`, `lag_max`: in versions.
-        """
-        sums = dict(zip(self.SUMS, self.sums.tolist(), strict=True))
-        maxima = dict(zip(self.MAXIMA, self.maxima.tolist(), strict=True))
-        if not (n := sums["tokens"]):
-            return {}
-        return {
-            "ratio_mean": sums["ratio"] / n,
-            "ratio_max": maxima["ratio_max"],
-            "clip_fraction": sums["clipped"] / n,
-            "ess": sums["ratio"] ** 2 / (n * sums["ratio_squared"]),
-            "kl_behaviour": sums["kl"] / n,
-            "lag_mean": sums["lag"] / n,
-            "lag_max": maxima["lag_max"],
-        }
+def hold(log_ratio: Tensor) -> Tensor:
+    """A log-ratio in nats, held in +-`MAX_LOG_RATIO`."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def _select(logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, mask: Tensor, versions: Tensor) -> Tokens:
-    return Tokens(logprobs[mask].float(), behaviour_logprobs[mask].float(), advantages[mask].float(), versions[mask])
+def _numbered(ids: Tensor) -> Tensor:
+    """The same ids counted from 0 without gaps."""
+    return torch.unique(ids, return_inverse=True)[1]
+
+
+def _count(numbers: Tensor) -> int:
+    return int(numbers.max()) + 1 if numbers.numel() else 0

@@ -7,7 +7,7 @@ the iteration, and the stream notes for how long.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lrl.data import Group, MicroBatch
 from lrl.rollouts.packing import Packer
@@ -22,6 +22,9 @@ class StepStream:
         packer: Makes micro-batches of groups; its counts are the step's.
         step: The step's number, from 0: also the trainer's version while it trains.
         give_up: Told of each group that has too few scored answers to train.
+        prepare: Called with each group before it is packed: adds what the loss needs to know about its answers.
+        end: Called with all the step's groups when the last of them is packed.
+        replayed: Groups that the step trains again; they come first, while the fresh ones are still being written.
     """
 
     def __init__(
@@ -31,32 +34,47 @@ class StepStream:
         packer: Packer,
         step: int,
         give_up: Callable[[Group], None],
+        prepare: Callable[[Group], None],
+        end: Callable[[list[Group]], None],
+        replayed: Sequence[Group] = (),
     ) -> None:
         self._next_group = next_group
         self._expected = groups
         self._packer = packer
         self.step = step
         self._give_up = give_up
+        self._prepare = prepare
+        self._end = end
+        self.replayed = replayed
         self.groups: list[Group] = []
         self.wait_s = 0.0
         """Seconds the trainer has waited in this step for a finished group."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        for group in self.replayed:
+            yield from self._packer.add(group, replayed=True)
         for _ in range(self._expected):
             started = time.monotonic()
             group = self._next_group()
             self.wait_s += time.monotonic() - started
             self.groups.append(group)
+            self._prepare(group)
             full = self._packer.add(group)
             if group.index in self._packer.discarded_groups:
                 self._give_up(group)
             yield from full
         yield from self._packer.flush()
+        self._end(self.groups)
 
     @property
     def num_tokens(self) -> int:
         """Answer tokens in the loss of the whole step: its denominator. Right once the iteration has ended."""
         return self._packer.tokens
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers with a token in the loss of the whole step; right once the iteration has ended."""
+        return self._packer.sequences
 
     @property
     def packer(self) -> Packer:

@@ -1,6 +1,7 @@
 """Groups to micro-batches."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -63,6 +64,39 @@ def expected(groups: list[Group], oldest: int = 0) -> list[tuple]:
                 tokens = group.prompt.token_ids + rollout.token_ids
                 found.append((tokens, labels, logprobs, versions, [advantage] * len(kept)))
     return sorted(found)
+
+
+class PositionAsAdvantage(GroupMean):
+    """An advantage per token: its place in the answer."""
+
+    def of(self, rollouts: Sequence[Rollout]) -> list[torch.Tensor]:
+        return [torch.arange(len(rollout.token_ids)).float() for rollout in rollouts]
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths, st.integers(1, 120), st.integers(0, 4))
+def test_an_advantage_per_token_stays_with_its_token(shapes: list, budget: int, oldest: int) -> None:
+    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    found = unpack(pack(Packer(budget, PositionAsAdvantage(), 1.0, oldest_version=oldest), groups))
+    wanted = []
+    for group in groups:
+        for rollout in group.rollouts:
+            kept = [float(i) for i, version in enumerate(rollout.versions) if version >= oldest]
+            wanted += [(group.prompt.token_ids + rollout.token_ids, kept)] if kept else []
+    assert [(row[0], row[4]) for row in found] == sorted(wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths, st.integers(1, 120))
+def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
+    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    batches = pack(Packer(budget, GroupMean(), 1.0, whole_groups=True), groups)
+    sizes = []
+    for batch in batches:
+        for number in range(int(batch.group_ids.max()) + 1):
+            sizes.append(len(batch.sequence_ids[batch.group_ids == number].unique()))
+    assert sorted(sizes) == sorted(len(group.rollouts) for group in groups)
+    assert [row[:4] for row in unpack(batches)] == [row[:4] for row in expected(groups)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,6 +174,25 @@ def test_a_group_without_a_baseline_is_counted_and_left_out() -> None:
     packer = Packer(100, GroupMean(), 1.0)
     assert pack(packer, [group]) == []
     assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == (2, [7], 0)
+
+
+def test_a_cut_answer_moves_the_baseline_and_has_no_token_in_the_loss() -> None:
+    group = make_group(0, 2, [3, 4, 5])
+    group.rollouts[1].finish_reason = "length"
+    packer = Packer(100, GroupMean(), 1.0, mask_truncated=True)
+    batches = pack(packer, [group])
+    assert unpack(batches) == sorted(
+        row for row in unpack(pack(Packer(100, GroupMean(), 1.0), [group])) if len(row[1]) != 4
+    )
+    assert (packer.tokens, packer.sequences, packer.masked_tokens, packer.discarded_rollouts) == (8, 2, 4, 0)
+
+
+def test_a_cut_answer_is_trained_unless_it_is_to_be_masked() -> None:
+    group = make_group(0, 2, [3, 4])
+    group.rollouts[1].finish_reason = "length"
+    packer = Packer(100, GroupMean(), 1.0)
+    pack(packer, [group])
+    assert (packer.tokens, packer.masked_tokens) == (7, 0)
 
 
 def test_adding_does_not_wait_for_the_iterator() -> None:

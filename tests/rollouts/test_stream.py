@@ -15,13 +15,24 @@ from tests.rollouts.test_packing import make_group
 class Scene:
     """A trainer at a row of groups, and a clock that moves only when somebody waits or works."""
 
-    def __init__(self, groups: list[Group]) -> None:
+    def __init__(self, groups: list[Group], replayed: list[Group] | None = None) -> None:
         self.groups = iter(groups)
         self.events: list[str] = []
         self.now = 0.0
         self.given_up: list[Group] = []
-        packer = Packer(64, GroupMean(), 1.0)
-        self.stream = StepStream(self.next_group, len(groups), packer, 0, self.given_up.append)
+        self.prepared: list[Group] = []
+        self.ended: list[list[Group]] = []
+        packer = Packer(64, GroupMean(), 1.0, oldest_version=0)
+        self.stream = StepStream(
+            self.next_group,
+            len(groups),
+            packer,
+            0,
+            self.given_up.append,
+            self.prepared.append,
+            self.ended.append,
+            replayed or (),
+        )
 
     def next_group(self) -> Group:
         group = next(self.groups)
@@ -70,3 +81,22 @@ def test_a_step_without_anything_to_train_ends() -> None:
     group = make_group(0, 4, [9, 9])
     group.rollouts[0].reward = None
     assert Scene([group]).train() == 0
+
+
+def test_every_fresh_group_is_prepared_before_it_is_trained_and_the_end_is_told_once() -> None:
+    groups = [make_group(i, 4, [12, 12]) for i in range(6)]
+    scene = Scene(groups)
+    batches = iter(scene.stream)
+    next(batches)
+    assert scene.prepared and scene.prepared == scene.stream.groups and not scene.ended
+    assert list(batches) and scene.prepared == groups and scene.ended == [groups]
+
+
+def test_replayed_groups_are_trained_first_whatever_their_age_and_are_not_the_steps_own() -> None:
+    old, fresh = make_group(7, 4, [12, 12]), make_group(8, 4, [12, 12])
+    for rollout in old.rollouts:
+        rollout.versions = [-5] * 12  # far older than the packer lets a fresh group be
+    scene = Scene([fresh], replayed=[old])
+    assert scene.train() == scene.stream.num_tokens == 48
+    assert scene.stream.num_sequences == 4
+    assert scene.stream.groups == scene.prepared == [fresh]

@@ -1,0 +1,123 @@
+"""How far off-policy a step was, and whether that did harm: over all its tokens, and for every lag apart.
+
+Everything is kept as sums and maxima, one row per lag, and divided once at the end of the step. Means of micro-batch
+means would depend on packing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lrl.objectives.base import Objective, Tokens, hold
+
+MAX_LAG_SHOWN = 16
+"""Tokens with a larger lag are counted in the row of this one."""
+
+
+class Diagnostics:
+    """The trained tokens of one step against the policy, gathered micro-batch by micro-batch.
+
+    Args:
+        version: Version of the policy that trains, in optimizer steps done.
+    """
+
+    SUMS = ("tokens", "ratio", "ratio_squared", "kl", "clipped", "mass", "lag", "kl_reference")
+    MAXIMA = ("ratio", "difference", "lag")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.sums = torch.zeros(MAX_LAG_SHOWN + 1, len(self.SUMS))
+        self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, len(self.MAXIMA))
+        self.has_reference = False
+
+    @torch.no_grad()
+    def add(self, objective: Objective, tokens: Tokens) -> None:
+        """Counts one micro-batch in."""
+        if not len(tokens.lags):
+            return
+        tokens = tokens._replace(logprobs=tokens.logprobs.detach())
+        rows = tokens.lags.clamp(0, MAX_LAG_SHOWN)
+        ratio, lag = tokens.ratio, tokens.lags.float()
+        kl = ratio - 1 - tokens.log_ratio
+        clipped, mass = objective.clipped(tokens).float(), _mass(objective, tokens)
+        self.has_reference = tokens.reference_logprobs is not None
+        values = (torch.ones_like(ratio), ratio, ratio.square(), kl, clipped, mass, lag, _kl_reference(tokens))
+        self.sums = self.sums.to(rows.device).index_add(0, rows, torch.stack(values, dim=1))
+        maxima = torch.stack((ratio, (tokens.logprobs - tokens.behaviour_logprobs).abs(), lag), dim=1)
+        rows = rows[:, None].expand_as(maxima)
+        self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
+
+    def result(self) -> dict[str, float]:
+        """The step's metrics; empty when it had no token.
+
+        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was held back. `ess`: effective
+        sample size over the number of tokens, (sum w)^2 / (n sum w^2) with w = pi / mu; 1 means on-policy.
+        `kl_behaviour`: KL(mu || pi) per token in nats by the k3 estimator, w - 1 - log w, unbiased under mu and never
+        negative (Schulman, "Approximating KL divergence", 2020). `lag_mean`, `lag_max`: in versions. `kl_reference`:
+        KL(pi || pi_ref) per token by k3, only with a reference.
+
+        `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens, and `contribution`,
+        of the gradient's mass, the sum over tokens of |d loss / d log pi|.
+
+        `mismatch_kl`, `mismatch_max`: over tokens of lag 0, which the policy that trains wrote itself, so that every
+        difference is one between two programs: `kl_behaviour`, and the largest |log pi - log mu| in nats.
+        """
+        table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
+        maxima = [dict(zip(self.MAXIMA, row, strict=True)) for row in self.maxima.tolist()]
+        whole = dict(zip(self.SUMS, self.sums.sum(0).tolist(), strict=True))
+        if not (n := whole["tokens"]):
+            return {}
+        metrics = _means(whole, max(row["ratio"] for row in maxima))
+        metrics |= {"lag_mean": whole["lag"] / n, "lag_max": max(row["lag"] for row in maxima)}
+        if self.has_reference:
+            metrics["kl_reference"] = whole["kl_reference"] / n
+        if table[0]["tokens"]:
+            metrics |= {
+                "mismatch_kl": table[0]["kl"] / table[0]["tokens"],
+                "mismatch_max": maxima[0]["difference"],
+            }
+        for lag, (sums, largest) in enumerate(zip(table, maxima, strict=True)):
+            if sums["tokens"]:
+                shares = {"share": sums["tokens"] / n, "contribution": sums["mass"] / (whole["mass"] or 1.0)}
+                found = _means(sums, largest["ratio"]) | shares
+                metrics |= {f"by_lag/{lag}/{name}": value for name, value in found.items()}
+        return metrics
+
+
+def check_mismatch(metrics: dict[str, float], limit: float, step: int) -> None:
+    """Raises RuntimeError if a step's `mismatch_kl` is above `limit` nats a token; a step without one passes."""
+    mismatch = metrics.get("mismatch_kl", 0.0)
+    if not mismatch <= limit:
+        raise RuntimeError(
+            f"step {step}: policy/mismatch_kl is {mismatch:.3g} nats a token, and model.abort_on_mismatch is "
+            f"{limit:g}: the generators compute something else than the trainer. The weights were not touched. Compare "
+            "their dtype and attention with the policy's, and see policy/mismatch_max of the steps before."
+        )
+
+
+def _means(sums: dict[str, float], ratio_max: float) -> dict[str, float]:
+    n = sums["tokens"]
+    return {
+        "ratio_mean": sums["ratio"] / n,
+        "ratio_max": ratio_max,
+        "clip_fraction": sums["clipped"] / n,
+        "ess": sums["ratio"] ** 2 / (n * sums["ratio_squared"]),
+        "kl_behaviour": sums["kl"] / n,
+    }
+
+
+@torch.enable_grad()
+def _mass(objective: Objective, tokens: Tokens) -> Tensor:
+    """|d loss / d log pi| of each token: float32 [n]."""
+    leaf = tokens.logprobs.detach().requires_grad_()
+    losses = objective.token_losses(tokens._replace(logprobs=leaf))
+    return torch.autograd.grad(losses.sum(), leaf)[0].abs()
+
+
+def _kl_reference(tokens: Tokens) -> Tensor:
+    """KL(pi || pi_ref) by k3, 0 without a reference: float32 [n]."""
+    if tokens.reference_logprobs is None:
+        return torch.zeros_like(tokens.logprobs)
+    log_ratio = hold(tokens.reference_logprobs - tokens.logprobs)
+    return log_ratio.exp() - 1 - log_ratio

@@ -1,0 +1,40 @@
+"""IcePop (Ling team, 2510.18855): importance weights, and tokens whose weight is out of bounds left out.
+
+The gradient is  sum_t M(pi_t / mu_t) * A * grad log pi_t,  with M(k) = k for low <= k <= high and 0 elsewhere. Where
+truncation (TIS, AIPO) lets an outlier go on with the largest weight, IcePop takes it for an error of computation and
+drops it, on both sides.
+
+Use it when trainer and generator compute the policy differently (mixture of experts, quantised generators), so that
+large ratios are noise. When they come from lag they are signal, and AIPO keeps it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lrl.objectives.base import Objective, Tokens
+
+
+class IcePop(Objective):
+    """Importance-weighted policy gradient on the tokens whose weight is within bounds.
+
+    Args:
+        low: Smallest weight pi / mu that is trained; in (0, 1]. The paper uses 0.5.
+        high: Largest one; at least 1. The paper uses 5.
+
+    Raises:
+        ValueError: The bounds do not enclose 1.
+    """
+
+    def __init__(self, low: float = 0.5, high: float = 5.0) -> None:
+        if not 0 < low <= 1 <= high:
+            raise ValueError(f"IcePop(low={low}, high={high}): use 0 < low <= 1 <= high.")
+        self.low = low
+        self.high = high
+
+    def token_losses(self, tokens: Tokens) -> Tensor:
+        weight = tokens.ratio.detach().masked_fill(self.clipped(tokens), 0.0)
+        return -weight * tokens.advantages * tokens.logprobs
+
+    def clipped(self, tokens: Tokens) -> Tensor:
+        return (tokens.ratio < self.low) | (tokens.ratio > self.high)

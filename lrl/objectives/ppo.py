@@ -1,0 +1,60 @@
+"""PPO's clipped objective (1707.06347, equation 7), with a bound of its own on either side.
+
+The loss is  -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)  with r = pi / mu. A larger upper bound is DAPO's
+clip-higher (2503.14476, equation 10), which leaves unlikely tokens room to grow.
+
+Use it when the answers come from the version just before, or nearly. The trust region lies around the policy that wrote
+the token: the larger the lag, the more tokens are outside it from the start and learn nothing. What that costs is
+measured in docs/learning.md.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lrl.objectives.base import Objective, Tokens
+
+
+class PPO(Objective):
+    """Clipped policy gradient around the policy that wrote the answers.
+
+    Args:
+        epsilon_low: How far pi / mu may fall below 1 before a token of negative advantage stops learning; in (0, 1].
+        epsilon_high: How far it may rise above 1 before one with a positive advantage does; above 0. DAPO: 0.28.
+
+    Raises:
+        ValueError: A bound is outside its range.
+    """
+
+    def __init__(self, epsilon_low: float = 0.2, epsilon_high: float = 0.2) -> None:
+        check_bounds("PPO", epsilon_low, epsilon_high)
+        self.epsilon_low = epsilon_low
+        self.epsilon_high = epsilon_high
+
+    def token_losses(self, tokens: Tokens) -> Tensor:
+        return clipped_losses(tokens.ratio, tokens.advantages, self.epsilon_low, self.epsilon_high)
+
+    def clipped(self, tokens: Tokens) -> Tensor:
+        return outside(tokens.ratio, tokens.advantages, self.epsilon_low, self.epsilon_high)
+
+
+def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
+    """Raises ValueError for bounds that do not enclose a ratio of 1."""
+    if not 0 < epsilon_low <= 1:
+        raise ValueError(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
+    if not epsilon_high > 0:
+        raise ValueError(f"{name}(epsilon_high={epsilon_high}): it must be above 0, or on-policy tokens are clipped.")
+
+
+def clipped_losses(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
+    """The clipped loss of each token: all float32 [n]."""
+    held = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    return -torch.minimum(ratio * advantages, held * advantages)
+
+
+def outside(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
+    """bool [n]: tokens without a gradient because the bound on their advantage's side is passed."""
+    rising = (advantages > 0) & (ratio > 1 + epsilon_high)
+    falling = (advantages < 0) & (ratio < 1 - epsilon_low)
+    return rising | falling

@@ -1,0 +1,58 @@
+"""TBA, trajectory balance with asynchrony (2503.18929): fit the policy to  pi*(y|x) ~ pi_ref(y|x) exp(r(y) / beta).
+
+With  c_j = log pi_ref(y_j|x) - log pi(y_j|x) + r_j / beta  over the K answers of a group, trajectory balance in its
+VarGrad form is  1/K sum_j (SG[mean_i c_i] - c_j)^2,  where SG stops the gradient and log-probs are summed over an
+answer. No importance ratio is used, so answers may be of any age. On-policy its gradient is REINFORCE with
+A_j = (r_j - mean r) - beta (KL_j - mean KL); the loss here is multiplied by beta / 2, which makes the gradients equal
+in size too.
+
+The mean needs all answers of a group under the newest policy, so micro-batches hold groups whole. (The published code
+takes the mean over consecutive answers, which is right only while a micro-batch holds a single prompt.)
+
+Use it with a replay buffer (`data.replay`), on answers far older than importance weights can bear. Advantages must be
+rewards minus the group's mean (`GroupMean`), not divided by anything.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lrl.normalisation import NormaliseBy
+from lrl.objectives.base import Objective, Tokens
+
+
+class TBA(Objective):
+    """Squared violation of trajectory balance, centred in each group.
+
+    Args:
+        beta: Weight of staying near the reference against the reward; above 0. The paper ends at 0.004 to 0.05.
+
+    Raises:
+        ValueError: beta is not above 0.
+    """
+
+    normalise_by: NormaliseBy = "sequence"
+    whole_groups = True
+    needs_reference = True
+    needs_group_mean = True
+
+    def __init__(self, beta: float = 0.01) -> None:
+        if not beta > 0:
+            raise ValueError(f"TBA(beta={beta}): beta must be above 0; the optimum divides the reward by it.")
+        self.beta = beta
+
+    def token_losses(self, tokens: Tokens) -> Tensor:
+        assert tokens.reference_logprobs is not None, "PolicyModule gives one to every objective that needs it"
+        excess = tokens.sums(tokens.logprobs - tokens.reference_logprobs)  # log pi(y) - log pi_ref(y): [S]
+        advantage = tokens.means(tokens.advantages)
+        group = tokens.means(tokens.groups.float()).round().long()  # [S]
+        # r - mean r is the advantage, so c needs no reward: SG[mean c] - c = (excess - mean excess) - advantage / beta.
+        imbalance = excess - _group_means(excess.detach(), group)[group] - advantage / self.beta
+        return (self.beta / 2 * imbalance.square())[tokens.answers]
+
+
+def _group_means(values: Tensor, group: Tensor) -> Tensor:
+    """Mean of `values` [S] over each group: [G]."""
+    count = int(group.max()) + 1 if group.numel() else 0
+    sums = values.new_zeros(count).index_add(0, group, values)
+    return sums / values.new_zeros(count).index_add(0, group, values.new_ones(values.shape))

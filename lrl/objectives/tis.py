@@ -1,0 +1,48 @@
+"""Truncated importance sampling: the weight pi / mu, of a token or of a whole answer, cut off above `cap`.
+
+The gradient is  sum_t min(w, cap) * A * grad log pi_t.  Per token, w = pi_t / mu_t (Yao et al., "Your Efficient RL
+Framework Secretly Brings You Off-Policy RL Training", 2025): the same formula as AIPO, there meant for the difference
+between two programs that compute one policy, so with a smaller cap. Per sequence, w is the product over the answer
+(Liu et al., "When Speed Kills Stability", 2025): without bias for whole answers as long as nothing is cut, but its
+spread grows with the length.
+
+Use the token level for answers of hundreds of tokens or more, the sequence level for short ones.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from lrl.objectives.base import Objective, Tokens, hold
+
+
+class TIS(Objective):
+    """Importance-weighted policy gradient, the weight truncated.
+
+    Args:
+        cap: Largest weight; at least 1.
+        level: `token` weighs each token by its own ratio, `sequence` all tokens of an answer by the answer's.
+
+    Raises:
+        ValueError: cap is below 1 or not a number.
+    """
+
+    def __init__(self, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> None:
+        if not cap >= 1:
+            raise ValueError(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
+        self.cap = cap
+        self.level = level
+
+    def token_losses(self, tokens: Tokens) -> Tensor:
+        weight = self._ratio(tokens).clamp(max=self.cap).detach()
+        return -weight * tokens.advantages * tokens.logprobs
+
+    def clipped(self, tokens: Tokens) -> Tensor:
+        return self._ratio(tokens) > self.cap
+
+    def _ratio(self, tokens: Tokens) -> Tensor:
+        if self.level == "token":
+            return tokens.ratio
+        return hold(tokens.sums(tokens.log_ratio)).exp()[tokens.answers]

@@ -1,0 +1,121 @@
+"""The reference policy: a frozen model that the policy is kept near to, for objectives and users that ask for one.
+
+Its log-probs are computed once per rollout, when the rollout's group reaches its step, and travel with the rollout from
+there on. Nothing is loaded unless `model.reference` is set.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lrl.data import Group
+from lrl.network import label_logprobs, open_network
+from lrl.objectives.base import Tokens, hold
+from lrl.rollouts.rows import one_a_row
+
+if TYPE_CHECKING:
+    from lrl.policy import PolicyModule
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+class Reference:
+    """A frozen policy, and what the KL to it costs.
+
+    Estimators of KL(pi || pi_ref) per token, with d = log pi_ref - log pi (Schulman, "Approximating KL divergence",
+    2020): k1 = -d, without bias, of any sign; k2 = d^2 / 2; k3 = e^d - 1 - d, without bias and never negative.
+
+    In the loss, `coefficient` times the estimator is added to the loss of each token (GRPO, 2402.03300, equation 4,
+    with k3). The gradient of k1 is zero on average and does nothing there; that of k2 is the gradient of the KL. In the
+    reward, `coefficient` times the sum over an answer's tokens is taken off its reward before the baseline, with the
+    behaviour log-probs for log pi; there k1 is the usual choice.
+
+    Args:
+        coefficient: What a nat of KL costs; 0 only measures it.
+        estimator: `k1`, `k2` or `k3`.
+        place: Where the cost goes: `loss` or `reward`.
+        model: Hub name or folder of the reference; None takes the policy's own first version.
+        refresh_every_n_steps: Copy the policy's weights into the reference after every so many steps; None never does.
+
+    Raises:
+        ValueError: A setting is outside its range, or would have no effect.
+    """
+
+    def __init__(
+        self,
+        coefficient: float = 0.0,
+        estimator: Estimator = "k3",
+        place: Literal["loss", "reward"] = "loss",
+        model: str | None = None,
+        refresh_every_n_steps: int | None = None,
+    ) -> None:
+        if not coefficient >= 0:
+            raise ValueError(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
+        if coefficient and (estimator, place) == ("k1", "loss"):
+            raise ValueError(
+                "model.reference.estimator k1 with place loss: its gradient is zero on average. Use k2 or k3, or place "
+                "reward."
+            )
+        if refresh_every_n_steps is not None and refresh_every_n_steps < 1:
+            raise ValueError(
+                f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at least 1, or null."
+            )
+        self.coefficient = coefficient
+        self.estimator = estimator
+        self.place = place
+        self.model = model
+        self.refresh_every_n_steps = refresh_every_n_steps
+
+    def open(self, policy: PolicyModule) -> None:
+        """Load the frozen model, once, to where the policy is."""
+        if not hasattr(self, "network"):
+            self.network = open_network(self.model or policy.policy_folder, policy.dtype_name, policy.attention, False)
+            self.network.requires_grad_(False)
+        self.network.to(policy.device)
+
+    def fill(self, group: Group, temperature: float, chunk_tokens: int) -> None:
+        """Give every rollout of a group its `reference_logprobs` and, if the reward is the place, its `kl_penalty`."""
+        answered = [rollout for rollout in group.rollouts if rollout.token_ids]
+        if not answered:
+            return
+        micro = one_a_row(group, temperature).to(self.network.device)
+        with torch.no_grad():
+            logprobs = label_logprobs(self.network, micro, chunk_tokens)
+        for rollout, row, mask in zip(answered, logprobs, micro.mask, strict=True):
+            rollout.reference_logprobs = row[mask].tolist()
+            if self.place == "reward":
+                behaviour = torch.tensor(rollout.logprobs)
+                kl = self._kl(behaviour, torch.tensor(rollout.reference_logprobs))
+                rollout.kl_penalty = self.coefficient * kl.sum().item()
+
+    def token_losses(self, tokens: Tokens) -> Tensor:
+        """What the KL adds to the loss of each token: float32 [n]."""
+        if not self.coefficient or self.place != "loss":
+            return torch.zeros_like(tokens.logprobs)
+        assert tokens.reference_logprobs is not None, "every group passes `fill` before it is packed"
+        return self.coefficient * self._kl(tokens.logprobs, tokens.reference_logprobs)
+
+    def end_step(self, steps_done: int, policy: PolicyModule) -> None:
+        """Copy the policy's weights in, if it is time to."""
+        if self.refresh_every_n_steps and steps_done % self.refresh_every_n_steps == 0:
+            self.network.load_state_dict(policy.network.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights, if they are no longer those of a folder."""
+        return dict(self.network.state_dict()) if self.refresh_every_n_steps else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the weights of a checkpoint."""
+        if state:
+            self.network.load_state_dict(state)
+
+    def _kl(self, logprobs: Tensor, reference: Tensor) -> Tensor:
+        difference = hold(reference - logprobs)
+        if self.estimator == "k1":
+            return -difference
+        if self.estimator == "k2":
+            return difference.square() / 2
+        return difference.exp() - 1 - difference

@@ -1,0 +1,48 @@
+"""What a Trainer must and must not have, checked before any server starts."""
+
+from __future__ import annotations
+
+import lightning as L
+
+from lrl.advantages import Advantages, GroupMean
+from lrl.objectives import Objective
+
+
+def check_trainer(trainer: L.Trainer) -> None:
+    """Raises ValueError for a setting that would be ignored or wrong, and names the one to use."""
+    if trainer.gradient_clip_val:
+        raise ValueError(
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: the policy clips the gradient of a whole "
+            "step itself. Remove it and set model.max_grad_norm."
+        )
+    if trainer.precision == "16-mixed":
+        raise ValueError(
+            "trainer.precision='16-mixed' scales the gradients, which would then be clipped at the wrong norm. "
+            "Use bf16-mixed or 32-true."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: a step already gathers all "
+            "its micro-batches. Remove it; data.micro_batch_tokens sets their size, data.groups_per_step a step's."
+        )
+
+
+def check_baseline(objective: Objective, advantages: Advantages) -> None:
+    """Raises ValueError for a baseline under which the objective's formula is wrong."""
+    if objective.needs_group_mean and not isinstance(advantages, GroupMean):
+        raise ValueError(
+            f"model.objective {type(objective).__name__} works on rewards less the group's mean, and data.advantages "
+            f"is {type(advantages).__name__}: use lrl.GroupMean."
+        )
+
+
+def require_weight_sync(trainer: L.Trainer) -> None:
+    """Raises ValueError if nothing would ever move weights into the generators."""
+    from lrl.callbacks.find import find
+    from lrl.callbacks.weight_sync import WeightSync
+
+    if find(trainer, WeightSync) is None:
+        raise ValueError(
+            "trainer.callbacks has no lrl.callbacks.WeightSync: the generators would answer with the first weights "
+            "for ever. Add WeightSync()."
+        )

@@ -1,0 +1,101 @@
+"""Answers as plain Python numbers, and the micro-batch that holds them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from lrl.data import MicroBatch
+from lrl.objectives import Tokens
+
+VERSION = 20
+
+
+@dataclass
+class Token:
+    """One sampled token; log-probs in nats."""
+
+    pi: float
+    mu: float
+    ref: float
+    lag: int
+    trained: bool = True
+
+
+@dataclass
+class Answer:
+    """One answer of a group."""
+
+    group: int
+    advantage: float
+    tokens: list[Token]
+
+    @property
+    def trained(self) -> list[Token]:
+        return [token for token in self.tokens if token.trained]
+
+
+def columns(answers: list[Answer], poison: float = math.nan) -> tuple[torch.Tensor, MicroBatch]:
+    """The policy's log-probs [R, L], a leaf, and a micro-batch with an answer a row; elsewhere stands `poison`."""
+    shape = (len(answers), 1 + max((len(answer.tokens) for answer in answers), default=0))
+    numbers = {name: torch.full(shape, poison) for name in ("pi", "mu", "ref", "advantage")}
+    whole = {name: torch.full(shape, -1) for name in ("version", "sequence", "group")}
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for row, answer in enumerate(answers):
+        for column, token in enumerate(answer.tokens):
+            whole["sequence"][row, column], whole["group"][row, column] = row, answer.group
+            if token.trained:
+                mask[row, column] = True
+                numbers["pi"][row, column], numbers["mu"][row, column] = token.pi, token.mu
+                numbers["ref"][row, column], numbers["advantage"][row, column] = token.ref, answer.advantage
+                whole["version"][row, column] = VERSION - token.lag
+    zeros = torch.zeros(shape, dtype=torch.int64)
+    micro = MicroBatch(
+        input_ids=zeros,
+        position_ids=zeros,
+        labels=zeros,
+        mask=mask,
+        behaviour_logprobs=numbers["mu"],
+        advantages=numbers["advantage"],
+        versions=whole["version"],
+        sequence_ids=whole["sequence"],
+        group_ids=whole["group"],
+        temperature=1.0,
+        reference_logprobs=numbers["ref"],
+    )
+    return numbers["pi"].requires_grad_(), micro
+
+
+def tokens_of(answers: list[Answer]) -> Tokens:
+    logprobs, micro = columns(answers)
+    return Tokens.select(logprobs, micro, VERSION)
+
+
+logprob = st.floats(-8, 0, width=32)
+sampled = st.builds(Token, pi=logprob, mu=logprob, ref=logprob, lag=st.integers(0, 5), trained=st.booleans())
+on_policy = st.builds(lambda p, r: Token(pi=p, mu=p, ref=r, lag=0), logprob, logprob)
+
+
+def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Answer]]:
+    """Groups of one to four answers, empty ones and equal rewards among them, each with its group-mean advantage."""
+    rewards = st.one_of(
+        st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=1, max_size=4),
+        st.integers(1, 4).map(lambda n: [1.0] * n),
+    )
+
+    def group(number: int) -> st.SearchStrategy[list[Answer]]:
+        return rewards.flatmap(
+            lambda found: st.tuples(*(st.lists(token, max_size=5) for _ in found)).map(
+                lambda lists: [
+                    Answer(number, reward - sum(found) / len(found), list(tokens))
+                    for reward, tokens in zip(found, lists, strict=True)
+                ]
+            )
+        )
+
+    return st.integers(1, 3).flatmap(
+        lambda n: st.tuples(*map(group, range(n))).map(lambda lists: [answer for one in lists for answer in one])
+    )

@@ -1,0 +1,153 @@
+"""Every objective against its formula in plain arithmetic, on whatever Hypothesis finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+
+from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective, Tokens
+from tests.objectives import formulas
+from tests.objectives.answers import VERSION, Answer, Token, columns, groups_of, on_policy, sampled, tokens_of
+
+CASES: dict[str, tuple[Objective, Callable[[list[Answer]], list[formulas.Pair]]]] = {
+    "AIPO": (AIPO(2.0), partial(formulas.truncated, cap=2.0)),
+    "REINFORCE": (REINFORCE(), formulas.reinforce),
+    "PPO": (PPO(0.2, 0.28), partial(formulas.ppo, low=0.2, high=0.28)),
+    "DecoupledPPO": (
+        DecoupledPPO(0.2, 0.3, max_weight=5.0),
+        partial(formulas.decoupled_ppo, low=0.2, high=0.3, max_weight=5.0),
+    ),
+    "TIS": (TIS(3.0), partial(formulas.truncated, cap=3.0)),
+    "TIS by sequence": (TIS(3.0, "sequence"), partial(formulas.truncated_by_sequence, cap=3.0)),
+    "IcePop": (IcePop(0.5, 5.0), partial(formulas.masked, low=0.5, high=5.0)),
+    "CISPO": (CISPO(0.4, 1.5), partial(formulas.clipped_weight, low=0.4, high=1.5)),
+    "GSPO": (GSPO(0.1, 0.2), partial(formulas.gspo, low=0.1, high=0.2)),
+    "TOPR": (TOPR(), formulas.tapered),
+    "TBA": (TBA(0.5), partial(formulas.tba, beta=0.5)),
+}
+GRID = [
+    Answer(0, advantage, [Token(-4.0, -4.0 - 0.21 * step, -3.0, lag=step % 4)])
+    for step in range(-18, 19)
+    for advantage in (-1.0, 1.0)
+]
+"""Answers of one token with log-ratios from -3.8 to 3.8: on both sides of every bound."""
+CORRECTED = ("AIPO", "TIS", "TIS by sequence", "CISPO", "IcePop", "TOPR", "PPO", "DecoupledPPO")
+
+
+def gradient(objective: Objective, answers: list[Answer]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses of the trained tokens, and the gradient of their sum by all log-probs [R, L]."""
+    logprobs, micro = columns(answers)
+    losses = objective.token_losses(Tokens.select(logprobs, micro, VERSION))
+    losses.sum().backward()
+    return losses.detach(), logprobs.grad
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=60, deadline=None)
+@given(answers=groups_of(sampled))
+@example(answers=GRID)
+def test_value_and_gradient_are_the_formula(name: str, answers: list[Answer]) -> None:
+    objective, formula = CASES[name]
+    expected = formula(answers)
+    losses, gradients = gradient(objective, answers)
+    _, micro = columns(answers)
+    assert losses.tolist() == pytest.approx([loss for loss, _ in expected], rel=2e-4, abs=1e-4)
+    assert gradients[micro.mask].tolist() == pytest.approx([slope for _, slope in expected], rel=2e-4, abs=1e-4)
+    assert not gradients[~micro.mask].any(), "what is masked has no gradient, though it is NaN"
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+@settings(max_examples=30, deadline=None)
+@given(answers=groups_of(on_policy))
+def test_on_policy_all_policy_gradients_are_one(name: str, answers: list[Answer]) -> None:
+    expected = gradient(REINFORCE(), answers)[1]
+    torch.testing.assert_close(gradient(CASES[name][0], answers)[1], expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_extreme_ratio_stays_finite(name: str) -> None:
+    objective = CASES[name][0]
+    answers = [
+        Answer(0, 1.0, [Token(0.0, -300.0, -1.0, 3), Token(-300.0, 0.0, -1.0, 0)]),
+        Answer(0, -1.0, [Token(-300.0, 0.0, -1.0, 1), Token(0.0, -300.0, -1.0, 2)]),
+    ]
+    losses, gradients = gradient(objective, answers)
+    _, micro = columns(answers)
+    assert torch.isfinite(losses).all() and torch.isfinite(gradients[micro.mask]).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_token_at_all_is_no_error(name: str) -> None:
+    answers = [Answer(0, 1.0, []), Answer(0, -1.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])]
+    losses, gradients = gradient(CASES[name][0], answers)
+    assert losses.shape == (0,) and not gradients.any()
+    assert CASES[name][0].clipped(tokens_of(answers)).shape == (0,)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=30, deadline=None)
+@given(answers=groups_of(sampled))
+def test_clipped_tokens_are_those_whose_weight_was_held_back(name: str, answers: list[Answer]) -> None:
+    """Where nothing was held back, the derivative is the whole ratio's."""
+    if name in ("TBA", "REINFORCE", "TOPR"):
+        return  # they have no ratio, or not on every token
+    tokens = tokens_of(answers)
+    clipped = CASES[name][0].clipped(tokens)
+    leaf = tokens.logprobs.detach().requires_grad_()
+    CASES[name][0].token_losses(tokens._replace(logprobs=leaf)).sum().backward()
+    ratio = tokens.ratio
+    if name == "GSPO":
+        ratio = tokens.means(tokens.log_ratio).exp()[tokens.answers]
+    if name == "TIS by sequence":
+        ratio = tokens.sums(tokens.log_ratio).exp()[tokens.answers]
+    whole = torch.isclose(leaf.grad, -ratio * tokens.advantages, rtol=1e-3, atol=1e-5)
+    assert (whole | clipped).all()
+
+
+def test_a_truncated_token_still_learns_with_weight_rho() -> None:
+    _, gradients = gradient(AIPO(2.0), [Answer(0, 1.0, [Token(-0.1, -5.0, 0.0, 1)])])
+    assert gradients[0, 0].item() == pytest.approx(-2.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(answers=groups_of(on_policy))
+def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(answers: list[Answer]) -> None:
+    """A_j = (r_j - mean r) - beta (KL_j - mean KL), KL_j = sum_t log pi - log pi_ref (2503.18929, section 3)."""
+    beta, expected = 0.3, []
+    for answer in answers:
+        mates = [other for other in answers if other.group == answer.group and other.tokens]
+        kl = {id(mate): sum(token.pi - token.ref for token in mate.tokens) for mate in mates}
+        if answer.tokens:
+            advantage = answer.advantage - beta * (kl[id(answer)] - sum(kl.values()) / len(kl))
+            expected += [-advantage] * len(answer.tokens)
+    logprobs, micro = columns(answers)
+    tokens = Tokens.select(logprobs, micro, VERSION)
+    by_sequence = tokens.sums(torch.ones_like(tokens.logprobs)).reciprocal()[tokens.answers]
+    (by_sequence * TBA(beta).token_losses(tokens)).sum().backward()
+    assert logprobs.grad[micro.mask].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (partial(AIPO, 0.5), r"rho must be at least 1.*\[2, 10\]"),
+        (partial(AIPO, math.nan), "rho must be at least 1"),
+        (partial(TIS, 0.9), "cap must be at least 1"),
+        (partial(PPO, 0.0), "epsilon_low"),
+        (partial(PPO, 1.5), "epsilon_low"),
+        (partial(PPO, 0.2, 0.0), "epsilon_high"),
+        (partial(DecoupledPPO, max_weight=0.5), "max_weight"),
+        (partial(IcePop, 1.5), "low"),
+        (partial(CISPO, epsilon_high=-1.0), "epsilon_high"),
+        (partial(GSPO, math.nan), "epsilon_low"),
+        (partial(TBA, 0.0), "beta"),
+    ],
+)
+def test_a_setting_that_cuts_on_policy_tokens_is_refused(wrong: Callable[[], Objective], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        wrong()

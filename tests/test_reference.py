@@ -1,0 +1,157 @@
+"""The reference policy: what it computes, what it costs, and when it moves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from lrl.advantages import GroupMean
+from lrl.data import Group, Rollout
+from lrl.objectives import REINFORCE, TBA
+from lrl.policy import PolicyModule
+from lrl.reference import Reference
+from lrl.rollouts.packing import Packer
+from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**SIZES, initializer_range=0.2))
+
+
+def prepared(policy: PolicyModule, temperature: float = 1.0) -> list[Group]:
+    policy.reference.open(policy)
+    groups = [make_group(i) for i in range(3)]
+    groups[1].rollouts[2].token_ids = []  # an empty answer
+    groups[1].rollouts[2].logprobs = []
+    groups[1].rollouts[2].versions = []
+    for group in groups:
+        policy.prepare(group, temperature)
+    return groups
+
+
+def answered(group: Group) -> list[Rollout]:
+    return [rollout for rollout in group.rollouts if rollout.token_ids]
+
+
+def test_reference_logprobs_are_the_reference_models_own(folder: str, other_folder: str) -> None:
+    policy = opened(folder, reference=Reference(model=other_folder))
+    theirs = AutoModelForCausalLM.from_pretrained(other_folder)
+    for group in prepared(policy, temperature=0.7):
+        for rollout in answered(group):
+            tokens = group.prompt.token_ids + rollout.token_ids
+            with torch.no_grad():
+                logits = theirs(torch.tensor([tokens])).logits[0, len(group.prompt.token_ids) - 1 : -1]
+            expected = (logits / 0.7).log_softmax(-1)[range(len(rollout.token_ids)), rollout.token_ids]
+            assert rollout.reference_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_in_the_reward_is_summed_over_the_answer(folder: str, other_folder: str, estimator: Any) -> None:
+    policy = opened(folder, reference=Reference(0.5, estimator, "reward", model=other_folder))
+    for group in prepared(policy):
+        for rollout in answered(group):
+            cost = 0.0
+            for mu, ref in zip(rollout.logprobs, rollout.reference_logprobs, strict=True):
+                d = min(max(ref - mu, -20.0), 20.0)
+                cost += {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - 1 - d}[estimator]
+            assert rollout.kl_penalty == pytest.approx(0.5 * cost, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_in_the_loss_is_added_token_by_token(folder: str, other_folder: str, estimator: Any) -> None:
+    policy = opened(folder, objective=REINFORCE(), reference=Reference(0.5, estimator, model=other_folder))
+    plain = opened(folder, objective=REINFORCE())
+    (batch,) = pack(prepared(policy), 10_000)
+    logprobs, reference = plain(batch)[batch.mask], batch.reference_logprobs[batch.mask]
+    d = reference - logprobs
+    kl = d.square() / 2 if estimator == "k2" else d.exp() - 1 - d
+    torch.testing.assert_close(policy.compute_loss(batch), plain.compute_loss(batch) + 0.5 * kl.sum())
+
+
+def test_the_pull_of_the_kl_brings_the_policy_nearer_to_the_reference(folder: str, other_folder: str) -> None:
+    policy = PolicyModule(folder, objective=REINFORCE(), lr=1e-3, reference=Reference(50.0, "k2", model=other_folder))
+    policy.configure_model()
+    groups = prepared(policy)
+    running = trainer(max_steps=8)
+    distances: list[float] = []
+    policy.on_train_batch_end = lambda *_: distances.append(  # type: ignore[method-assign]
+        running.callback_metrics["policy/kl_reference"].item()
+    )
+    running.fit(policy, Steps([FakeStep(pack(groups))] * 8))
+    assert distances[-1] < 0.7 * distances[0]
+
+
+def test_without_a_reference_none_is_loaded(folder: str) -> None:
+    (batch,) = pack(GROUPS, 10_000)
+    assert batch.reference_logprobs is None
+    policy = opened(folder)
+    policy.compute_loss(batch)
+    assert "kl_reference" not in policy.diagnostics.result()
+
+
+def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
+    policy = opened(folder, reference=Reference())
+    policy.reference.open(policy)
+    assert len(list(policy.parameters())) == len(list(opened(folder).parameters()))
+    assert dict(policy.named_weights()).keys() == dict(opened(folder).named_weights()).keys()
+    assert not any(weight.requires_grad for weight in policy.reference.network.parameters())
+
+
+def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint(folder: str, tmp_path: Path) -> None:
+    def run(steps: int, ckpt_path: str | None = None) -> PolicyModule:
+        policy = PolicyModule(folder, lr=1e-2, reference=Reference(refresh_every_n_steps=2))
+        saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+        running = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
+        running.fit(policy, Steps([FakeStep(pack(GROUPS))] * steps), ckpt_path=ckpt_path)
+        return policy
+
+    def first(network: Any) -> torch.Tensor:
+        return next(network.parameters()).detach().clone()
+
+    at_three = run(3)
+    assert not torch.equal(first(at_three.reference.network), first(at_three.network))
+    assert not torch.equal(first(at_three.reference.network), first(opened(folder).network))
+    resumed = run(3, str(tmp_path / "step=3.ckpt"))
+    assert torch.equal(first(resumed.reference.network), first(at_three.reference.network))
+    at_four = run(4)
+    assert torch.equal(first(at_four.reference.network), first(at_four.network))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"coefficient": -1.0}, "coefficient"),
+        ({"coefficient": 0.1, "estimator": "k1"}, "k1 with place loss"),
+        ({"refresh_every_n_steps": 0}, "refresh_every_n_steps"),
+    ],
+)
+def test_a_reference_that_could_do_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Reference(**settings)
+
+
+def test_an_objective_that_needs_a_reference_says_so_at_once(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"TBA needs a reference policy: set model.reference"):
+        PolicyModule(folder, objective=TBA())
+
+
+def test_an_advantage_sees_what_the_kl_costs(folder: str, other_folder: str) -> None:
+    policy = opened(folder, reference=Reference(0.1, "k1", "reward", model=other_folder))
+    (group, *_) = prepared(policy)
+    net = [rollout.reward - rollout.kl_penalty for rollout in group.rollouts]
+    packer = Packer(10_000, GroupMean(), 1.0)
+    (batch,) = [*packer.add(group), *packer.flush()]
+    found = sorted(batch.advantages[batch.mask & (batch.sequence_ids == n)][0].item() for n in range(4))
+    assert found == pytest.approx(sorted(value - sum(net) / 4 for value in net), abs=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,4 +52,6 @@ def main(policy: str, folder: str, steps: int, fail_at: int) -> None:
 
 
 if __name__ == "__main__":
+    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

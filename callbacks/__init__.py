@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
+from lrl.callbacks.health import Health
 from lrl.callbacks.progress import Progress
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
 
-__all__ = ["Evaluation", "Export", "Progress", "RolloutLog", "Summary", "Throughput", "WeightSync"]
+__all__ = ["Evaluation", "Export", "Health", "Progress", "RolloutLog", "Summary", "Throughput", "WeightSync"]

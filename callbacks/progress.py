@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from lrl.callbacks.find import find
 from lrl.callbacks.throughput import Throughput
@@ -18,6 +20,7 @@ class Progress(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self._bar: tqdm[Any] | None = None
+        self._above_the_bar = ExitStack()
         self._enabled = True
 
     def disable(self) -> None:
@@ -39,6 +42,7 @@ class Progress(ProgressBar):
             disable=not self._enabled,
             dynamic_ncols=True,
         )
+        self._above_the_bar.enter_context(logging_redirect_tqdm())
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """One step further."""
@@ -69,3 +73,4 @@ class Progress(ProgressBar):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+            self._above_the_bar.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import lightning as L
@@ -10,6 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lrl.data import Group, Rollout
+from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 
 MAX_TEXT = 2000
 """Characters of a prompt or an answer that are shown."""
@@ -37,9 +39,12 @@ class RolloutLog(L.Callback):
         counts = data.reward_pool.counts
         pl_module.log_dict(
             scalars(rollouts)
+            | scalars_by_lag(rollouts, stream.step)
             | {
                 "rollouts/discarded": float(stream.packer.discarded_rollouts),
                 "rollouts/masked_tokens": float(stream.packer.masked_tokens),
+                "rollouts/skipped_groups": float(len(data.controller.ledger.skipped)),
+                "rollouts/replayed_groups": float(len(stream.replayed)),
             }
             | {f"rewards/{kind}": float(counts[kind]) for kind in ("errors", "timeouts", "crashes")},
             batch_size=1,
@@ -72,6 +77,26 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
     for name in scored[0].reward_parts:
         parts = [rollout.reward_parts[name] for rollout in scored if name in rollout.reward_parts]
         found[f"reward/{name}"] = sum(parts) / len(parts)
+    return found
+
+
+def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
+    """Share, mean length and mean reward of a step's answers, for every lag apart.
+
+    The lag of an answer is that of its oldest token, the trainer's step minus the smallest version in it; from
+    `MAX_LAG_SHOWN` on they are pooled. A lag without an answer has no figures, one without a scored answer no reward.
+    """
+    by_lag: dict[int, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.versions:
+            by_lag[min(step - min(rollout.versions), MAX_LAG_SHOWN)].append(rollout)
+    found = {}
+    for lag, those in by_lag.items():
+        found[f"rollouts/by_lag/{lag}/share"] = len(those) / len(rollouts)
+        found[f"rollouts/by_lag/{lag}/length"] = sum(len(rollout.token_ids) for rollout in those) / len(those)
+        rewards = [rollout.reward for rollout in those if rollout.reward is not None]
+        if rewards:
+            found[f"rollouts/by_lag/{lag}/reward"] = sum(rewards) / len(rewards)
     return found
 
 

@@ -1,9 +1,11 @@
-"""What Lightning says on the screen that is not so here; a newcomer should not have to find that out."""
+"""What Lightning says on the screen and in the metrics that is not so; a newcomer should not have to find that out."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+
+import lightning as L
 
 UNTRUE_WARNINGS = (
     r"Total length of `\w+` across ranks is zero",  # no validation loop within fit: evaluations run beside the training
@@ -19,6 +21,16 @@ def silence() -> None:
     for message in UNTRUE_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_no_advertisement)
+
+
+def forget_last_step(trainer: L.Trainer) -> None:
+    """Take back what the last step logged: Lightning sends it to the loggers again in a step that does not log it.
+
+    A lag that a step does not have would go on with the numbers of the step that had it.
+    """
+    for metric in (trainer._results or {}).values():
+        if not metric.meta.on_epoch:
+            metric.reset()
 
 
 def _is_no_advertisement(record: logging.LogRecord) -> bool:

@@ -1,22 +1,26 @@
-"""Log-probs of chosen tokens, without ever holding (tokens x vocabulary) in float32.
+"""Log-probs of chosen tokens, without ever holding a table of tokens x vocabulary.
 
-A vocabulary of 150,000 and 16,000 answer tokens would take 10 GB in float32, and as much again for the gradient. So the
-head runs over chunks of tokens, each recomputed in the backward pass: one chunk's logits are alive at a time, for one
-more multiplication.
+8,192 answer tokens and a vocabulary of 128,256 make 4 GB of float32 logits, and autograd would hold three such tables.
+So the head runs over chunks of tokens, forwards and backwards, through one buffer of a chunk's logits:
 
-Logits are computed in the dtype of the weights and turned into float32 for the softmax, as vLLM does; the temperature
-divides them after that.
+    forward    for each chunk:               logits -> log-probs of the labels
+    backward   for each chunk, last first:   logits again -> their gradient, in place -> gradients of hidden and head
+
+The last chunk's logits are still in the buffer when the backward pass begins, so it does not compute them again; with a
+single chunk nothing is computed twice. The head's gradient is one tensor that every chunk adds to.
+
+Logits are computed in the dtype of the weights (autocast's where it is on) and turned into float32 for the softmax, as
+vLLM does; the temperature divides them after that. What it costs is measured in docs/logprobs.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class LogitTransform:
             logits = logits * self.scale
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
+    def slope(self, transformed: Tensor) -> Tensor | float:
+        """Derivative of each transformed logit by the logit it was made from."""
+        return self.scale if self.cap is None else self.scale * (1 - (transformed / self.cap).square())
+
 
 IDENTITY = LogitTransform()
 
@@ -57,26 +65,111 @@ def token_logprobs(
 ) -> Tensor:
     """Log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) / temperature)[label].
 
+    Differentiable by hidden, weight and bias, once: a backward pass with create_graph=True raises RuntimeError.
+
     Args:
-        hidden: [N, H], last hidden state at the position that predicts the label.
+        hidden: [N, H], last hidden state at the position that predicts the label; of the dtype of the weight.
         weight: [V, H], the head.
         labels: int64 [N].
         bias: [V], if the head has one.
         temperature: Divides the logits; above 0.
         transform: What the model does to its logits.
-        chunk_tokens: Tokens per chunk; chunk_tokens x V float32 numbers are alive at once.
+        chunk_tokens: Tokens per chunk; chunk_tokens x V logits are in memory until the backward pass ends.
 
     Returns:
         float32 [N], nats.
     """
-    # No tokens still make one (empty) chunk, so the result stays part of the graph.
-    chunks = zip(hidden.split(chunk_tokens), labels.split(chunk_tokens), strict=True)
-    recompute = partial(checkpoint, _chunk_logprobs, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([recompute(*chunk, weight, bias, temperature, transform) for chunk in chunks])
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):  # it would not see the products below, whose outputs are given
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _TokenLogprobs.apply(hidden, weight, bias, labels, _Softmax(transform, temperature), chunk_tokens)
 
 
-def _chunk_logprobs(
-    hidden: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, transform: LogitTransform
-) -> Tensor:
-    logits = transform(torch.nn.functional.linear(hidden, weight, bias).float()) / temperature
-    return logits.gather(-1, labels[:, None]).squeeze(-1) - logits.logsumexp(-1)
+class _TokenLogprobs(torch.autograd.Function):
+    """The two passes over the chunks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, softmax: _Softmax, chunk: int
+    ) -> Tensor:
+        logprobs = torch.empty(len(hidden), device=hidden.device)
+        buffer = _buffer(hidden, weight, chunk)
+        for part in _slices(len(hidden), chunk):
+            logits = _logits(hidden[part], weight, bias, buffer)
+            softmax.logprobs(logits, labels[part], out=logprobs[part])
+        ctx.save_for_backward(hidden, weight, bias, labels)
+        ctx.softmax, ctx.chunk = softmax, chunk
+        ctx.buffer = buffer  # freed with the node, at once when nothing is to be differentiated
+        return logprobs
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("token_logprobs has no second derivative: leave out create_graph=True")
+        hidden, weight, bias, labels = ctx.saved_tensors
+        by_hidden, by_weight, by_bias = (
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        # The buffer is overwritten here, so a second pass over a retained graph computes every chunk again.
+        kept, ctx.buffer = ctx.buffer, None
+        buffer = _buffer(hidden, weight, ctx.chunk) if kept is None else kept
+        for part in reversed(list(_slices(len(hidden), ctx.chunk))):
+            rows = hidden[part]
+            logits = _logits(rows, weight, bias, buffer) if kept is None else buffer[: len(rows)]
+            kept = None
+            ctx.softmax.to_gradient_(logits, labels[part], upstream[part])
+            if by_hidden is not None:
+                torch.mm(logits, weight, out=by_hidden[part])
+            if by_weight is not None:
+                by_weight.addmm_(logits.T, rows)
+            if by_bias is not None:
+                by_bias.add_(logits.sum(0))
+        return by_hidden, by_weight, by_bias, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """Logits to log-probs and back, in float32, a few rows at a time: no temporary is as large as the chunk."""
+
+    transform: LogitTransform
+    temperature: float
+
+    def logprobs(self, logits: Tensor, labels: Tensor, out: Tensor) -> None:
+        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they are."""
+        for rows in _blocks(logits):
+            scaled = self.transform(logits[rows].float()) / self.temperature
+            out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
+
+    def to_gradient_(self, logits: Tensor, labels: Tensor, upstream: Tensor) -> None:
+        """Turns logits [n, V] into the loss's gradient by them; upstream, float32 [n], is that by the log-probs."""
+        for rows in _blocks(logits):
+            transformed = self.transform(logits[rows].float())
+            gradient = (transformed / self.temperature).softmax(-1).neg_()  # one at the label minus the probability
+            gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
+            gradient *= upstream[rows, None] / self.temperature
+            gradient *= self.transform.slope(transformed)
+            logits[rows] = gradient
+
+
+def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
+    return weight.new_empty(min(chunk, len(hidden)), len(weight))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
+    """hidden @ weight.T + bias, [n, V], in the first rows of the buffer."""
+    out = buffer[: len(hidden)]
+    if bias is None:
+        return torch.mm(hidden, weight.T, out=out)
+    return torch.addmm(bias, hidden, weight.T, out=out)
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Rows that are worked on together: on the CPU they fit its cache, on a GPU they are worth a kernel's launch."""
+    numbers = 1 << 21 if logits.device.type == "cpu" else 1 << 24
+    return _slices(len(logits), max(1, numbers // logits.shape[1]))

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lrl.data import Group, MicroBatch, Step
 from lrl.gradients import scale_and_clip
+from lrl.lightning_noise import forget_last_step
 from lrl.network import (
     Dtype,
     checkpoint_weights,
@@ -38,8 +39,8 @@ from lrl.normalisation import NormaliseBy, check, denominator, token_weights
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens
 from lrl.objectives.diagnostics import check_mismatch
 from lrl.reference import Reference
-from lrl.schedule import Schedule, lr_factor, restart_at
-from lrl.trainer_settings import check_trainer
+from lrl.schedule import Schedule, check_end, lr_factor, restart_at
+from lrl.settings_check import check_reference, check_trainer
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +94,7 @@ class PolicyModule(L.LightningModule):
         self.normalise_by = check(self.objective.normalise_by if normalise_by is None else normalise_by)
         self.reference = reference
         self.abort_on_mismatch = abort_on_mismatch
-        if self.objective.needs_reference and reference is None:
-            raise ValueError(
-                f"model.objective {type(self.objective).__name__} needs a reference policy: set model.reference to "
-                "lrl.Reference (its coefficient may stay 0)."
-            )
+        check_reference(self.objective, reference)
         self.lr = lr
         self.betas = betas
         self.weight_decay = weight_decay
@@ -193,6 +190,10 @@ class PolicyModule(L.LightningModule):
         lr = self.trainer.optimizers[0].param_groups[0]["lr"]
         return {"loss": reduce(loss, reduce_op="sum") / divisor, "lr": lr, **found}
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Metrics are of one step alone."""
+        forget_last_step(self.trainer)
+
     def validation_step(self, evaluation: Any, batch_idx: int) -> None:
         """One evaluation (`lrl.callbacks.Evaluation`) of the policy as it is; its numbers are logged."""
         self.log_dict(evaluation.run(self.trainer), batch_size=1, add_dataloader_idx=False)
@@ -201,10 +202,7 @@ class PolicyModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW and its schedule, one scheduler step per optimizer step."""
-        if self.schedule != "constant" and self.trainer.max_steps < 1:
-            raise ValueError(
-                f"model.schedule={self.schedule!r} needs an end: set trainer.max_steps (now {self.trainer.max_steps})"
-            )
+        check_end(self.schedule, self.trainer.max_steps)
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
         return [optimizer], [LambdaLR(optimizer, factor)]

@@ -11,6 +11,12 @@ from torch.optim.lr_scheduler import LambdaLR
 Schedule = Literal["constant", "linear", "cosine"]
 
 
+def check_end(schedule: Schedule, max_steps: int) -> None:
+    """Raises ValueError for a schedule that falls to 0 at the end of a run without one."""
+    if schedule != "constant" and max_steps < 1:
+        raise ValueError(f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})")
+
+
 def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
     """Learning rate of `step` (from 0) over its peak: up to 1 during warm-up, then down to 0 at `max_steps`."""
     if step < warmup_steps:

@@ -1,87 +1,231 @@
-"""Chunked log-probs against the naive ones."""
+"""Log-probs in chunks: their values and gradients against the plain formula in float64, and what they allocate."""
 
+from __future__ import annotations
+
+import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lrl.logprobs import LogitTransform, token_logprobs
+from lrl.logprobs import IDENTITY, LogitTransform, token_logprobs
+from lrl.logprobs import _buffer as make_buffer
+
+VOCABULARY, WIDTH = 50, 16
+PRODUCT = VOCABULARY * WIDTH  # multiplications for one token's logits
 
 
-def inputs(tokens: int, bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    torch.manual_seed(tokens)
-    hidden = (0.3 * torch.randn(tokens, 16)).requires_grad_()
-    weight = torch.randn(50, 16, requires_grad=True)
-    return hidden, weight, torch.randint(50, (tokens,)), torch.randn(50, requires_grad=True) if bias else None
+def inputs(tokens: int, bias: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """hidden [tokens, WIDTH], weight [VOCABULARY, WIDTH], labels and the bias, drawn with `tokens` as the seed."""
+    draw = torch.Generator().manual_seed(tokens)
+    hidden = (0.3 * torch.randn(tokens, WIDTH, generator=draw)).requires_grad_()
+    weight = torch.randn(VOCABULARY, WIDTH, generator=draw).requires_grad_()
+    labels = torch.randint(VOCABULARY, (tokens,), generator=draw)
+    return hidden, weight, labels, torch.randn(VOCABULARY, generator=draw).requires_grad_() if bias else None
 
 
 def naive(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    scale: float,
-    cap: float | None,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    transform: LogitTransform = IDENTITY,
 ) -> Tensor:
-    logits = (
-        torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double()) * scale
-    )
-    if cap:
-        logits = cap * torch.tanh(logits / cap)
+    """The formula as it stands, in float64."""
+    logits = torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    logits = logits * transform.scale
+    if transform.cap is not None:
+        logits = transform.cap * torch.tanh(logits / transform.cap)
     return (logits / temperature).log_softmax(-1)[torch.arange(len(labels)), labels]
 
 
-@settings(max_examples=25, deadline=None)
+def gradients(logprobs: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """Of a loss in which every token has a weight of its own, among them negative ones and zero."""
+    upstream = torch.linspace(-1, 1, len(logprobs), dtype=logprobs.dtype) if len(logprobs) > 1 else torch.ones(1)
+    return torch.autograd.grad(logprobs @ upstream.to(logprobs.dtype), leaves)
+
+
+def assert_same_at_scale(got: Tensor, wanted: Tensor, tolerance: float) -> None:
+    """Every number is within `tolerance` times the largest one (or 1) of the wanted tensor."""
+    scale = max(1.0, wanted.abs().max().item())
+    torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance * scale, rtol=0.0)
+
+
+class Watch(TorchDispatchMode):
+    """Counts multiplications, and keeps every storage that an operation returned, so that no address comes twice."""
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.multiplications = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            left, right = args[-2:]
+            self.multiplications += left.numel() * right.shape[1]
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.storages.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
+        return result
+
+    def allocated(self) -> list[int]:
+        """Float32 numbers in each storage that was not known before, the largest first."""
+        return sorted((s.nbytes() // 4 for at, s in self.storages.items() if at not in self.known), reverse=True)
+
+
+@settings(max_examples=50, deadline=None)
 @given(
-    st.integers(1, 40),
-    st.integers(1, 50),
-    st.sampled_from([0.5, 1.0, 1.3]),
-    st.booleans(),
-    st.sampled_from([1.0, 0.0625, 8.0]),
-    st.sampled_from([None, 5.0]),
+    tokens=st.integers(1, 40),
+    chunk=st.integers(1, 50),
+    temperature=st.sampled_from([0.5, 1.0, 1.3]),
+    bias=st.booleans(),
+    transform=st.builds(LogitTransform, st.sampled_from([1.0, 0.0625, 8.0]), st.sampled_from([None, 5.0])),
 )
 def test_chunks_change_neither_values_nor_gradients(
-    tokens: int, chunk: int, temperature: float, bias: bool, scale: float, cap: float | None
+    tokens: int, chunk: int, temperature: float, bias: bool, transform: LogitTransform
 ) -> None:
     hidden, weight, labels, offset = inputs(tokens, bias)
-    transform = LogitTransform(scale, cap)
     ours = token_logprobs(
         hidden, weight, labels, bias=offset, temperature=temperature, transform=transform, chunk_tokens=chunk
     )
-    theirs = naive(hidden, weight, labels, offset, temperature, scale, cap)
-    torch.testing.assert_close(ours, theirs.float(), atol=1e-5, rtol=1e-5)
+    theirs = naive(hidden, weight, labels, offset, temperature, transform)
+    assert_same_at_scale(ours, theirs, 1e-5)
     leaves = [leaf for leaf in (hidden, weight, offset) if leaf is not None]
-    weights = torch.linspace(-1, 1, tokens)
-    for got, wanted in zip(
-        torch.autograd.grad(ours @ weights, leaves), torch.autograd.grad(theirs @ weights.double(), leaves), strict=True
-    ):
+    for got, wanted in zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True):
         # Scale and temperature multiply the gradient, and float32's rounding with it.
-        torch.testing.assert_close(got, wanted, atol=1e-5 * max(1.0, scale / temperature), rtol=1e-4)
+        assert_same_at_scale(got, wanted, 1e-5 * max(1.0, transform.scale / temperature))
+
+
+@pytest.mark.parametrize("transform", [IDENTITY, LogitTransform(0.5, 5.0)])
+def test_rows_worked_on_in_small_blocks_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, transform: LogitTransform
+) -> None:
+    hidden, weight, labels, _ = inputs(23)
+    monkeypatch.setattr("lrl.logprobs._blocks", lambda logits: (slice(at, at + 3) for at in range(0, len(logits), 3)))
+    ours = token_logprobs(hidden, weight, labels, transform=transform, chunk_tokens=10)
+    theirs = naive(hidden, weight, labels, transform=transform)
+    assert_same_at_scale(ours, theirs, 1e-5)
+    for got, wanted in zip(gradients(ours, [hidden, weight]), gradients(theirs, [hidden, weight]), strict=True):
+        assert_same_at_scale(got, wanted, 1e-5)
 
 
 def test_no_token_keeps_the_graph() -> None:
-    hidden, weight, labels, _ = inputs(3, False)
+    hidden, weight, labels, _ = inputs(3)
     token_logprobs(hidden[:0], weight, labels[:0]).sum().backward()
     assert weight.grad is not None and not weight.grad.any()
+    assert hidden.grad is not None and not hidden.grad.any()
 
 
-def test_logits_of_all_tokens_are_never_alive_at_once() -> None:
-    hidden, weight, labels, _ = inputs(64, False)
-    saved: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t.numel()), t)[1], lambda t: t):
-        token_logprobs(hidden, weight, labels, chunk_tokens=4)
-    assert max(saved, default=0) < 64 * 50
+def test_a_retained_graph_gives_the_same_gradients_twice() -> None:
+    hidden, weight, labels, _ = inputs(9)
+    loss = token_logprobs(hidden, weight, labels, chunk_tokens=4).sum()
+    first = torch.autograd.grad(loss, [hidden, weight], retain_graph=True)
+    second = torch.autograd.grad(loss, [hidden, weight])
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_half_precision_weights_give_float32_logprobs() -> None:
-    hidden, weight, labels, _ = inputs(9, False)
-    ours = token_logprobs(hidden.bfloat16(), weight.bfloat16(), labels)
+def test_a_second_derivative_is_refused() -> None:
+    hidden, weight, labels, _ = inputs(9)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(token_logprobs(hidden, weight, labels).sum(), hidden, create_graph=True)
+
+
+def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_allocated() -> None:
+    hidden, weight, labels, _ = inputs(40)
+    with Watch([hidden, weight, labels]) as watch:
+        token_logprobs(hidden, weight, labels, chunk_tokens=4).sum().backward()
+    largest, *others = watch.allocated()
+    assert largest == VOCABULARY * WIDTH  # the head's gradient, once; the logits of all tokens are 40 * VOCABULARY
+    assert max(others) == 40 * WIDTH  # the hidden states'
+    assert 4 * VOCABULARY in others  # a chunk of logits
+
+
+def test_logits_live_only_while_a_gradient_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, labels, _ = inputs(64)
+    buffers: list[weakref.ref[Tensor]] = []
+
+    def watched(*args: Any) -> Tensor:
+        buffer = make_buffer(*args)
+        buffers.append(weakref.ref(buffer))
+        return buffer
+
+    monkeypatch.setattr("lrl.logprobs._buffer", watched)
+    loss = token_logprobs(hidden, weight, labels, chunk_tokens=8).sum()
+    assert buffers[0]() is not None
+    loss.backward()
+    assert buffers[0]() is None and len(buffers) == 1
+    with torch.no_grad():
+        token_logprobs(hidden, weight, labels, chunk_tokens=8)
+    frozen = token_logprobs(hidden.detach(), weight.detach(), labels, chunk_tokens=8)
+    assert not frozen.requires_grad and [buffer() for buffer in buffers] == [None] * 3
+
+
+@pytest.mark.parametrize(("tokens", "chunk", "products"), [(8, 8, 3), (16, 8, 3.5), (64, 8, 3.875)])
+def test_only_the_last_chunks_logits_are_not_computed_twice(tokens: int, chunk: int, products: float) -> None:
+    hidden, weight, labels, _ = inputs(tokens)
+    with Watch([hidden, weight, labels]) as watch:
+        token_logprobs(hidden, weight, labels, chunk_tokens=chunk).sum().backward()
+    assert watch.multiplications == products * tokens * PRODUCT
+
+
+def test_a_frozen_head_costs_no_gradient() -> None:
+    hidden, weight, labels, _ = inputs(64)
+    weight = weight.detach()
+    with Watch([hidden, weight, labels]) as watch:
+        token_logprobs(hidden, weight, labels, chunk_tokens=64).sum().backward()
+    assert watch.multiplications == 2 * 64 * PRODUCT
+    assert VOCABULARY * WIDTH not in watch.allocated()
+    (wanted,) = gradients(naive(hidden, weight, labels), [hidden])
+    (got,) = gradients(token_logprobs(hidden, weight, labels, chunk_tokens=7), [hidden])
+    assert_same_at_scale(got, wanted, 1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 50), st.booleans(), st.sampled_from([None, 5.0]))
+def test_half_precision_weights_give_float32_logprobs(tokens: int, chunk: int, bias: bool, cap: float | None) -> None:
+    hidden, weight, labels, offset = inputs(tokens, bias)
+    leaves = [leaf.detach().bfloat16().requires_grad_() for leaf in (hidden, weight, offset) if leaf is not None]
+    transform = LogitTransform(cap=cap)
+    ours = token_logprobs(
+        *leaves[:2], labels, bias=leaves[2] if bias else None, transform=transform, chunk_tokens=chunk
+    )
+    theirs = naive(*leaves[:2], labels, leaves[2] if bias else None, transform=transform)
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, token_logprobs(hidden, weight, labels), atol=0.1, rtol=0.05)
+    assert_same_at_scale(ours, theirs, 2e-2)
+    for got, wanted in zip(gradients(ours, leaves), gradients(theirs, leaves), strict=True):
+        assert got.dtype == torch.bfloat16
+        assert_same_at_scale(got, wanted, 3e-2)
+
+
+def test_the_softmax_of_half_precision_logits_is_in_float32() -> None:
+    hidden, weight, labels, _ = inputs(40)
+    halves = hidden.bfloat16(), weight.bfloat16()
+    logits = torch.nn.functional.linear(*halves).float() / 0.7
+    wanted = logits.log_softmax(-1)[torch.arange(40), labels]
+    torch.testing.assert_close(token_logprobs(*halves, labels, temperature=0.7), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_autocast_computes_logits_as_it_would_for_a_linear_layer() -> None:
+    hidden, weight, labels, offset = inputs(20, bias=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = token_logprobs(hidden, weight, labels, bias=offset, chunk_tokens=20)
+        logits = torch.nn.functional.linear(hidden, weight, offset)
+    assert logits.dtype == torch.bfloat16
+    wanted = logits.float().log_softmax(-1)[torch.arange(20), labels]
+    torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-6)
+    for got, theirs in zip(
+        gradients(ours, [hidden, weight, offset]), gradients(wanted, [hidden, weight, offset]), strict=True
+    ):
+        assert got.dtype == torch.float32
+        assert_same_at_scale(got, theirs, 1e-2)
 
 
 @pytest.mark.parametrize(

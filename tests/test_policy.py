@@ -1,5 +1,6 @@
 """The policy: its log-probs, its gradient, its step. Real training in a real Trainer, on models of two tiny layers."""
 
+import csv
 import importlib
 import json
 import logging
@@ -15,6 +16,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -461,6 +463,18 @@ def test_bfloat16_trains(folder: str) -> None:
     assert math.isfinite(running.callback_metrics["policy/loss"])
 
 
+def test_a_step_logs_nothing_of_the_step_before(folder: str, tmp_path: Path) -> None:
+    """Its lags are its own. Lightning would go on logging lag 0 in every later step."""
+    logger = CSVLogger(tmp_path, name=None, version="")
+    fit(PolicyModule(folder), [FakeStep(pack(GROUPS))] * 3, logger=logger, log_every_n_steps=1)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    for step, row in enumerate(rows):
+        assert [lag for lag in range(3) if row.get(f"policy/by_lag/{lag}/share")] == [step]
+        assert bool(row["policy/mismatch_kl"]) == (step == 0)
+
+
 def test_a_mismatch_above_the_limit_stops_the_run_before_the_update(folder: str) -> None:
     policy = PolicyModule(folder, abort_on_mismatch=0.5)
     before = [weight.clone() for _, weight in opened(folder).named_weights()]
@@ -497,7 +511,7 @@ def test_a_schedule_without_an_end_is_refused(folder: str) -> None:
         ({"accumulate_grad_batches": 2}, "data.micro_batch_tokens"),
     ],
 )
-def test_trainer_settings_that_cannot_work_name_the_one_that_does(folder: str, settings: dict, remedy: str) -> None:
+def test_settings_check_that_cannot_work_name_the_one_that_does(folder: str, settings: dict, remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         trainer(**settings).fit(PolicyModule(folder), Steps([FakeStep([])]))
 

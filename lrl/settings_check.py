@@ -1,4 +1,4 @@
-"""What a Trainer must and must not have, checked before any server starts."""
+"""What must fit together for a run to learn, checked before any server starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import lightning as L
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.objectives import Objective
+from lrl.reference import Reference
 
 
 def check_trainer(trainer: L.Trainer) -> None:
@@ -33,6 +34,15 @@ def check_baseline(objective: Objective, advantages: Advantages) -> None:
         raise ValueError(
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, and data.advantages "
             f"is {type(advantages).__name__}: use lrl.GroupMean."
+        )
+
+
+def check_reference(objective: Objective, reference: Reference | None) -> None:
+    """Raises ValueError for an objective that lacks the reference its formula uses."""
+    if objective.needs_reference and reference is None:
+        raise ValueError(
+            f"model.objective {type(objective).__name__} needs a reference policy: set model.reference to "
+            "lrl.Reference (its coefficient may stay 0)."
         )
 
 

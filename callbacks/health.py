@@ -1,0 +1,229 @@
+"""Says when a figure of the run leaves its healthy range, with what to do about it, and when it is back: a line each.
+
+One step proves nothing, so a figure counts as outside after several steps in a row, and as back after as many. A step
+that does not log it is no step of that row.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import lightning as L
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+Range = tuple[float | None, float | None]
+"""Smallest and largest healthy value; None is no bound."""
+
+LAG = "<k>"
+"""In the tag of a rule: any lag from 1 up. The figures of lag 0 are those of `policy/mismatch_*`."""
+
+MIN_SHARE = 0.01
+"""Of the step's tokens: a lag with a smaller share is left out, because so few tokens give noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When a figure is healthy, and what to do when it is not."""
+
+    metric: str
+    """Its tag, `<k>` for any lag."""
+    low: float | None
+    """Smallest healthy value; None is no bound."""
+    high: float | None
+    """Largest one."""
+    advice: str
+    """The cause and the settings that help. `{lag}` is the smallest unhealthy lag, `{below}` the one before."""
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` is in the range; NaN is in none."""
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        return low <= value <= high
+
+    @property
+    def range(self) -> str:
+        """The range in words."""
+        if self.low is None:
+            return f"at most {self.high:g}"
+        return f"at least {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
+
+
+_TOO_FAR = "From lag {lag} on, tokens are too far from the policy: lower data.max_lag to {below}, or model.lr."
+
+RULES = (
+    Rule(
+        "policy/ess",
+        0.5,
+        None,
+        "The tokens are too far from the policy that learns from them: lower data.max_lag or model.lr.",
+    ),
+    Rule(
+        "policy/kl_behaviour",
+        None,
+        0.1,
+        "The policy moves too far between the writing and the training of a token: lower model.lr or data.max_lag.",
+    ),
+    Rule(
+        "policy/clip_fraction",
+        None,
+        0.2,
+        "The objective holds back the ratio of too many tokens: lower data.max_lag or model.lr, or widen its clip "
+        "(AIPO: model.objective.rho).",
+    ),
+    Rule(
+        "policy/mismatch_kl",
+        None,
+        0.01,
+        "Trainer and generators compute different things with the same weights: compare model.dtype and "
+        "trainer.precision with trainer.strategy.server.dtype, look at model.attention, and undo what changes logits "
+        "on one side only.",
+    ),
+    Rule(
+        "policy/mismatch_max",
+        None,
+        2.0,
+        "On single tokens trainer and generators disagree, with the same weights: compare model.dtype and "
+        "trainer.precision with trainer.strategy.server.dtype, and look at model.attention.",
+    ),
+    Rule("policy/by_lag/<k>/ess", 0.5, None, _TOO_FAR),
+    Rule("policy/by_lag/<k>/kl_behaviour", None, 0.1, _TOO_FAR),
+    Rule(
+        "reward/std",
+        0.01,
+        None,
+        "All answers are worth the same, so nothing is learnt: take easier or harder prompts or a reward with more "
+        "shades, or set data.max_skipped_per_step.",
+    ),
+    Rule(
+        "rollouts/truncated",
+        None,
+        0.25,
+        "Many answers are cut, and a cut answer is mostly a wrong one: raise data.max_response_tokens, or add "
+        "lrl.rewards.LengthPenalty to data.rewards.",
+    ),
+    Rule(
+        "rollouts/discarded",
+        None,
+        0.0,
+        "Answers without a reward are not trained: see rewards/errors, rewards/timeouts and rewards/crashes; the first "
+        "failure of each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
+    ),
+)
+
+
+class Health(L.Callback):
+    """Watches the figures in `RULES`. Put it behind `RolloutLog`: it judges what the step has logged by then.
+
+    Args:
+        ranges: Other ranges for some of the rules, by tag: smallest and largest healthy value, null for no bound;
+            null in place of both switches the rule off.
+        steps: Steps in a row outside before a figure is reported, and inside before it is back.
+
+    Raises:
+        ValueError: ranges names a figure without a rule or has a range that holds no value; steps is below 1.
+    """
+
+    def __init__(self, ranges: dict[str, Range | None] | None = None, steps: int = 3) -> None:
+        if steps < 1:
+            raise ValueError(f"Health.steps is {steps}; it must be at least 1.")
+        self.rules = with_ranges(ranges or {})
+        self._reports = [_Report(rule, steps) for rule in self.rules]
+        self._seen: dict[str, Tensor] = {}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
+        """Judge the step that has just ended."""
+        if not trainer.is_global_zero:
+            return
+        figures = self._logged_now(trainer)
+        for report in self._reports:
+            report.take(figures, step=trainer.global_step - 1)  # as on the axis of the metrics
+
+    def _logged_now(self, trainer: L.Trainer) -> dict[str, Tensor]:
+        """What was logged since the last call.
+
+        Lightning goes on to show a value that a step does not log. Only a new one has memory of its own.
+        """
+        shown, seen = dict(trainer.callback_metrics), self._seen
+        self._seen = shown
+        return {tag: value for tag, value in shown.items() if tag not in seen or not value.is_set_to(seen[tag])}
+
+
+def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
+    """`RULES` with some ranges replaced, and without those whose range is None."""
+    known = [rule.metric for rule in RULES]
+    unknown = [metric for metric in ranges if metric not in known]
+    if unknown:
+        raise ValueError(f"Health.ranges: no rule for {', '.join(unknown)}; there are rules for {', '.join(known)}.")
+    rules = []
+    for rule in RULES:
+        found = ranges.get(rule.metric, (rule.low, rule.high))
+        if found is None or found == (None, None):
+            continue
+        low, high = found
+        if low is not None and high is not None and not low <= high:
+            raise ValueError(f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}.")
+        rules.append(replace(rule, low=low, high=high))
+    return rules
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Whether a figure is outside its range, by the last `steps` values that agree."""
+
+    steps: int
+    outside: bool = False
+    _against: int = 0
+
+    def take(self, outside: bool) -> None:
+        self._against = self._against + 1 if outside != self.outside else 0
+        if self._against == self.steps:
+            self.outside, self._against = outside, 0
+
+
+@dataclass
+class _Report:
+    """The lines about one rule: one when it is broken, one for each smaller lag that breaks it, one when it holds."""
+
+    rule: Rule
+    steps: int
+    watches: dict[int, _Watch] = field(init=False)
+    """By lag; a rule that is not about lags has one, under 0."""
+    said: int | None = None
+    """The smallest lag that was reported since the rule held."""
+
+    def __post_init__(self) -> None:
+        self.watches = defaultdict(lambda: _Watch(self.steps))
+
+    def take(self, figures: Mapping[str, Tensor], step: int) -> None:
+        """Count a step's figures in, and log what there is to say."""
+        values = _values(self.rule.metric, figures)
+        for lag, value in values.items():
+            self.watches[lag].take(not self.rule.holds(value))
+        smallest = min((lag for lag, watch in self.watches.items() if watch.outside), default=None)
+        if smallest is None:
+            if self.said is not None:
+                now = "" if LAG in self.rule.metric else f"{values[0]:.3g}, "
+                log.info("step %d: %s is %sback in its range (%s).", step, self.rule.metric, now, self.rule.range)
+            self.said = None
+        elif self.said is None or smallest < self.said:
+            self.said = smallest
+            tag = self.rule.metric.replace(LAG, str(smallest))
+            advice = self.rule.advice.format(lag=smallest, below=smallest - 1)
+            log.warning("step %d: %s is %.3g; healthy is %s. %s", step, tag, values[smallest], self.rule.range, advice)
+
+
+def _values(metric: str, figures: Mapping[str, Tensor]) -> dict[int, float]:
+    """The figures of one rule by lag, those of too few tokens left out; under 0 if the rule is not about lags."""
+    if LAG not in metric:
+        return {0: float(figures[metric])} if metric in figures else {}
+    before, after = metric.split(LAG)
+    pattern = re.compile(f"{re.escape(before)}([1-9][0-9]*){re.escape(after)}")
+    found = {int(match[1]): float(figures[tag]) for tag in figures if (match := pattern.fullmatch(tag))}
+    return {lag: value for lag, value in found.items() if float(figures[f"{before}{lag}/share"]) >= MIN_SHARE}

@@ -1,0 +1,177 @@
+"""`Health` on a real Trainer, with a module that logs what a script says."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+
+import lrl
+from lrl.callbacks import Health
+from lrl.callbacks.health import RULES, Rule
+
+Figures = dict[str, float]
+Lines = Callable[..., list[str]]
+
+METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+
+class Scripted(L.LightningModule):
+    """Logs one row of figures each step, and learns nothing."""
+
+    def __init__(self, rows: list[Figures]) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.rows = rows
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict(self.rows[self.global_step], on_step=True, on_epoch=False)
+        self.optimizers().step()  # type: ignore[union-attr]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    """Runs the rows under a `Health`; gives its lines, with their level in front."""
+    caplog.set_level(logging.INFO, logger="lrl.callbacks.health")
+
+    def run(rows: list[Figures], health: Health | None = None) -> list[str]:
+        trainer = L.Trainer(
+            accelerator="cpu",
+            max_steps=len(rows),
+            max_epochs=-1,
+            log_every_n_steps=50,
+            callbacks=[health or Health()],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(Scripted(rows), torch.utils.data.DataLoader(range(4)))  # type: ignore[arg-type]
+        records = [record for record in caplog.records if record.name == "lrl.callbacks.health"]
+        return [f"{record.levelname} {record.getMessage()}" for record in records]
+
+    return run
+
+
+def ess(*values: float) -> list[Figures]:
+    return [{"policy/ess": value} for value in values]
+
+
+def at_lags(share: float = 0.25, **values: float) -> Figures:
+    """Figures of one step: `lag_4=0.3` is an effective sample size of 0.3 at lag 4."""
+    lags = {int(name.removeprefix("lag_")): value for name, value in values.items()}
+    found = {f"policy/by_lag/{lag}/ess": value for lag, value in lags.items()}
+    return found | {f"policy/by_lag/{lag}/share": share for lag in lags}
+
+
+def test_a_figure_speaks_once_when_it_leaves_its_range_and_once_when_it_is_back(lines: Lines) -> None:
+    left, back = lines(ess(0.9, 0.3, 0.32, 0.31, 0.2, 0.2, 0.2, 0.2, 0.6, 0.6, 0.65, 0.9, 0.9, 0.9))
+    assert left.startswith("WARNING step 3: policy/ess is 0.31; healthy is at least 0.5.")
+    assert "data.max_lag" in left and "model.lr" in left
+    assert back == "INFO step 10: policy/ess is 0.65, back in its range (at least 0.5)."
+
+
+def test_noise_is_not_spoken_of_on_either_side_of_the_bound(lines: Lines) -> None:
+    assert lines(ess(*[0.9, 0.3, 0.3] * 4)) == []
+    assert len(lines(ess(0.3, 0.3, 0.3, *[0.9, 0.9, 0.3] * 4))) == 1
+
+
+def test_one_step_is_enough_where_the_settings_say_so(lines: Lines) -> None:
+    found = lines(ess(0.9, 0.3, 0.9), Health(steps=1))
+    assert [line.split(":")[0] for line in found] == ["WARNING step 1", "INFO step 2"]
+
+
+def test_a_figure_that_is_not_a_number_is_not_healthy(lines: Lines) -> None:
+    (left,) = lines([{"policy/kl_behaviour": float("nan")}] * 3)
+    assert "policy/kl_behaviour is nan; healthy is at most 0.1" in left
+
+
+def test_a_step_that_does_not_log_a_figure_is_not_counted_with_the_last_one(lines: Lines) -> None:
+    assert lines([*ess(0.3, 0.3), {}, {}, {}]) == []
+    assert len(lines([*ess(0.3, 0.3), {}, {}, *ess(0.3)])) == 1
+
+
+def test_the_smallest_unhealthy_lag_is_named_and_the_setting_that_leaves_it_out(lines: Lines) -> None:
+    (left,) = lines([at_lags(lag_0=0.1, lag_3=0.8, lag_4=0.31, lag_16=0.2)] * 6)
+    assert "policy/by_lag/4/ess is 0.31; healthy is at least 0.5. From lag 4 on" in left
+    assert "lower data.max_lag to 3, or model.lr" in left
+
+
+def test_a_smaller_lag_speaks_again_and_a_larger_one_does_not(lines: Lines) -> None:
+    worse = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [at_lags(lag_2=0.2, lag_4=0.3, lag_5=0.2)] * 3
+    better = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [at_lags(lag_2=0.9, lag_4=0.9, lag_5=0.9)] * 3
+    first, second, back = lines(worse + better)
+    assert "policy/by_lag/4/ess is 0.3;" in first
+    assert "policy/by_lag/2/ess is 0.2;" in second and "data.max_lag to 1" in second
+    assert back == "INFO step 11: policy/by_lag/<k>/ess is back in its range (at least 0.5)."
+
+
+def test_a_lag_with_few_tokens_is_left_out(lines: Lines) -> None:
+    assert lines([at_lags(share=0.001, lag_4=0.1)] * 5) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.metric)
+def test_every_rule_speaks_outside_of_its_bound_and_not_within(lines: Lines, rule: Rule) -> None:
+    bound, outwards = (rule.low, -0.001) if rule.low is not None else (rule.high, 0.001)
+    assert bound is not None
+    tag, share = rule.metric.replace("<k>", "2"), {"policy/by_lag/2/share": 0.5}
+    assert lines([{tag: bound - outwards} | share] * 4) == []
+    (left,) = lines([{tag: bound + outwards} | share] * 4)
+    assert f"{tag} is " in left
+
+
+def test_settings_change_a_range_or_switch_it_off(lines: Lines) -> None:
+    config = """
+    class_path: lrl.callbacks.Health
+    init_args:
+      ranges:
+        policy/ess: [0.2, null]
+        policy/kl_behaviour: null
+        policy/by_lag/<k>/ess: [0.2, 0.9]
+      steps: 2
+    """
+    parser = ArgumentParser(parser_mode="omegaconf+")
+    parser.add_argument("--callback", type=L.Callback)
+    health = parser.instantiate_classes(parser.parse_object({"callback": yaml.safe_load(config)})).callback
+    assert isinstance(health, Health)
+    row = {"policy/ess": 0.3, "policy/kl_behaviour": 9.0} | at_lags(lag_1=0.95)
+    (left,) = lines([row] * 4, health)
+    assert left.startswith("WARNING step 1: policy/by_lag/1/ess is 0.95; healthy is 0.2 to 0.9.")
+
+
+def test_an_unknown_figure_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"no rule for policy/es; .*policy/ess, policy/kl_behaviour, .*reward/std"):
+        Health(ranges={"policy/es": (0.1, None)})
+
+
+def test_a_range_without_a_value_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"policy/ess would have to be at least 0.9 and at most 0.1"):
+        Health(ranges={"policy/ess": (0.9, 0.1)})
+    with pytest.raises(ValueError, match="Health.steps is 0"):
+        Health(steps=0)
+
+
+def test_the_settings_that_the_advice_names_exist() -> None:
+    owners = {"data": lrl.RolloutDataModule, "model": lrl.PolicyModule}
+    named = {found for rule in RULES for found in re.findall(r"\b(data|model)\.(\w+)", rule.advice)}
+    assert {("data", "max_lag"), ("model", "lr")} <= named
+    assert {(o, name) for o, name in named if name not in inspect.signature(owners[o]).parameters} == set()
+
+
+def test_the_page_has_the_ranges_of_the_rules() -> None:
+    section = METRICS.split("\n## Health\n")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, re.MULTILINE))
+    assert rows == {rule.metric: rule.range for rule in RULES}

@@ -24,8 +24,8 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.stream import StepLoader, StepStream
+from lrl.settings_check import check_baseline, require_weight_sync
 from lrl.strategy import stop_if_told
-from lrl.trainer_settings import check_baseline, require_weight_sync
 
 if TYPE_CHECKING:
     pass

@@ -4,3 +4,8 @@
 def brevity(prompt: str, response: str, *, num_tokens: int, **columns: object) -> float:
     """Shorter is better."""
     return -num_tokens / 64
+
+
+def brevity_of_even_sums(prompt: str, response: str, *, answer: str, num_tokens: int, **columns: object) -> float:
+    """Shorter is better where the answer is an even number, else all answers are worth the same."""
+    return -num_tokens / 64 if int(answer) % 2 == 0 else 0.0

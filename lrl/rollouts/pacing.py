@@ -9,6 +9,12 @@ steps take groups in the order of the version that admitted them (`Ledger.take`)
 `v + max_lag + 1` begins. A token is never older than its group's admission, so no trained token lags by more than
 `max_lag`. It has to be this order: admission fills every step up to the bound, so each newer group that went first
 would push an older one over it.
+
+Skipped groups (`Ledger.skip`) leave the bound where it is. Each lets one more group start, under the version the
+generators hold at that moment. So the groups admitted by version v or an older one number at most
+`groups_before(v + max_lag + 1)` + those skipped so far; the skipped ones are among them, and nobody trains these. So
+those that are trained are still at most `groups_before(v + max_lag + 1)`. And as the replacement starts at once, a step
+has as many groups to wait for as without skipping.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ class Pacing:
     """When groups may start and by when they must be trained.
 
     Args:
-        prompts_per_epoch: Prompts in the data set; each is trained once an epoch.
+        prompts_per_epoch: Prompts in the data set; as many groups are trained in the steps of an epoch.
         groups_per_step: Groups an optimizer step trains; the last step of an epoch takes what is left.
         max_lag: Most versions that may lie between a token and the step that trains it; 0 is on-policy.
         last_step: Steps in the whole run, so that nothing is generated for a step that never comes; None if unknown.
@@ -42,7 +48,7 @@ class Pacing:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps that train every prompt once."""
+        """Optimizer steps that train as many groups as there are prompts."""
         return -(-self.prompts_per_epoch // self.groups_per_step)
 
     def groups_before(self, step: int) -> int:
@@ -55,6 +61,7 @@ class Pacing:
         return self.groups_before(step + 1) - self.groups_before(step)
 
     def may_have_started(self, generator_version: int) -> int:
-        """Groups of the run that may have been admitted while the generators hold `generator_version`."""
+        """Groups of the run, the skipped ones not counted, that may have been admitted while the generators hold
+        `generator_version`."""
         step = generator_version + self.max_lag + 1
         return self.groups_before(step if self.last_step is None else min(step, self.last_step))

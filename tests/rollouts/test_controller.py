@@ -1,7 +1,9 @@
 """The controller on a virtual clock, between a model of a fleet and a model of a trainer."""
 
 import asyncio
+import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from lrl.data import Group, Prompt, Rollout
 from lrl.generators.sampling import Sampling
-from lrl.rollouts.controller import Controller
+from lrl.rollouts.controller import Controller, has_equal_rewards
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from tests.virtual_clock import Deadlock, run
@@ -52,16 +54,22 @@ class ModelFleet:
 
 
 class ModelRewards:
-    """Takes its time, and cannot judge each third answer."""
+    """Takes its time, and cannot judge each third answer.
 
-    def __init__(self, draw: random.Random) -> None:
-        self.draw, self.seen = draw, 0
+    Args:
+        equal: Chance that all answers to a prompt are worth the same.
+        every: The answers that cannot be judged; 3 for each third.
+    """
+
+    def __init__(self, draw: random.Random, equal: float = 1.0, every: int = 3) -> None:
+        self.draw, self.equal, self.every, self.seen = draw, equal, every, 0
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         await asyncio.sleep(self.draw.random())
-        for rollout in rollouts:
+        spread = float(self.draw.random() >= self.equal)
+        for place, rollout in enumerate(rollouts):
             self.seen += 1
-            rollout.reward = None if self.seen % 3 == 0 else 0.0
+            rollout.reward = None if self.seen % self.every == 0 else spread * place
             rollout.reward_failure = None if rollout.reward is not None else "timeout: no reward after 1 s"
 
 
@@ -70,8 +78,13 @@ def make_rollout(versions: list[int]) -> Rollout:
     return Rollout(token_ids=tokens, logprobs=[-1.0] * TOKENS, versions=list(versions), finish_reason="stop", text="")
 
 
-def make_controller(pacing: Pacing, fleet: ModelFleet, draw: random.Random) -> Controller:
-    return Controller(Row(), fleet, ModelRewards(draw), Ledger(pacing), Sampling(n=2), str, deadline_s=60.0)
+def make_controller(
+    pacing: Pacing, fleet: ModelFleet, draw: random.Random, max_skipped: int = 0, **rewards: float
+) -> Controller:
+    scores = ModelRewards(draw, **rewards)
+    return Controller(
+        Row(), fleet, scores, Ledger(pacing), Sampling(n=2), str, deadline_s=60.0, max_skipped=max_skipped
+    )
 
 
 async def train(
@@ -113,6 +126,25 @@ pacings = st.builds(
 def test_a_run_ends_with_every_group_trained_once_and_no_token_too_old(pacing: Pacing, seed: int) -> None:
     trained, _ = whole_run(pacing, seed, every_n_steps=1 + seed % (pacing.max_lag + 1))
     assert sorted(group.index for _, _, group in trained) == list(range(pacing.groups_before(7)))
+    if pacing.wait_for_stragglers:
+        assert all(step - group.oldest_version <= pacing.max_lag for step, _, group in trained)
+
+
+@settings(max_examples=120, deadline=None)
+@given(pacings, st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([0.3, 1.0]), st.sampled_from([3, 1000]))
+def test_with_skipping_every_step_has_its_groups_none_is_lost_and_no_token_is_too_old(
+    pacing: Pacing, seed: int, max_skipped: int, equal: float, every: int
+) -> None:
+    k = 1 + seed % (pacing.max_lag + 1)
+    draw = random.Random(seed)
+    fleet = ModelFleet(lambda index: draw.expovariate(1.0))
+    controller = make_controller(pacing, fleet, draw, max_skipped, equal=equal, every=every)
+    trained = run(train(controller, fleet, k, lambda: draw.expovariate(0.3)))
+    skipped = controller.ledger.skipped
+    assert Counter(step for step, _, _ in trained) == {step: pacing.groups_in(step) for step in range(7)}
+    indices = [*skipped, *(group.index for _, _, group in trained)]
+    assert sorted(indices) == sorted(index for index, _ in fleet.asked) == list(range(len(indices)))
+    assert len(skipped) <= max_skipped * -(-7 // k)
     if pacing.wait_for_stragglers:
         assert all(step - group.oldest_version <= pacing.max_lag for step, _, group in trained)
 
@@ -169,6 +201,60 @@ def test_a_step_that_nothing_can_feed_is_seen_as_a_deadlock() -> None:
     fleet = ModelFleet(lambda index: 1.0)
     with pytest.raises(Deadlock):
         run(train(make_controller(pacing, fleet, random.Random(0)), fleet, 2, lambda: 1.0))
+
+
+def skipping_run(max_skipped: int, **rewards: float) -> tuple[list[Group], dict[int, int]]:
+    """Three steps of two groups, on-policy; the groups that were trained, and those skipped."""
+    pacing = Pacing(prompts_per_epoch=8, groups_per_step=2, max_lag=0, last_step=3)
+    fleet = ModelFleet(lambda index: 1.0 + index)
+    controller = make_controller(pacing, fleet, random.Random(0), max_skipped, **rewards)
+    trained = run(train(controller, fleet, 1, lambda: 1.0))
+    return [group for _, _, group in trained], controller.ledger.skipped
+
+
+def test_equal_groups_are_skipped_up_to_a_budget_that_each_version_fills_again() -> None:
+    trained, skipped = skipping_run(3, every=1000)
+    assert [group.index for group in trained] == [3, 4, 8, 9, 13, 14]
+    assert list(skipped) == [0, 1, 2, 5, 6, 7, 10, 11, 12]
+
+
+def test_groups_that_differ_are_not_skipped() -> None:
+    trained, skipped = skipping_run(3, every=1000, equal=0.0)
+    assert [group.index for group in trained] == [0, 1, 2, 3, 4, 5] and not skipped
+
+
+def test_a_group_with_too_few_scored_answers_is_not_skipped() -> None:
+    trained, skipped = skipping_run(1000)  # of three groups, two have an answer without a reward
+    assert 0 < len(skipped) < 6 and [len(group.scored) for group in trained] == [1] * 6
+
+
+def test_a_budget_that_was_too_small_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        skipping_run(0, every=1000)
+        assert not caplog.records
+        skipping_run(1, every=1000)
+    (record,) = caplog.records
+    assert "data.max_skipped_per_step" in record.getMessage() and "All 1 skips of version 0" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "min_rollouts", "equal"),
+    [
+        ([0.5, 0.5], 2, True),
+        ([0.0, 0.5], 2, False),
+        ([0.5, None, 0.5], 2, True),
+        ([0.5, None], 2, False),
+        ([0.5, None], 1, True),
+        ([None, None], 1, False),
+    ],
+)
+def test_equal_are_the_rewards_of_answers_that_have_one(
+    rewards: list[float | None], min_rollouts: int, equal: bool
+) -> None:
+    group = Group(index=0, prompt=Row()[0], rollouts=[make_rollout([0]) for _ in rewards])
+    for rollout, reward in zip(group.rollouts, rewards, strict=True):
+        rollout.reward = reward
+    assert has_equal_rewards(group, min_rollouts) == equal
 
 
 def test_the_virtual_clock_keeps_the_order_of_timers_and_takes_no_time() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import random
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from lrl.rollouts.pacing import Pacing
 
 STEPS = 9
 shapes = st.tuples(st.integers(1, 13), st.integers(1, 5), st.integers(0, 3), st.booleans())
+skipping = st.tuples(st.integers(0, 6), st.sampled_from([0.0, 0.3, 1.0]))
+"""(most skips per version, share of the groups whose rewards are equal)"""
 
 
 def make_pacing(shape: tuple[int, int, int, bool], last_step: int | None = STEPS) -> Pacing:
@@ -41,10 +44,19 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Run:
-    """A trainer and its generators without time: which answer ends next, and when the run crashes, is drawn."""
+    """A trainer and its generators without time: which answer ends next and whether its group is equal, which group is
+    given up, and when the run crashes, is drawn."""
 
-    def __init__(self, pacing: Pacing, every_n_steps: int, seed: int, crashes: float = 0.0) -> None:
+    def __init__(
+        self,
+        pacing: Pacing,
+        every_n_steps: int,
+        seed: int,
+        crashes: float = 0.0,
+        skipping: tuple[int, float] = (0, 0.0),
+    ) -> None:
         self.pacing, self.every_n_steps, self.crashes = pacing, every_n_steps, crashes
+        self.max_skipped, self.equal = skipping
         self.draw = random.Random(seed)
         self.trained: list[tuple[int, int]] = []
         """(index, lag of the oldest possible token) of each group, for the steps that are done."""
@@ -59,7 +71,14 @@ class Run:
         self.sync()
 
     def sync(self) -> None:
-        self.born |= dict.fromkeys(self.ledger.admit(self.step), self.step)
+        self.version, self.skips_left = self.step, self.max_skipped
+        self.admit()
+
+    def admit(self) -> None:
+        admitted = self.ledger.admit(self.version)
+        done = [index for index, _ in self.trained + self.in_step] + list(self.ledger.skipped)
+        assert not set(admitted) & set(done), "a group that is done starts again"
+        self.born |= dict.fromkeys(admitted, self.version)
 
     def save(self) -> tuple[int, int, dict[str, Any]]:
         return self.step, len(self.trained), self.ledger.state_dict(self.step)
@@ -73,7 +92,15 @@ class Run:
     def finish_some(self, least: int) -> None:
         for _ in range(max(least, self.draw.randint(0, 3))):
             if self.ledger.running:
-                self.ledger.finish(make_group(self.draw.choice(list(self.ledger.running))))
+                self.finish(make_group(self.draw.choice(list(self.ledger.running))))
+
+    def finish(self, group: Group) -> None:
+        if self.skips_left and self.draw.random() < self.equal:
+            self.skips_left -= 1
+            self.ledger.skip(group)
+            self.admit()
+        else:
+            self.ledger.finish(group)
 
     def train_a_group(self) -> None:
         self.finish_some(0)
@@ -81,6 +108,8 @@ class Run:
             assert self.ledger.running, f"deadlock: step {self.step} waits and nothing runs"
             self.finish_some(1)
         self.in_step.append((group.index, self.step - self.born[group.index]))
+        if self.draw.random() < 0.1:
+            self.ledger.give_up(group)
 
     def go(self, steps: int = STEPS) -> "Run":
         while self.step < steps:
@@ -115,10 +144,26 @@ def test_every_prompt_is_trained_exactly_once_an_epoch(shape: tuple, seed: int, 
 
 
 @settings(max_examples=150, deadline=None)
-@given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]), st.sampled_from([STEPS, None]))
-def test_no_trained_token_lags_more_than_max_lag(shape: tuple, seed: int, crashes: float, last_step: int) -> None:
+@given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]), skipping)
+def test_every_group_is_trained_or_skipped_once_and_none_is_lost(
+    shape: tuple, seed: int, crashes: float, skipping: tuple
+) -> None:
+    pacing = make_pacing(shape)
+    run = Run(pacing, every_n_steps(pacing, seed), seed, crashes, skipping).go()
+    trained, skipped = [index for index, _ in run.trained], run.ledger.skipped
+    assert len(trained) == pacing.groups_before(STEPS)
+    assert sorted([*trained, *skipped]) == list(range(len(trained) + len(skipped)))
+    assert not run.ledger.running and not run.ledger.finished and run.ledger.given_up.keys() <= set(trained)
+    assert all(prompt == make_group(index).prompt.id for index, prompt in skipped.items())
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]), st.sampled_from([STEPS, None]), skipping)
+def test_no_trained_token_lags_more_than_max_lag(
+    shape: tuple, seed: int, crashes: float, last_step: int, skipping: tuple
+) -> None:
     pacing = make_pacing((*shape[:3], True), last_step)
-    run = Run(pacing, every_n_steps(pacing, seed), seed, crashes).go()
+    run = Run(pacing, every_n_steps(pacing, seed), seed, crashes, skipping).go()
     assert max(lag for _, lag in run.trained) <= pacing.max_lag
 
 
@@ -136,15 +181,15 @@ def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(shape: tuple, seed:
 
 
 @settings(max_examples=50, deadline=None)
-@given(shapes, st.integers(0, 10**6), st.sampled_from([20, 60]))
-def test_the_book_does_not_grow_with_the_run(shape: tuple, seed: int, steps: int) -> None:
+@given(shapes, st.integers(0, 10**6), st.sampled_from([20, 60]), st.sampled_from([0, 2]))
+def test_the_book_does_not_grow_with_the_run(shape: tuple, seed: int, steps: int, max_skipped: int) -> None:
     pacing = make_pacing((*shape[:3], True), None)
     k = every_n_steps(pacing, seed)
-    run = Run(pacing, k, seed).go(steps)
+    run = Run(pacing, k, seed, skipping=(max_skipped, 0.3)).go(steps)
     ledger, state = run.ledger, run.ledger.state_dict(steps)
     assert len(ledger.running) + len(ledger.finished) <= (pacing.max_lag + 1) * pacing.groups_per_step
-    assert len(state["trained_ahead"]) <= (pacing.max_lag + k) * pacing.groups_per_step
-    assert len(ledger._steps) == len(state["trained_ahead"]) and len(ledger._open) <= pacing.max_lag + 1
+    assert len(state["done_ahead"]) <= (pacing.max_lag + k) * (pacing.groups_per_step + max_skipped)
+    assert len(ledger._steps) == len(state["done_ahead"]) and len(ledger._open) <= pacing.max_lag + 1
 
 
 def test_a_group_of_an_older_version_gets_its_place_though_others_finished_first() -> None:
@@ -193,6 +238,62 @@ def test_a_group_that_an_unfinished_step_gave_up_is_generated_anew_and_not_liste
     resumed = Ledger(make_pacing((4, 2, 0, True)))
     resumed.load_state_dict(through_a_file(give_up_in_step_0().state_dict(0)))
     assert resumed.given_up == {} and resumed.admit(0) == [0, 1]
+
+
+def test_a_skipped_group_counts_in_no_step_and_another_starts_in_its_place() -> None:
+    ledger = Ledger(make_pacing((4, 2, 0, True)))
+    assert ledger.admit(0) == [0, 1] and ledger.admit(0) == []
+    ledger.skip(make_group(0))
+    assert ledger.admit(0) == [2] and ledger.admit(0) == []
+    for index in (1, 2):
+        ledger.finish(make_group(index))
+    assert [ledger.take(0).index, ledger.take(0).index, ledger.take(0)] == [1, 2, None]
+
+
+def test_a_step_does_not_wait_for_the_version_of_a_skipped_group() -> None:
+    ledger = Ledger(make_pacing((8, 2, 1, True)))
+    for index in ledger.admit(0)[:3]:
+        ledger.finish(make_group(index))
+    ledger.take(0), ledger.take(0), ledger.take(1)
+    for index in ledger.admit(1):
+        ledger.finish(make_group(index))
+    assert ledger.take(1) is None  # 3 is of version 0 and still runs
+    ledger.skip(make_group(3))
+    assert ledger.take(1).index == 4
+
+
+def test_a_skipped_group_is_listed_and_not_admitted_again_after_a_resume() -> None:
+    ledger = Ledger(make_pacing((4, 2, 0, True)))
+    ledger.admit(0)
+    ledger.skip(make_group(1))
+    resumed = Ledger(make_pacing((4, 2, 0, True)))
+    resumed.load_state_dict(through_a_file(ledger.state_dict(0)))
+    assert resumed.skipped == {1: 101} and resumed.admit(0) == [0, 2]
+
+
+class SlowPrompt:
+    """A prompt that the ledger reads in the middle of its transition; a state is asked for meanwhile."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.pool = ThreadPoolExecutor()
+
+    @property
+    def id(self) -> int:
+        self.saving = self.pool.submit(self.ledger.state_dict, 0)
+        wait([self.saving], timeout=0.2)
+        return 7
+
+
+def test_a_state_that_is_saved_in_the_middle_of_a_skip_agrees_with_itself() -> None:
+    ledger = Ledger(make_pacing((4, 2, 0, True)))
+    ledger.admit(0)
+    slow = SlowPrompt(ledger)
+    with slow.pool:
+        ledger.skip(Group(index=0, prompt=slow))
+    resumed = Ledger(ledger.pacing)
+    resumed.load_state_dict(slow.saving.result())
+    assert resumed.admit(0) == [1, 2]
 
 
 @pytest.mark.parametrize("other", [(4, 1, 0, True), (3, 2, 0, True)])

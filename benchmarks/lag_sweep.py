@@ -1,0 +1,212 @@
+"""How much lag each objective bears: the quickstart's task with a growing bound on lag, one objective after the other.
+
+    python -m benchmarks.lag_sweep                 run what is missing, then draw and print
+    python -m benchmarks.lag_sweep --plot-only     draw and print what is there
+
+All runs follow one another on one vLLM server. Each appends a line to `--out` when it is done, and what is there with
+the same settings is not run again: the sweep can be ended at any time and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import lightning as L
+
+import lrl
+from benchmarks import records
+from benchmarks.lag_report import draw, tables
+from benchmarks.lent_server import LentServer, lent_server
+from benchmarks.quickstart_run import (
+    RunSettings,
+    held_out,
+    make_data,
+    make_module,
+    make_trainer,
+    policy_of,
+    server_settings,
+)
+from lrl.callbacks.find import find
+from lrl.callbacks.weight_sync import WeightSync
+
+OBJECTIVES: dict[str, dict[str, float]] = {
+    "AIPO": {"rho": 4.0},
+    "REINFORCE": {},
+    "PPO": {"epsilon_low": 0.2, "epsilon_high": 0.2},
+    "DecoupledPPO": {"epsilon_low": 0.2, "epsilon_high": 0.2, "max_weight": 5.0},
+}
+"""By class in `lrl.objectives`: its arguments."""
+ORDERS = {"seeds": ("seed", "max_lag", "objective"), "objectives": ("objective", "max_lag", "seed")}
+"""What changes most slowly, first. With the seeds outermost, early rows already cover the whole table."""
+SERIES = ("reward", "tokens", "lag_mean", "lag_max", "ess", "clip_fraction", "kl_behaviour", "ratio_max")
+BY_LAG = ("share", "contribution", "ess", "clip_fraction", "kl_behaviour")
+DIVERGED = "the gradient norm is"
+"""In the message of the policy's error when a step's gradient is not finite."""
+
+
+class History(L.Callback):
+    """Every step's reward, lag and distance from the policies that wrote its tokens."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.probe_difference = 0.0
+        """Largest that a sync's probe has seen, in nats."""
+        self.wait_s = 0.0
+        """Seconds that the trainer waited for rollouts."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Note the step that has just ended."""
+        stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        rewards = [rollout.reward for group in stream.groups for rollout in group.scored]
+        facts = {"reward": fmean(rewards)} if rewards else {}
+        self.steps.append(facts | {"tokens": stream.num_tokens} | pl_module.diagnostics.result())
+        self.wait_s += stream.wait_s
+        sync = find(trainer, WeightSync)
+        self.probe_difference = max(self.probe_difference, sync.probe_difference if sync else 0.0)
+
+    def series(self) -> dict[str, list[float | None]]:
+        """Each number of `SERIES` by step; None where a step had none."""
+        return {name: [records.rounded(step.get(name)) for step in self.steps] for name in SERIES}
+
+    def by_lag(self) -> dict[str, dict[str, float | None]]:
+        """For every lag its tokens' numbers of `BY_LAG`, each the mean over the steps that had such tokens."""
+        found: dict[str, dict[str, float | None]] = {}
+        names = {name for step in self.steps for name in step if name.startswith("by_lag/")}
+        for lag in sorted({int(name.split("/")[1]) for name in names}):
+            steps = [step for step in self.steps if f"by_lag/{lag}/share" in step]
+            means = {name: fmean(step[f"by_lag/{lag}/{name}"] for step in steps) for name in BY_LAG}
+            found[str(lag)] = {name: records.rounded(mean) for name, mean in means.items()}
+        return found
+
+
+def wanted(args: argparse.Namespace) -> Iterator[tuple[str, RunSettings]]:
+    """The runs of the table, in the order asked for."""
+    values = {"seed": args.seeds, "max_lag": args.lags, "objective": args.objectives}
+    order = ORDERS[args.order]
+    for combination in product(*(values[name] for name in order)):
+        chosen = dict(zip(order, combination, strict=True))
+        objective = chosen.pop("objective")
+        yield (
+            objective,
+            RunSettings(
+                lr=args.lr,
+                schedule=args.schedule,
+                steps=args.steps,
+                groups=args.groups,
+                answers=args.answers,
+                **chosen,
+            ),
+        )
+
+
+def described(objective: str, settings: RunSettings) -> dict[str, Any]:
+    """What a run is recognised by in the results."""
+    return {"objective": objective, "arguments": OBJECTIVES[objective], **asdict(settings)}
+
+
+def measure(server: LentServer, objective: str, settings: RunSettings, folder: Path, every: int) -> dict[str, Any]:
+    """One run from its start to its record; a run that diverges has one, too."""
+    history = History()
+    evaluation = held_out(every)
+    run_folder = folder / f"{objective}-lag{settings.max_lag}-seed{settings.seed}"
+    trainer = make_trainer(server, settings, [evaluation, history], run_folder)
+    policy = make_module(settings, getattr(lrl.objectives, objective)(**OBJECTIVES[objective]))
+    started, diverged = time.monotonic(), None
+    try:
+        trainer.fit(policy, make_data(settings))
+    except RuntimeError as error:
+        if DIVERGED not in str(error):
+            raise
+        diverged = trainer.global_step
+    return {
+        **described(objective, settings),
+        "seconds": round(time.monotonic() - started, 1),
+        "wait_seconds": round(history.wait_s, 1),
+        "evaluation_seconds": round(evaluation.seconds, 1),
+        "diverged_at": diverged,
+        "evaluations": [
+            {"step": step, "accuracy": round(report.accuracy, 4), "problems": report.n, "versions": report.versions}
+            for step, report in evaluation.reports
+        ],
+        "series": history.series(),
+        "by_lag": history.by_lag(),
+        "probe_difference": records.rounded(history.probe_difference),
+    }
+
+
+def sweep(args: argparse.Namespace, command: str) -> None:
+    """Run what is missing."""
+    found = records.read(args.out)
+    missing = [run for run in wanted(args) if records.find(found, described(*run)) is None]
+    logging.info("%d runs are missing", len(missing))
+    if not missing:
+        return
+    for seed in sorted({settings.seed for _, settings in missing}):
+        policy_of(seed)
+    with lent_server(policy_of(missing[0][1].seed), server_settings(), args.folder) as server:
+        for number, (objective, settings) in enumerate(missing, 1):
+            record = measure(server, objective, settings, args.folder, args.evaluate_every)
+            records.append(args.out, record | {"command": command})
+            logging.info(
+                "%d/%d %s lag %d seed %d: accuracy %.3f, %.0f s%s",
+                number,
+                len(missing),
+                objective,
+                settings.max_lag,
+                settings.seed,
+                record["evaluations"][-1]["accuracy"],
+                record["seconds"],
+                "" if record["diverged_at"] is None else f", diverged at step {record['diverged_at']}",
+            )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.lag_sweep", description="How much lag each objective bears."
+    )
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
+    parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 2, 4, 8], help="values of max_lag (%(default)s)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--lr", type=float, default=2e-4, help="peak learning rate (%(default)s)")
+    parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant")
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
+    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
+    parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
+    parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
+    parser.add_argument("--order", choices=ORDERS, default="seeds", help="what changes most slowly (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/lag_sweep"), help="of logs and answers (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lag_sweep.jsonl"), help="(%(default)s)")
+    parser.add_argument("--plot", type=Path, default=Path("docs/lag_sweep.png"), help="(%(default)s)")
+    parser.add_argument("--plot-only", action="store_true", help="draw and print what is there; run nothing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, then draw the plot and print the tables of all runs with these settings."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if not args.plot_only:
+        sweep(args, shlex.join(["python", "-m", "benchmarks.lag_sweep", *words]))
+    found = records.read(args.out)
+    rows = [row for run in wanted(args) if (row := records.find(found, described(*run))) is not None]
+    if not rows:
+        raise SystemExit(f"{args.out} has no run with these settings.")
+    draw(rows, args.plot)
+    print(tables(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

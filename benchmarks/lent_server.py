@@ -1,0 +1,71 @@
+"""A vLLM server that many runs use, one after the other: a run then costs no start of a server, half a minute each.
+
+Every run syncs its own weights at its start, so what the server held before does not matter, as long as all runs have
+policies of one architecture.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import lightning as L
+
+import lrl
+from lrl.generators.crew import SPARE_PLACES
+from lrl.generators.server import Server
+
+
+class LentServer(Server):
+    """A server on the CPU that a run starts if it does not run, and never stops."""
+
+    def start(self) -> None:
+        """Start it, unless it runs already."""
+        if not self.alive:
+            super().start()
+
+    def stop(self) -> None:
+        """It goes on running for the next run; `end` stops it."""
+
+    def end(self) -> None:
+        """Stop it, and wait until no process of it is left."""
+        super().stop()
+
+
+class Borrowing(lrl.AsyncSingleDevice):
+    """The strategy with a lent server in the place of its own.
+
+    Args:
+        server: The server.
+        capacity: Rollouts it writes at once; its other places are for evaluations.
+    """
+
+    def __init__(self, server: LentServer, capacity: int) -> None:
+        settings = replace(server.settings, max_num_seqs=capacity)
+        super().__init__(generator_devices=1, weight_transfer=server.backend, server=settings)
+        self.lent = server
+        self.run_id = server.run_id  # the server's keeper removes the weights' file if this process is killed
+
+    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+        """See `GeneratorDevices.make_servers`."""
+        return [self.lent]
+
+
+@contextmanager
+def lent_server(model: Path, settings: lrl.ServerSettings, folder: Path) -> Iterator[LentServer]:
+    """A server that starts with its first run and ends with this context.
+
+    Args:
+        model: A policy of the runs' architecture.
+        settings: As for a run of its own: `max_num_seqs` rollouts, and places for evaluations are added.
+        folder: Of its log.
+    """
+    places = replace(settings, max_num_seqs=settings.max_num_seqs + SPARE_PLACES)
+    server = LentServer(str(model), places, "shared_memory", [], folder, 0, secrets.token_hex(4))
+    try:
+        yield server
+    finally:
+        server.end()

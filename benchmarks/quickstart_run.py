@@ -1,0 +1,144 @@
+"""One short run of the quickstart's task on a lent server: what the benchmarks of learning have in common.
+
+The task, the policy and its warm-up are the quickstart's. Warmed-up policies are kept where the quickstart keeps them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+import lrl
+from benchmarks.lent_server import Borrowing, LentServer
+from lrl.callbacks import Evaluation, Throughput, WeightSync
+from lrl.objectives import Objective
+from lrl.quickstart.task import correct
+from lrl.quickstart.warmup import make_policy
+from lrl.schedule import Schedule
+
+POLICIES = Path("runs/quickstart")
+PROMPT_TOKENS, RESPONSE_TOKENS = 16, 32
+CAPACITY = 256
+"""Rollouts the server writes at once, as in the quickstart."""
+PROBE_TOLERANCE = {"float32": 1e-2, "bfloat16": None}
+"""A policy that has collapsed gives some tokens so little probability that float32 itself is off by more than 1e-3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What a run is made of, beside its objective.
+
+    Args:
+        seed: Of warm-up, order of the problems, and torch.
+        max_lag: See `lrl.RolloutDataModule`.
+        lr: Peak learning rate.
+        schedule: Learning rate after ten steps of rise.
+        steps: Optimizer steps.
+        groups: Problems a step.
+        answers: Answers to each.
+    """
+
+    seed: int
+    max_lag: int
+    lr: float
+    schedule: Schedule
+    steps: int
+    groups: int
+    answers: int
+
+
+def policy_of(seed: int) -> Path:
+    """The warmed-up policy of a seed; made in about a minute if it is not there."""
+    return make_policy(POLICIES / f"policy-seed{seed}", seed)
+
+
+def server_settings(dtype: str = "float32") -> lrl.ServerSettings:
+    """Settings of a server that fits the task."""
+    return lrl.ServerSettings(
+        max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
+        max_num_seqs=CAPACITY,
+        dtype=dtype,  # type: ignore[arg-type]
+        kv_cache_gib=0.5,
+    )
+
+
+def make_trainer(server: LentServer, settings: RunSettings, callbacks: Sequence[L.Callback], folder: Path) -> L.Trainer:
+    """A trainer on the lent server; `callbacks` come after WeightSync and Throughput."""
+    sync = WeightSync(probe_tolerance=PROBE_TOLERANCE[server.settings.dtype])
+    return L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=Borrowing(server, CAPACITY),
+        callbacks=[sync, Throughput(), *callbacks],
+        max_steps=settings.steps,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+
+
+def make_module(
+    settings: RunSettings, objective: Objective, kind: type[lrl.PolicyModule] = lrl.PolicyModule, **more: Any
+) -> lrl.PolicyModule:
+    """The seed's policy as a module of the class `kind` with `more` arguments; seeds everything else, too."""
+    L.seed_everything(settings.seed, verbose=False)
+    return kind(
+        str(policy_of(settings.seed)),
+        objective=objective,
+        lr=settings.lr,
+        warmup_steps=10,
+        schedule=settings.schedule,
+        **more,
+    )
+
+
+def make_data(settings: RunSettings, **more: Any) -> lrl.RolloutDataModule:
+    """The quickstart's training problems and reward, with `more` arguments."""
+    return lrl.RolloutDataModule(
+        prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed),
+        rewards=[correct],
+        groups_per_step=settings.groups,
+        rollouts_per_group=settings.answers,
+        max_lag=settings.max_lag,
+        max_prompt_tokens=PROMPT_TOKENS,
+        max_response_tokens=RESPONSE_TOKENS,
+        micro_batch_tokens=8192,
+        **more,
+    )
+
+
+class Standstill(Evaluation):
+    """An evaluation for which the trainer waits, so that all answers are by one version.
+
+    Beside the rollouts of a run with a large `max_lag`, which keep the generator busy all the time, an evaluation took
+    more than ten steps.
+    """
+
+    seconds = 0.0
+    """That the trainer has waited for evaluations so far."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Evaluate when it is time; after the last step `on_train_end` does."""
+        if trainer.global_step % self.every_n_steps == 0 and trainer.global_step != trainer.max_steps:
+            self.run(trainer)
+
+    def run(self, trainer: L.Trainer) -> dict[str, float]:
+        """See `Evaluation.run`."""
+        started = time.monotonic()
+        found = super().run(trainer)
+        self.seconds += time.monotonic() - started
+        return found
+
+
+def held_out(every_n_steps: int) -> Standstill:
+    """Greedy accuracy on the 500 held-out problems: before the first step, every so many, and after the last one."""
+    problems = lrl.Prompts("lrl.quickstart.task:held_out", name="held_out", shuffle=False)
+    return Standstill(problems, every_n_steps=every_n_steps)

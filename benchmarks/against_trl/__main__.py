@@ -28,8 +28,9 @@ What is not the same:
   weights in a way that leaves the output head of vLLM's CPU build as it was (`lrl/weights/shared_memory_engine.py`).
   Its third way, transformers' continuous batching, runs on a CPU and is slower there: 1.1 s for a step's 256 answers,
   and `generate` 0.3 s. So the seconds compare generation engines at least as much as trainers.
-- Threads: TRL has all cores for generating and for training, one after the other (on two cores 0.7 s a step; with one
-  thread 1.1 s). In lrl trainer and generator have half of the cores each.
+- Threads: each side has those it is fastest with. TRL has all cores for generating and for training, one after the
+  other (on two cores 0.7 s a step; with one thread 1.1 s). In lrl trainer and generator have half of the cores each
+  (at `max_lag: 0` 1.9 s a step; with two threads each 2.2 s).
 - Start-up is left out of the seconds and listed apart: lrl starts a vLLM server.
 """
 

@@ -36,7 +36,7 @@ GRID = [
     for advantage in (-1.0, 1.0)
 ]
 """Answers of one token with log-ratios from -3.8 to 3.8: on both sides of every bound."""
-CORRECTED = ("AIPO", "TIS", "TIS by sequence", "CISPO", "IcePop", "TOPR", "PPO", "DecoupledPPO")
+CORRECTED = ("AIPO", "TIS", "TIS by sequence", "CISPO", "IcePop", "TOPR", "PPO", "DecoupledPPO", "GSPO")
 
 
 def gradient(objective: Objective, answers: list[Answer]) -> tuple[torch.Tensor, torch.Tensor]:

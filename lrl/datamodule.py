@@ -24,7 +24,7 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.stream import StepLoader, StepStream
-from lrl.settings_check import check_baseline, require_weight_sync
+from lrl.settings_check import check_baseline, check_group_size, require_weight_sync
 from lrl.strategy import stop_if_told
 
 if TYPE_CHECKING:
@@ -81,11 +81,7 @@ class RolloutDataModule(Attached):
         rollout_timeout_s: float = 1800.0,
     ) -> None:
         super().__init__()
-        if rollouts_per_group < 2:
-            raise ValueError(
-                f"data.rollouts_per_group is {rollouts_per_group}; advantages are relative to the group, so it must be "
-                "at least 2."
-            )
+        check_group_size(rollouts_per_group)
         if max_skipped_per_step < 0:
             raise ValueError(f"data.max_skipped_per_step is {max_skipped_per_step}; it must be at least 0.")
         self.prompts = Prompts.coerce(prompts)

@@ -46,6 +46,15 @@ def check_reference(objective: Objective, reference: Reference | None) -> None:
         )
 
 
+def check_group_size(rollouts_per_group: int) -> None:
+    """Raises ValueError for a group in which nothing can be compared."""
+    if rollouts_per_group < 2:
+        raise ValueError(
+            f"data.rollouts_per_group is {rollouts_per_group}; advantages are relative to the group, so it must be "
+            "at least 2."
+        )
+
+
 def require_weight_sync(trainer: L.Trainer) -> None:
     """Raises ValueError if nothing would ever move weights into the generators."""
     from lrl.callbacks.find import find

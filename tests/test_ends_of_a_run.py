@@ -71,4 +71,4 @@ def test_a_run_that_is_killed_while_its_server_starts_leaves_nothing(
     wait_for(lambda: list(tmp_path.glob("generator-0.log")), 90.0, "the server's log")
     wait_for(lambda: len(living(mark)) >= 3, 60.0, "trainer, keeper and API server")
     process.kill()
-    process.wait(60)
+    assert process.wait(60) == -signal.SIGKILL

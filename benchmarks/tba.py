@@ -83,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-lag", type=int, default=8, help="of fresh answers (%(default)s)")
     parser.add_argument("--replayed", type=int, default=8, help="groups trained again at each step (%(default)s)")
     parser.add_argument("--replay-max-lag", type=int, default=16, help="of replayed answers (%(default)s)")
-    parser.add_argument("--beta", type=float, default=0.01, help="(%(default)s)")
+    parser.add_argument("--beta", type=float, default=0.1, help="(%(default)s)")
     parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="fresh problems a step (%(default)s)")

@@ -180,7 +180,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--lr", type=float, default=2e-4, help="peak learning rate (%(default)s)")
     parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant")
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps (%(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
     parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")

@@ -63,6 +63,7 @@ class GeneratorDevices:
         self.fleet: Fleet | None = None
         self.transport: str | None = None
         self.run_id = secrets.token_hex(4)
+        self.token = secrets.token_urlsafe(32)
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
 
@@ -110,7 +111,7 @@ class GeneratorDevices:
         folder, settings = Path(trainer.log_dir or trainer.default_root_dir), self._settings(trainer)
         assert self.transport is not None, "chosen before the servers are made"
         return [
-            Server(policy.policy_folder, settings, self.transport, devices, folder, number, self.run_id)
+            Server(policy.policy_folder, settings, self.transport, devices, folder, number, self.run_id, self.token)
             for number, devices in enumerate(placements)
         ]
 

@@ -20,12 +20,13 @@ from lrl import cli
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+LEARNING = (ROOT / "docs" / "learning.md").read_text()
 METRICS = (ROOT / "docs" / "metrics.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMAND_LINE = r"^    (?:PYTHONPATH=\. )?(lrl (?:fit|validate) .*?)(?:  .*)?$"
-COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION, re.MULTILINE)
+COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTILINE)
 FAMILIES = "reward|rewards|rollouts|policy|time|throughput|fleet|eval"
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
 LIGHTNINGS_OWN = {"epoch"}
@@ -97,8 +98,8 @@ def test_every_tag_in_the_code_is_on_the_page() -> None:
 
 @pytest.fixture
 def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the page on configuration has the reader write."""
-    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", CONFIGURATION, re.DOTALL):
+    """A folder with the files that the pages on configuration and learning have the reader write."""
+    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", CONFIGURATION + LEARNING, re.DOTALL):
         (tmp_path / name).write_text(text)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)

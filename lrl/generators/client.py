@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from lrl.data import Rollout
+from lrl.generators.guard import bearer
 from lrl.generators.sampling import Sampling
 
 IDLE_CONNECTION_S = 60.0
@@ -28,11 +29,13 @@ class GeneratorClient:
     Args:
         url: Address of the server, `http://host:port`.
         name: What errors call it.
+        token: The run's, which the server asks for.
     """
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, token: str) -> None:
         self.url = url
         self.name = name
+        self._headers = {"Authorization": bearer(token)}
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(
@@ -104,7 +107,7 @@ class GeneratorClient:
         if self._session is None:
             # No limit of our own: how many requests are in flight is the crew's to say.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, trust_env=False)
         return self._session
 
 

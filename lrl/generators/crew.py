@@ -34,7 +34,7 @@ class Generator:
 
     def __init__(self, server: Server, capacity: int) -> None:
         self.server = server
-        self.client = GeneratorClient(server.url, server.name)
+        self.client = GeneratorClient(server.url, server.name, server.token)
         self.capacity = capacity
         self.in_flight = 0
 

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import psutil
 
 from lrl.generators import keeper
 from lrl.generators.client import IDLE_CONNECTION_S
+from lrl.generators.guard import TOKEN_VARIABLE
 from lrl.generators.settings import ServerSettings, as_flags, dashed
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Server:
         folder: The run's folder; the log is `generator-<number>.log` in it.
         number: Number of the generator in the fleet.
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
+        token: Who has it may call the generator (`lrl.generators.guard`); None makes one.
 
     Raises:
         ValueError: If there are not as many devices as the tensor-parallel size, or one is not visible to the trainer.
@@ -62,12 +65,14 @@ class Server:
         folder: Path,
         number: int,
         run_id: str,
+        token: str | None = None,
     ) -> None:
         if devices and len(devices) != settings.tensor_parallel_size:
             size = settings.tensor_parallel_size
             raise ValueError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
         self.model, self.settings, self.backend = model, settings, backend
         self.number, self.run_id = number, run_id
+        self.token = token or secrets.token_urlsafe(32)
         self.log_path = Path(folder) / f"generator-{number}.log"
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -163,6 +168,7 @@ class Server:
             "host": HOST,
             "port": self.port,
             "enable-scale-out": True,
+            "middleware": "lrl.generators.guard.Guard",
             "weight-transfer-config": {"backend": self.backend},
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
@@ -194,6 +200,7 @@ class Server:
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
         return environment | {
+            TOKEN_VARIABLE: self.token,
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "lrl",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": f"{10 * IDLE_CONNECTION_S:.0f}",

@@ -37,7 +37,7 @@ def at_server(
         app.router.add_route("*", "/{path:.*}", handler)
         server = TestServer(app)
         await server.start_server()
-        client = GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 7")
+        client = GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 7", "secret")
         try:
             return await work(client)
         finally:
@@ -113,7 +113,7 @@ def test_a_refusal_is_an_error_with_the_servers_own_words() -> None:
 
 def test_a_server_that_is_gone_is_an_error_that_names_the_route() -> None:
     async def scene() -> None:
-        client = GeneratorClient(f"http://127.0.0.1:{unused_port()}", "generator 7")
+        client = GeneratorClient(f"http://127.0.0.1:{unused_port()}", "generator 7", "secret")
         try:
             assert not await client.healthy(1.0)
             await client.post("/resume", deadline_s=5.0)

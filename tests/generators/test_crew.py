@@ -49,7 +49,7 @@ def make_crew(*capacities: int, dispatch: Dispatch | None = None) -> tuple[Crew,
     generators = []
     for number, (capacity, client) in enumerate(zip(capacities, clients, strict=True)):
         server: Any = SimpleNamespace(
-            url="", name=f"generator {number}", alive=False, log_tail=lambda lines: "CUDA out of memory"
+            url="", name=f"generator {number}", token="", alive=False, log_tail=lambda lines: "CUDA out of memory"
         )
         generator = Generator(server, capacity)
         generator.client = client  # type: ignore[assignment]

@@ -185,10 +185,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
     parser.add_argument("--order", choices=ORDERS, default="seeds", help="what changes most slowly (%(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/lag_sweep"), help="of logs and answers (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lag_sweep.jsonl"), help="(%(default)s)")
-    parser.add_argument("--plot", type=Path, default=Path("docs/lag_sweep.png"), help="(%(default)s)")
-    parser.add_argument("--plot-only", action="store_true", help="draw and print what is there; run nothing")
+    records.add_places(parser, "lag_sweep")
     return parser
 
 

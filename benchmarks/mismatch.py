@@ -175,10 +175,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
     parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/mismatch"), help="of logs and answers (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mismatch.jsonl"), help="(%(default)s)")
-    parser.add_argument("--plot", type=Path, default=Path("docs/mismatch.png"), help="(%(default)s)")
-    parser.add_argument("--plot-only", action="store_true", help="draw and print what is there; run nothing")
+    records.add_places(parser, "mismatch")
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -41,6 +42,16 @@ def origin() -> dict[str, Any]:
         "versions": {name: installed[name] for name in PACKAGES if name in installed},
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def add_places(parser: argparse.ArgumentParser, name: str, plot: bool = True) -> None:
+    """The arguments that say where a benchmark writes; with a plot also that nothing is to be run."""
+    out = Path(f"benchmarks/results/{name}.jsonl")
+    parser.add_argument("--folder", type=Path, default=Path("runs") / name, help="of logs and answers (%(default)s)")
+    parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
+    if plot:
+        parser.add_argument("--plot", type=Path, default=Path(f"docs/{name}.png"), help="(%(default)s)")
+        parser.add_argument("--plot-only", action="store_true", help="draw and print what is there; run nothing")
 
 
 def rounded(number: float | None) -> float | None:

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import lrl
@@ -89,8 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--groups", type=int, default=8, help="fresh problems a step (%(default)s)")
     parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/tba"), help="of logs and answers (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tba.jsonl"), help="(%(default)s)")
+    records.add_places(parser, "tba", plot=False)
     return parser
 
 

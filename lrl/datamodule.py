@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import UserList
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lrl import lightning_noise
 from lrl.advantages import Advantages, GroupMean, rewards_of
@@ -26,9 +26,6 @@ from lrl.rollouts.replay import Replay
 from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.settings_check import check_baseline, check_group_size, require_weight_sync
 from lrl.strategy import stop_if_told
-
-if TYPE_CHECKING:
-    pass
 
 lightning_noise.silence()
 

@@ -36,8 +36,7 @@ from lrl.network import (
     text_as_micro_batch,
 )
 from lrl.normalisation import NormaliseBy, check, denominator, token_weights
-from lrl.objectives import AIPO, Diagnostics, Objective, Tokens
-from lrl.objectives.diagnostics import check_mismatch
+from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.reference import Reference
 from lrl.schedule import Schedule, check_end, lr_factor, restart_at
 from lrl.settings_check import check_reference, check_trainer
@@ -164,10 +163,11 @@ class PolicyModule(L.LightningModule):
             log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
         divisor = denominator(self.normalise_by, step)
         metrics = self._metrics(loss, divisor)
-        # DDP and FSDP have averaged over ranks, each of which held a share of the sum.
-        scale = self.trainer.world_size / divisor
-        grad_norm = scale_and_clip(self.parameters(), scale, self.max_grad_norm, self.trainer.global_step)
-        self.log_dict({f"policy/{name}": value for name, value in (metrics | {"grad_norm": grad_norm}).items()})
+        scale = (
+            self.trainer.world_size / divisor
+        )  # DDP and FSDP have averaged over ranks, each with its share of the sum
+        metrics["grad_norm"] = scale_and_clip(self.parameters(), scale, self.max_grad_norm, self.trainer.global_step)
+        self.log_dict({f"policy/{name}": value for name, value in metrics.items()})
         self._update()
 
     def _update(self) -> None:
@@ -187,8 +187,8 @@ class PolicyModule(L.LightningModule):
         found = diagnostics.result()
         if self.abort_on_mismatch is not None:
             check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
-        lr = self.trainer.optimizers[0].param_groups[0]["lr"]
-        return {"loss": reduce(loss, reduce_op="sum") / divisor, "lr": lr, **found}
+        found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        return found | {"loss": reduce(loss, reduce_op="sum") / divisor}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Metrics are of one step alone."""
@@ -213,9 +213,14 @@ class PolicyModule(L.LightningModule):
         return []
 
     def setup(self, stage: str) -> None:
-        """Opens the reference policy."""
-        if self.reference is not None:
+        """Opens the reference policy for training: a wrong name is said before a server starts."""
+        if self.reference is not None and stage == "fit":
             self.reference.open(self)
+
+    def on_fit_start(self) -> None:
+        """Moves the reference to the policy, which has its device by now."""
+        if self.reference is not None:
+            self.reference.network.to(self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A reference that has moved on belongs to the run's state."""
@@ -224,7 +229,7 @@ class PolicyModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """See `on_save_checkpoint`."""
-        if self.reference is not None:
+        if self.reference is not None and self.trainer.state.fn == "fit":
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     def on_train_start(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lrl.data import Group
 from lrl.network import label_logprobs, open_network
-from lrl.objectives.base import Tokens, hold
+from lrl.objectives.base import Tokens, hold, k3
 from lrl.rollouts.rows import one_a_row
 
 if TYPE_CHECKING:
@@ -70,11 +70,10 @@ class Reference:
         self.refresh_every_n_steps = refresh_every_n_steps
 
     def open(self, policy: PolicyModule) -> None:
-        """Load the frozen model, once, to where the policy is."""
+        """Load the frozen model, once."""
         if not hasattr(self, "network"):
             self.network = open_network(self.model or policy.policy_folder, policy.dtype_name, policy.attention, False)
             self.network.requires_grad_(False)
-        self.network.to(policy.device)
 
     def fill(self, group: Group, temperature: float, chunk_tokens: int) -> None:
         """Give every rollout of a group its `reference_logprobs` and, if the reward is the place, its `kl_penalty`."""
@@ -118,4 +117,4 @@ class Reference:
             return -difference
         if self.estimator == "k2":
             return difference.square() / 2
-        return difference.exp() - 1 - difference
+        return k3(difference)

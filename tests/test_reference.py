@@ -101,6 +101,12 @@ def test_without_a_reference_none_is_loaded(folder: str) -> None:
     assert "kl_reference" not in policy.diagnostics.result()
 
 
+def test_without_training_none_is_loaded_either(folder: str) -> None:
+    policy = opened(folder, reference=Reference())
+    policy.setup("validate")
+    assert not hasattr(policy.reference, "network")
+
+
 def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
     policy = opened(folder, reference=Reference())
     policy.reference.open(policy)

@@ -4,7 +4,7 @@ from lrl.objectives.aipo import AIPO
 from lrl.objectives.base import Objective, Tokens
 from lrl.objectives.cispo import CISPO
 from lrl.objectives.decoupled_ppo import DecoupledPPO
-from lrl.objectives.diagnostics import Diagnostics
+from lrl.objectives.diagnostics import Diagnostics, check_mismatch
 from lrl.objectives.gspo import GSPO
 from lrl.objectives.icepop import IcePop
 from lrl.objectives.ppo import PPO
@@ -27,4 +27,5 @@ __all__ = [
     "TIS",
     "TOPR",
     "Tokens",
+    "check_mismatch",
 ]

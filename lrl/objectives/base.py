@@ -97,6 +97,14 @@ def hold(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def k3(log_ratio: Tensor) -> Tensor:
+    """w - 1 - log w of log w = log p - log q in nats: an estimate of KL(q || p) from samples of q, never negative.
+
+    Schulman, "Approximating KL divergence", 2020.
+    """
+    return log_ratio.exp() - 1 - log_ratio
+
+
 def _numbered(ids: Tensor) -> Tensor:
     """The same ids counted from 0 without gaps."""
     return torch.unique(ids, return_inverse=True)[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens, hold
+from lrl.objectives.base import Objective, Tokens, hold, k3
 
 MAX_LAG_SHOWN = 16
 """Tokens with a larger lag are counted in the row of this one."""
@@ -39,7 +39,7 @@ class Diagnostics:
         tokens = tokens._replace(logprobs=tokens.logprobs.detach())
         rows = tokens.lags.clamp(0, MAX_LAG_SHOWN)
         ratio, lag = tokens.ratio, tokens.lags.float()
-        kl = ratio - 1 - tokens.log_ratio
+        kl = k3(tokens.log_ratio)
         clipped, mass = objective.clipped(tokens).float(), _mass(objective, tokens)
         self.has_reference = tokens.reference_logprobs is not None
         values = (torch.ones_like(ratio), ratio, ratio.square(), kl, clipped, mass, lag, _kl_reference(tokens))
@@ -119,5 +119,4 @@ def _kl_reference(tokens: Tokens) -> Tensor:
     """KL(pi || pi_ref) by k3, 0 without a reference: float32 [n]."""
     if tokens.reference_logprobs is None:
         return torch.zeros_like(tokens.logprobs)
-    log_ratio = hold(tokens.reference_logprobs - tokens.logprobs)
-    return log_ratio.exp() - 1 - log_ratio
+    return k3(hold(tokens.reference_logprobs - tokens.logprobs))

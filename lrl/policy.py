@@ -163,9 +163,7 @@ class PolicyModule(L.LightningModule):
             log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
         divisor = denominator(self.normalise_by, step)
         metrics = self._metrics(loss, divisor)
-        scale = (
-            self.trainer.world_size / divisor
-        )  # DDP and FSDP have averaged over ranks, each with its share of the sum
+        scale = self.trainer.world_size / divisor  # DDP and FSDP have averaged what are shares of a sum
         metrics["grad_norm"] = scale_and_clip(self.parameters(), scale, self.max_grad_norm, self.trainer.global_step)
         self.log_dict({f"policy/{name}": value for name, value in metrics.items()})
         self._update()
@@ -217,11 +215,6 @@ class PolicyModule(L.LightningModule):
         if self.reference is not None and stage == "fit":
             self.reference.open(self)
 
-    def on_fit_start(self) -> None:
-        """Moves the reference to the policy, which has its device by now."""
-        if self.reference is not None:
-            self.reference.network.to(self.device)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A reference that has moved on belongs to the run's state."""
         if self.reference is not None:
@@ -233,7 +226,9 @@ class PolicyModule(L.LightningModule):
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     def on_train_start(self) -> None:
-        """The config wins over what a checkpoint's optimizer state remembers."""
+        """The config wins over what a checkpoint's optimizer state remembers; the reference goes where the policy is."""
+        if self.reference is not None:
+            self.reference.network.to(self.device)
         settings = {"betas": self.betas, "weight_decay": self.weight_decay}
         restart_at(self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings)
 

@@ -226,7 +226,7 @@ class PolicyModule(L.LightningModule):
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     def on_train_start(self) -> None:
-        """The config wins over what a checkpoint's optimizer state remembers; the reference goes where the policy is."""
+        """The config wins over a checkpoint's optimizer state; the reference goes where the policy is."""
         if self.reference is not None:
             self.reference.network.to(self.device)
         settings = {"betas": self.betas, "weight_decay": self.weight_decay}

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.intervals import accuracy_interval
+from benchmarks.intervals import accuracy_interval, half_width
 
 Row = dict[str, Any]
 GOAL = 0.8
@@ -34,13 +34,14 @@ def seen_lag(row: Row) -> float:
 
 def tables(rows: Sequence[Row]) -> str:
     """Markdown: final accuracy, what it took to reach the goal, and what the runs saw on their way."""
-    sections = {
+    sections: dict[str, Callable[[Sequence[Row]], str]] = {
         "Final accuracy, mean over seeds (95 % interval)": accuracy_cell,
         f"Steps to accuracy {GOAL} (answers trained until then), mean over the seeds that reached it": goal_cell,
         "Lag of the trained tokens, mean (largest)": lag_cell,
         "Effective sample size, mean over steps (smallest step)": lambda cell: series_cell(cell, "ess", min),
         "Share of clipped tokens, mean over steps (largest step)": lambda cell: series_cell(cell, "clip_fraction", max),
     }
+    sections["Final accuracy less that of the same seed at the smallest max_lag (95 % interval)"] = paired_with(rows)
     return "\n\n".join(f"{title}:\n\n{table(rows, cell)}" for title, cell in sections.items())
 
 
@@ -79,6 +80,24 @@ def lag_cell(cell: Sequence[Row]) -> str:
     """Mean lag over tokens and seeds, and the largest of all."""
     largest = max((lag for row in cell for lag in row["series"]["lag_max"] if lag is not None), default=0.0)
     return f"{fmean(map(seen_lag, cell)):.2f} ({largest:.0f})"
+
+
+def paired_with(rows: Sequence[Row]) -> Callable[[Sequence[Row]], str]:
+    """A cell that compares each run with the one of its seed and objective at the smallest lag.
+
+    Seeds differ more from each other than lags do: the differences within a seed have the narrower interval.
+    """
+    base = min(row["max_lag"] for row in rows)
+    begun = {(row["objective"], row["seed"]): final(row) for row in rows if row["max_lag"] == base}
+
+    def cell(place: Sequence[Row]) -> str:
+        keys = [(row["objective"], row["seed"]) for row in place]
+        known = [final(row) - begun[key] for row, key in zip(place, keys, strict=True) if key in begun]
+        if place[0]["max_lag"] == base or len(known) < 2:
+            return ""
+        return f"{fmean(known):+.3f} (± {half_width(known):.3f})"
+
+    return cell
 
 
 def series_cell(cell: Sequence[Row], name: str, worst: Callable[[list[float]], float]) -> str:

@@ -159,7 +159,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     ):
         axes.set(title=title, xlabel="optimizer steps", yscale="log")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="center", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

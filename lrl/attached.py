@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import UserList
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
 
 from lrl.generators.fleet import Fleet
+from lrl.strategy import stop_if_told
 
 if TYPE_CHECKING:
     from lrl.policy import PolicyModule
+
+
+T = TypeVar("T")
 
 
 class Attached(L.LightningDataModule):
@@ -21,6 +27,49 @@ class Attached(L.LightningDataModule):
         if self._strategy.fleet is None:
             raise RuntimeError("There are no generators: use lrl.AsyncSingleDevice as the trainer's strategy.")
         return self._strategy.fleet
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run is to train, as far as it is known: without a trainer, yes."""
+        return self.trainer is None or self.trainer.state.fn == "fit"
+
+    def val_dataloader(self) -> Sequence[Any]:
+        """One item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
+        from lrl.callbacks.evaluation import Evaluation
+        from lrl.callbacks.find import find_all
+
+        if self._trainer.state.fn == "fit":
+            return []
+        # Not a list: Lightning takes what a list holds, however deeply, for loaders.
+        return UserList(find_all(self._trainer, Evaluation))
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of an answer, special tokens left out."""
+        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _on_the_loop(self, read: Callable[[], T], what: str) -> T:
+        """What `read` returns, called where no task writes meanwhile: on the fleet's loop, or here when that has ended.
+
+        Raises:
+            TimeoutError: The loop did not get to it in time; names `what`.
+        """
+        fleet = self._strategy.fleet
+        if fleet is None or fleet.loop.closed:
+            return read()
+
+        async def on_the_loop() -> T:
+            return read()
+
+        return fleet.call(on_the_loop(), what)
+
+    def look(self) -> None:
+        """What a waiting trainer does a few times a second: end if told to, and take in generators that came back."""
+        from lrl.callbacks.find import find
+        from lrl.callbacks.weight_sync import WeightSync
+
+        stop_if_told(self._trainer)
+        if (sync := find(self._trainer, WeightSync)) is not None:
+            sync.tend(self._trainer)
 
     @property
     def _trainer(self) -> L.Trainer:

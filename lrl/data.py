@@ -30,17 +30,18 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """One answer to a prompt, with the proof of where each token came from. The three lists are equally long."""
+    """One answer to a prompt, with the proof of where each token came from. The three lists are equally long, and grow
+    together while it is being written."""
 
-    token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
     """The sampled tokens; the end-of-sequence token is among them when the answer ended by itself."""
-    logprobs: list[float]
+    logprobs: list[float] = field(default_factory=list)
     """Behaviour log-prob of each token in nats: log mu(token), under the distribution it was really sampled from."""
-    versions: list[int]
+    versions: list[int] = field(default_factory=list)
     """Policy version that wrote each token. An in-flight sync makes them grow within one answer."""
-    finish_reason: str
-    """`stop` (ended by itself), `length` (cut at the token limit) or `abort`."""
-    text: str
+    finish_reason: str = ""
+    """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being written."""
+    text: str = ""
     """The tokens decoded, special tokens left out. Never tokenised again."""
     reward: float | None = None
     """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a reward)."""
@@ -51,7 +52,12 @@ class Rollout:
     kl_penalty: float = 0.0
     """What the KL to the reference takes off the reward before the baseline; 0 unless it is told to."""
     reward_failure: str | None = None
-    """Why there is no reward: `timeout`, `crash` or `error`, then a colon and the message."""
+    """Why there is no reward: one of the kinds in `lrl.rewards.tally.KINDS`, then a colon and the message."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is whole."""
+        return bool(self.finish_reason)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,11 +68,18 @@ class Group:
     """Place in the run's endless row of prompts: `epoch * prompts per epoch + position in the epoch`."""
     prompt: Prompt
     rollouts: list[Rollout] = field(default_factory=list)
+    admitted_by: int = 0
+    """Version that the generators held at the group's admission; none of its tokens is older."""
 
     @property
     def scored(self) -> list[Rollout]:
         """The rollouts that have a reward."""
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written so far, over all answers."""
+        return sum(len(rollout.token_ids) for rollout in self.rollouts)
 
     @property
     def has_tokens(self) -> bool:

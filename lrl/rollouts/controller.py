@@ -7,6 +7,9 @@ and on a virtual clock against a model of a fleet. It knows neither HTTP nor pro
     _answer      one task per group    waits for a generator, then for the rewards; puts the group into the ledger
     next_group   the trainer's end     waits for a group that the ledger may hand to the step
 
+A checkpoint has the groups that are still open, with their answers as far as they are written (`Ledger`). A resumed run
+hands out the finished ones and goes on with the others, the oldest first.
+
 A group whose answers all have the same reward has advantages of 0 under a group baseline. It may be skipped as soon as
 it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO, 2503.14476, section 3.2).
 """
@@ -16,11 +19,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from lrl.data import Group, Prompt, Rollout
 from lrl.generators.sampling import Sampling
 from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.saved import Resumed
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +32,14 @@ log = logging.getLogger(__name__)
 class Answers(Protocol):
     """Who writes answers; a `Fleet`, or a model of one."""
 
-    async def answer(self, prompt: Prompt, sampling: Sampling, *, priority: int, deadline_s: float) -> list[Rollout]:
-        """`sampling.n` answers to `prompt`."""
+    async def answer(
+        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+    ) -> None:
+        """Write every unfinished rollout to its end, in place.
+
+        Tokens, behaviour log-probs and versions grow as they are streamed, and `finish_reason` is set at the end. A
+        rollout that has tokens is continued. `len(rollouts) == sampling.n`.
+        """
 
 
 class Scores(Protocol):
@@ -82,9 +92,12 @@ class Controller:
         self.max_skipped = max_skipped
         self.min_rollouts = min_rollouts
         self.generated_tokens = 0
+        """Tokens written in this run, those of the checkpoint it was resumed from not counted."""
+        self.resumed: Resumed | None = None
         self._version = 0  # what the generators hold
         self._skips_left = 0  # under that version
         self._warned = False
+        self._resuming: list[Group] = []  # running in the checkpoint, until the first version is there
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
@@ -92,11 +105,20 @@ class Controller:
     async def new_version(self, version: int) -> None:
         """The generators hold `version`: admit what may start now."""
         self._version, self._skips_left = version, self.max_skipped
+        resuming, self._resuming = self._resuming, []
+        self._start(resuming)
         self._admit()
 
     def _admit(self) -> None:
-        for index in self.ledger.admit(self._version):
-            task = asyncio.create_task(self._answer(index), name=f"group {index}")
+        self._start(self.ledger.admit(self._version, self._fresh_group))
+
+    def _fresh_group(self, index: int) -> Group:
+        rollouts = [Rollout() for _ in range(self.sampling.n)]
+        return Group(index=index, prompt=self.prompts[index], rollouts=rollouts)
+
+    def _start(self, groups: list[Group]) -> None:
+        for group in groups:
+            task = asyncio.create_task(self._answer(group), name=f"group {group.index}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -114,14 +136,10 @@ class Controller:
                 await self._changed.wait()
         raise self._failure
 
-    async def _answer(self, index: int) -> None:
+    async def _answer(self, group: Group) -> None:
         try:
-            prompt = self.prompts[index]
-            # Older groups first: they are what the trainer waits for.
-            rollouts = await self.fleet.answer(prompt, self.sampling, priority=index, deadline_s=self.deadline_s)
-            await score(prompt, rollouts, self.decode, self.rewards)
-            self.generated_tokens += sum(len(rollout.token_ids) for rollout in rollouts)
-            group = Group(index=index, prompt=prompt, rollouts=rollouts)
+            await self._write(group)
+            await score(group.prompt, group.rollouts, self.decode, self.rewards)
             if has_equal_rewards(group, self.min_rollouts) and self._take_a_skip():
                 self.ledger.skip(group)
                 self._admit()
@@ -131,6 +149,16 @@ class Controller:
             self._failure = self._failure or error
         async with self._changed:
             self._changed.notify_all()
+
+    async def _write(self, group: Group) -> None:
+        """Have a group's answers written to their ends; a checkpoint may hold whole ones that were not scored yet."""
+        before = group.num_tokens
+        if not all(rollout.finished for rollout in group.rollouts):
+            # Older groups first: they are what the trainer waits for.
+            await self.fleet.answer(
+                group.prompt, group.rollouts, self.sampling, priority=group.index, deadline_s=self.deadline_s
+            )
+        self.generated_tokens += group.num_tokens - before
 
     def _take_a_skip(self) -> bool:
         """One skip less under this version, or False when none is left."""
@@ -147,6 +175,44 @@ class Controller:
                 self._version,
             )
         return False
+
+    def state_dict(self, steps_done: int) -> dict[str, Any]:
+        """The ledger after `steps_done` steps, and the settings that its open groups were made with.
+
+        Call it on the loop, or when the loop has ended: between two waits of its tasks every answer agrees with itself.
+        """
+        return self.ledger.state_dict(steps_done) | {"sampling": self._settings()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was saved; call it before the first version.
+
+        Groups that other settings have made are generated anew.
+
+        Raises:
+            ValueError: `state` is of a run with other steps or other prompts.
+        """
+        self.ledger.load_state_dict(state, self.prompts.__getitem__)
+        made_with, settings = state["sampling"], self._settings()
+        if changed := [name for name in settings if settings[name] != made_with[name]]:
+            self._restart_all(
+                ", ".join(f"{name} was {made_with[name]:g} and is {settings[name]:g}" for name in changed)
+            )
+        self._resuming = sorted(self.ledger.running.values(), key=lambda group: (group.admitted_by, group.index))
+        self.resumed = Resumed.of(state["steps_done"], self._resuming, finished_groups=len(self.ledger.finished))
+
+    def _restart_all(self, why: str) -> None:
+        groups = [*self.ledger.finished.values(), *self.ledger.running.values()]
+        self.ledger.restart(groups)
+        if groups:
+            log.warning("%d open groups of the checkpoint are generated anew: %s.", len(groups), why)
+
+    def _settings(self) -> dict[str, float]:
+        """What answers of one run must share, by the names that a user sets."""
+        return {
+            "data.rollouts_per_group": self.sampling.n,
+            "data.max_response_tokens": self.sampling.max_tokens,
+            "data.temperature": self.sampling.temperature,
+        }
 
 
 def has_equal_rewards(group: Group, min_rollouts: int) -> bool:

@@ -1,9 +1,16 @@
-"""Where every group of the run is: running, finished, skipped, handed to a step, trained, or given up. The states move
-here alone.
+"""Where every group of the run is: waiting, running, finished, handed to a step, trained, given up, or skipped. The
+states move here alone.
+
+    waiting ──▶ running ──▶ finished ──▶ handed to a step ──▶ trained, maybe given up
+       ▲           ├──────▶ skipped
+       └───────────┴────────────┘  restarted
 
 A group that is only handed out is not trained: its step may never end. Which groups count as trained is therefore
-decided when the state is saved, from the number of steps that are done. What was running is generated anew after a
-resume.
+decided when the state is saved, from the number of steps that are done. The others are open, and their answers are
+saved as far as they are written: a resume hands out finished groups again and goes on with the running ones.
+
+Each open group keeps the version that admitted it. So a resumed run holds the same groups in the same order as the run
+that saved the state, and the bound on lag goes on as if there had been no break (`lrl.rollouts.pacing`).
 
 A skipped group is done without a step: it is never trained and never admitted again, and another group may start in its
 place. So every prompt of the row is trained once, or is listed as given up or as skipped. The steps of an epoch train
@@ -13,12 +20,16 @@ epoch's shuffle. An epoch of Lightning's is then more than one pass over the dat
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from lrl.data import Group
+from lrl.data import Group, Prompt
 from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.saved import load_group, save_group
+
+log = logging.getLogger(__name__)
 
 DONE = -1
 """Stands for the step of a group that is done whichever steps are: it comes before them all."""
@@ -27,7 +38,8 @@ DONE = -1
 class Ledger:
     """The run's book of groups, by their index in the run's row of prompts.
 
-    The loop's tasks move groups while the trainer's thread gives up and saves. A lock keeps what they share consistent.
+    One thread at a time: the loop's, on which groups are written. Only `give_up` is for the trainer's thread, which is
+    also the one that waits for the state.
 
     Args:
         pacing: Says which groups may start, and whether older ones are waited for.
@@ -36,43 +48,49 @@ class Ledger:
     def __init__(self, pacing: Pacing) -> None:
         self.pacing = pacing
         self.next_index = 0
-        self.running: dict[int, int] = {}  # index -> version the generators held at its admission
-        self.finished: dict[int, tuple[int, Group]] = {}  # index -> (that version, group), in order of arrival
+        self.running: dict[int, Group] = {}
+        self.finished: dict[int, Group] = {}  # in order of arrival
         self.given_up: dict[int, int] = {}  # index -> prompt id
         self.skipped: dict[int, int] = {}  # index -> prompt id
+        self._handed: dict[int, Group] = {}  # to the newest step
+        self._handed_to = 0
         self._started = 0  # groups running, finished, skipped, handed out or trained
         self._done_through = 0  # every group before this one is trained or skipped
         self._steps: dict[int, int] = {}  # index -> its step, for the groups handed out from there on; DONE without one
         self._open: Counter[int] = Counter()  # version at admission -> groups running or finished
-        self._lock = threading.Lock()
 
-    def admit(self, generator_version: int) -> list[int]:
-        """Move to running all groups that may start now, and return their indices, oldest first."""
+    def admit(self, generator_version: int, open_group: Callable[[int], Group]) -> list[Group]:
+        """Move to running all groups that may start now, and return them, oldest first.
+
+        Args:
+            generator_version: What the generators hold.
+            open_group: Makes the group of an index, with its prompt and answers without a token.
+        """
         admitted = []
-        with self._lock:
-            self.next_index = max(self.next_index, self._done_through)
-            while self._started < self.pacing.may_have_started(generator_version) + len(self.skipped):
-                if self.next_index not in self._steps:
-                    self.running[self.next_index] = generator_version
-                    self._open[generator_version] += 1
-                    self._started += 1
-                    admitted.append(self.next_index)
-                self.next_index += 1
+        self.next_index = max(self.next_index, self._done_through)
+        while self._started < self.pacing.may_have_started(generator_version) + len(self.skipped):
+            if not any(self.next_index in book for book in (self._steps, self.running, self.finished)):
+                group = open_group(self.next_index)
+                group.admitted_by = generator_version
+                self._open[generator_version] += 1
+                self._started += 1
+                self.running[group.index] = group
+                admitted.append(group)
+            self.next_index += 1
         return admitted
 
     def finish(self, group: Group) -> None:
         """Move a running group to finished."""
-        self.finished[group.index] = (self.running.pop(group.index), group)
+        self.finished[group.index] = self.running.pop(group.index)
 
     def skip(self, group: Group) -> None:
         """Note that a running group will not be trained: no step counts it, and one more group may start.
 
         Call it before the group is finished, and `admit` after it: a step may lack the group already.
         """
-        with self._lock:
-            self._close(self.running.pop(group.index))
-            self._steps[group.index] = DONE
-            self.skipped[group.index] = group.prompt.id
+        self._close(self.running.pop(group.index))
+        self._steps[group.index] = DONE
+        self.skipped[group.index] = group.prompt.id
 
     def take(self, step: int) -> Group | None:
         """Hand the next group to `step`, or None when the step has to wait for one.
@@ -80,26 +98,33 @@ class Ledger:
         Groups that an older version admitted go first, and the trainer waits for them: that is what bounds the lag.
         Among them, and among all when stragglers are masked, the first to finish goes first.
         """
-        with self._lock:
-            self._settle(step)
-            oldest = min(self._open, default=step)
-            for index, (version, group) in self.finished.items():
-                if version == oldest or not self.pacing.wait_for_stragglers:
-                    del self.finished[index]
-                    self._close(version)
-                    self._steps[index] = step
-                    return group
+        if step > self._handed_to:
+            self._handed_to = step
+            self._handed.clear()
+        self._settle(step)
+        oldest = min(self._open, default=step)
+        for group in self.finished.values():
+            if group.admitted_by == oldest or not self.pacing.wait_for_stragglers:
+                self._close(self.finished.pop(group.index))
+                self._steps[group.index] = step
+                self._handed[group.index] = group
+                return group
         return None
 
     def give_up(self, group: Group) -> None:
-        """Note that a group that was handed out had nothing to train: its prompt is listed, not lost.
-
-        The trainer's thread may call this while the loop runs: what it writes, the loop's tasks never touch.
-        """
+        """Note that a group that was handed out had nothing to train: its prompt is listed, not lost."""
         self.given_up[group.index] = group.prompt.id
 
-    def _close(self, version: int) -> None:
-        self._open[version] -= 1
+    def restart(self, groups: list[Group]) -> None:
+        """Move running and finished groups, which nobody is writing, back to waiting: they are generated anew."""
+        for group in groups:
+            del (self.running if group.index in self.running else self.finished)[group.index]
+            self._close(group)
+        self._started -= len(groups)
+        self.next_index = self._done_through
+
+    def _close(self, group: Group) -> None:
+        self._open[group.admitted_by] -= 1
         self._open += Counter()  # drops the versions that have no group left
 
     def _settle(self, steps_done: int) -> None:
@@ -109,35 +134,72 @@ class Ledger:
             self._done_through += 1
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
-        """What a checkpoint after `steps_done` steps needs, as plain numbers."""
-        with self._lock:
-            self._settle(steps_done)
-            # A group that an unfinished step gave up is generated anew: it may yet be trained.
-            given_up = {index: id for index, id in self.given_up.items() if self._steps.get(index, DONE) < steps_done}
-            return {
-                "steps_done": steps_done,
-                "done_through": self._done_through,
-                "done_ahead": sorted(index for index, step in self._steps.items() if step < steps_done),
-                "given_up": given_up,
-                "skipped": dict(self.skipped),
-            }
+        """What a checkpoint after `steps_done` steps needs, in plain types and tensors.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was saved: what it calls done is never admitted again.
+        Pacing bounds its size: at most `(max_lag + 1) * groups_per_step` groups are open. Each has at most
+        `rollouts_per_group * max_response_tokens` tokens, of 8 bytes and their text.
+        """
+        self._settle(steps_done)
+        # What an unfinished step gave up is handed out again, and is listed then.
+        given_up = {index: id for index, id in self.given_up.items() if self._steps.get(index, DONE) < steps_done}
+        handed = [group for index, group in self._handed.items() if self._steps.get(index, DONE) >= steps_done]
+        return {
+            "steps_done": steps_done,
+            "done_through": self._done_through,
+            "done_ahead": sorted(index for index, step in self._steps.items() if step < steps_done),
+            "given_up": given_up,
+            "skipped": dict(self.skipped),
+            "finished": [save_group(group, judged=True) for group in [*handed, *self.finished.values()]],
+            "running": [save_group(group, judged=False) for group in self.running.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
+        """Continue where `state` was saved: what it calls done is never admitted again, what is open is open again.
+
+        Args:
+            state: What `state_dict` gave.
+            prompt_at: The run's prompt at an index.
 
         Raises:
-            ValueError: `state` is of a run with other steps; its groups would be trained too late, twice or never.
+            ValueError: `state` is of a run with other steps, whose groups would be trained too late, twice or never; or
+                of one with other prompts.
         """
         done = state["done_through"] + len(state["done_ahead"])
-        trained = done - len(state["skipped"])
-        if trained != (expected := self.pacing.groups_before(state["steps_done"])):
-            groups, prompts = self.pacing.groups_per_step, self.pacing.prompts_per_epoch
-            raise ValueError(
-                f"The checkpoint has trained {trained} groups in {state['steps_done']} steps. With {prompts} prompts "
-                f"and data.groups_per_step {groups} it would be {expected}: resume with the ones it was made with."
-            )
-        self._started = done
+        self._check_steps(state["steps_done"], trained=done - len(state["skipped"]))
         self._done_through = self.next_index = state["done_through"]
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
         self.given_up = dict(state["given_up"])
         self.skipped = dict(state["skipped"])
+        for name, book in (("finished", self.finished), ("running", self.running)):
+            groups = [load_group(saved, prompt_at(saved["index"])) for saved in state[name]]
+            book.update((group.index, group) for group in groups)
+            self._open.update(group.admitted_by for group in groups)
+        self._started = done + len(self.finished) + len(self.running)
+        self._restart_what_is_too_old(state["steps_done"])
+
+    def _check_steps(self, steps_done: int, trained: int) -> None:
+        if trained != (expected := self.pacing.groups_before(steps_done)):
+            groups, prompts = self.pacing.groups_per_step, self.pacing.prompts_per_epoch
+            raise ValueError(
+                f"The checkpoint has trained {trained} groups in {steps_done} steps. With {prompts} prompts "
+                f"and data.groups_per_step {groups} it would be {expected}: resume with the ones it was made with."
+            )
+
+    def _restart_what_is_too_old(self, steps_done: int) -> None:
+        """Restart the groups that would be trained too late, which a run with a lower `max_lag` finds."""
+        if not self.pacing.wait_for_stragglers:
+            return
+        trained, kept, late = self.pacing.groups_before(steps_done), 0, []
+        for group in sorted([*self.finished.values(), *self.running.values()], key=lambda group: group.admitted_by):
+            if trained + kept < self.pacing.groups_before(group.admitted_by + self.pacing.max_lag + 1):
+                kept += 1
+            else:
+                late.append(group)
+        self.restart(late)
+        if late:
+            log.warning(
+                "%d open groups of the checkpoint are generated anew: with data.max_lag %d and data.stragglers wait "
+                "they would be trained too late.",
+                len(late),
+                self.pacing.max_lag,
+            )

@@ -5,6 +5,8 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +17,12 @@ from lrl.generators.sampling import Sampling
 from lrl.rollouts.controller import Controller, has_equal_rewards
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.saved import Resumed
+from tests.checkpoint_file import through_a_file
 from tests.virtual_clock import Deadlock, run
 
 TOKENS = 4
+SAMPLING = Sampling(n=2, max_tokens=9)
 
 
 class Row:
@@ -42,15 +47,18 @@ class ModelFleet:
         """(index of the group, priority) in the order of asking."""
         self.error = ConnectionError("generator 1 is gone")
 
-    async def answer(self, prompt: Prompt, sampling: Sampling, *, priority: int, deadline_s: float) -> list[Rollout]:
+    async def answer(
+        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+    ) -> None:
         self.asked.append((prompt.id, priority))
-        versions = []
-        for _ in range(TOKENS):
+        for token in range(min(len(rollout.token_ids) for rollout in rollouts if not rollout.finished), TOKENS):
             await asyncio.sleep(self.seconds(prompt.id))
-            versions.append(self.version)
+            for rollout in rollouts:
+                write(rollout, token, self.version)
         if prompt.id == self.fails:
             raise self.error
-        return [make_rollout(versions) for _ in range(sampling.n)]
+        for rollout in rollouts:
+            rollout.finish_reason = "stop"
 
 
 class ModelRewards:
@@ -73,18 +81,24 @@ class ModelRewards:
             rollout.reward_failure = None if rollout.reward is not None else "timeout: no reward after 1 s"
 
 
-def make_rollout(versions: list[int]) -> Rollout:
-    tokens = list(range(TOKENS))
-    return Rollout(token_ids=tokens, logprobs=[-1.0] * TOKENS, versions=list(versions), finish_reason="stop", text="")
+def write(rollout: Rollout, token: int, version: int) -> None:
+    """One more token, if the answer lacks it."""
+    if len(rollout.token_ids) <= token:
+        rollout.token_ids.append(token)
+        rollout.logprobs.append(-1.0 - token)
+        rollout.versions.append(version)
 
 
 def make_controller(
-    pacing: Pacing, fleet: ModelFleet, draw: random.Random, max_skipped: int = 0, **rewards: float
+    pacing: Pacing,
+    fleet: ModelFleet,
+    draw: random.Random,
+    max_skipped: int = 0,
+    sampling: Sampling = SAMPLING,
+    **rewards: float,
 ) -> Controller:
     scores = ModelRewards(draw, **rewards)
-    return Controller(
-        Row(), fleet, scores, Ledger(pacing), Sampling(n=2), str, deadline_s=60.0, max_skipped=max_skipped
-    )
+    return Controller(Row(), fleet, scores, Ledger(pacing), sampling, str, deadline_s=60.0, max_skipped=max_skipped)
 
 
 async def train(
@@ -251,10 +265,91 @@ def test_a_budget_that_was_too_small_is_said_once(caplog: pytest.LogCaptureFixtu
 def test_equal_are_the_rewards_of_answers_that_have_one(
     rewards: list[float | None], min_rollouts: int, equal: bool
 ) -> None:
-    group = Group(index=0, prompt=Row()[0], rollouts=[make_rollout([0]) for _ in rewards])
+    group = Group(index=0, prompt=Row()[0], rollouts=[Rollout() for _ in rewards])
     for rollout, reward in zip(group.rollouts, rewards, strict=True):
         rollout.reward = reward
     assert has_equal_rewards(group, min_rollouts) == equal
+
+
+def interrupted_run(pacing: Pacing, seconds: float, fails: int | None = None) -> dict[str, Any]:
+    """The state of a run that has had this much time: group i takes 1 + i s a token, and a reward takes under 1 s."""
+    fleet = ModelFleet(lambda index: 1.0 + index, fails=fails)
+    controller = make_controller(pacing, fleet, random.Random(0), every=1000)
+
+    async def work() -> dict[str, Any]:
+        await controller.new_version(0)
+        await asyncio.sleep(seconds)
+        return controller.state_dict(0)
+
+    return through_a_file(run(work()))
+
+
+def resumed_run(
+    pacing: Pacing, state: dict[str, Any], sampling: Sampling = SAMPLING
+) -> tuple[Controller, ModelFleet, list[Group]]:
+    """The run that goes on from it, after its last step."""
+    fleet = ModelFleet(lambda index: 1.0 + index)
+    controller = make_controller(pacing, fleet, random.Random(0), every=1000, sampling=sampling)
+    controller.load_state_dict(state)
+    trained = run(train(controller, fleet, 1, lambda: 1.0))
+    return controller, fleet, [group for _, _, group in trained]
+
+
+SHORT = Pacing(prompts_per_epoch=100, groups_per_step=2, max_lag=1, last_step=3)
+
+
+def test_a_resumed_run_goes_on_in_the_middle_of_its_answers_and_asks_only_for_those() -> None:
+    state = interrupted_run(SHORT, 7.5)  # 0 is finished; 1, 2 and 3 have 3, 2 and 1 of 4 tokens
+    controller, fleet, trained = resumed_run(SHORT, state)
+    assert [index for index, _ in fleet.asked] == [1, 2, 3, 4, 5]
+    assert controller.resumed == Resumed(step=0, answers=6, tokens=12, finished_groups=1)
+    assert [group.index for group in trained] == list(range(6))
+    for group in trained:
+        for rollout in group.rollouts:
+            assert (rollout.token_ids, rollout.logprobs) == ([0, 1, 2, 3], [-1.0, -2.0, -3.0, -4.0])
+    assert controller.generated_tokens == 6 * 2 * TOKENS - 2 * TOKENS - 12
+
+
+def test_whole_answers_that_were_not_judged_are_judged_without_asking_the_fleet_again() -> None:
+    state = interrupted_run(SHORT, 4.001)  # the answers of group 0 have just ended
+    assert [group["finish_reasons"] for group in state["running"]][0] == ["stop", "stop"] and not state["finished"]
+    controller, fleet, trained = resumed_run(SHORT, state)
+    assert 0 not in [index for index, _ in fleet.asked] and trained[0].index == 0
+    assert all(rollout.reward is not None and rollout.text for rollout in trained[0].rollouts)
+
+
+def test_a_run_that_failed_has_saved_what_was_written_of_the_answer_that_failed() -> None:
+    state = interrupted_run(SHORT, 8.5, fails=1)
+    assert {group["index"]: sum(group["lengths"]) for group in state["running"]} == {1: 8, 2: 4, 3: 4}
+    _, _, trained = resumed_run(SHORT, state)
+    assert sorted(group.index for group in trained) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"n": 3}, "data.rollouts_per_group was 2 and is 3"),
+        ({"max_tokens": 5}, "data.max_response_tokens was 9 and is 5"),
+        ({"temperature": 0.5}, "data.temperature was 1 and is 0.5"),
+    ],
+)
+def test_with_other_answers_asked_for_open_groups_are_generated_anew_and_none_is_lost(
+    changed: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampling = replace(SAMPLING, **changed)
+    controller, fleet, trained = resumed_run(SHORT, interrupted_run(SHORT, 7.5), sampling)
+    assert [index for index, _ in fleet.asked] == [0, 1, 2, 3, 4, 5]
+    assert all(len(group.rollouts) == sampling.n for group in trained) and not controller.resumed
+    (record,) = caplog.records
+    assert record.getMessage() == f"4 open groups of the checkpoint are generated anew: {said}."
+
+
+def test_a_checkpoint_of_another_data_set_is_refused() -> None:
+    state = interrupted_run(SHORT, 7.5)
+    controller = make_controller(SHORT, ModelFleet(lambda index: 1.0), random.Random(0))
+    controller.prompts = [Prompt(id=99 - index, token_ids=[1], text="") for index in range(100)]
+    with pytest.raises(ValueError, match="data.prompts has changed"):
+        controller.load_state_dict(state)
 
 
 def test_the_virtual_clock_keeps_the_order_of_timers_and_takes_no_time() -> None:

@@ -1,0 +1,201 @@
+"""Schedules that Hypothesis draws and shrinks: tokens, ends, judgements, steps and syncs, and whatever can break.
+
+Generators die, answers fail for good, rewards fail, the run stops within a step, or crashes and goes on from its last
+checkpoint, which undoes all that came after it. Every schedule is then driven to the end of the run.
+
+`LRL_SCHEDULES=10000 python -m pytest tests/rollouts/test_state_machine.py` tries that many.
+"""
+
+import os
+from dataclasses import replace
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+from tests.checkpoint_file import from_file
+from tests.rollouts.modelled_run import MAX_TOKENS, ModelledRun, Row, writing
+
+SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "200"))
+STEPS = 8
+RESUMES = 5
+"""Most that a schedule breaks the run: with more it would hardly get beyond its first step."""
+BOUND_S = 400.0
+"""Virtual seconds in which any run must end once all answers are brought forward every second."""
+
+picks = st.integers(0, 999)
+rewards = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1.0, None]), min_size=3, max_size=3)
+
+
+class Schedule(RuleBasedStateMachine):
+    """One run, and all that happens to it."""
+
+    @initialize(
+        shape=st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.booleans()),
+        answers=st.sampled_from([2, 1, 3, 2]),
+        max_skipped=st.integers(0, 3),
+        every=picks,
+        head_start=st.integers(0, 12),
+    )
+    def begin(
+        self, shape: tuple[int, int, int, bool], answers: int, max_skipped: int, every: int, head_start: int
+    ) -> None:
+        prompts, groups, max_lag, wait = shape
+        pacing = Pacing(
+            prompts_per_epoch=prompts,
+            groups_per_step=groups,
+            max_lag=max_lag,
+            last_step=STEPS,
+            wait_for_stragglers=wait,
+        )
+        self.run = ModelledRun(pacing, answers, max_skipped, every)
+        for _ in range(head_start):
+            self.bring_forward()
+        self.run.save()
+
+    # What goes well
+
+    @precondition(lambda self: self.run.waiting.writing)
+    @rule(which=picks, tokens=st.integers(1, 4), ends=st.booleans())
+    def write(self, which: int, tokens: int, ends: bool) -> None:
+        unfinished = self.run.waiting.unfinished()
+        self.run.write(*unfinished[which % len(unfinished)], tokens, ends)
+
+    @precondition(lambda self: self.run.waiting.writing)
+    @rule(which=picks)
+    def write_a_group_to_its_end(self, which: int) -> None:
+        group = list(self.run.waiting.writing)[which % len(self.run.waiting.writing)]
+        for index, place in self.run.waiting.unfinished():
+            if index == group:
+                self.run.write(index, place, 1, ends=True)
+
+    @precondition(lambda self: self.run.waiting.judging)
+    @rule(which=picks, rewards=rewards)
+    def judge(self, which: int, rewards: list[float | None]) -> None:
+        waiting = list(self.run.waiting.judging)
+        self.run.judge(waiting[which % len(waiting)], rewards[: self.run.answers])
+
+    @rule(moves=st.integers(1, 6))
+    def train(self, moves: int) -> None:
+        """The trainer goes on until it waits for a group."""
+        for _ in range(moves):
+            if self.run.request is None and self.run.record.step < STEPS:
+                self.run.train_on()
+
+    @rule(seconds=st.integers(1, 2), ends=st.sampled_from([False, False, True]))
+    def all_goes_well(self, seconds: int, ends: bool) -> None:
+        for _ in range(seconds):
+            self.bring_forward(ends)
+
+    @rule(every=st.integers(1, 3), tokens=st.integers(1, 3))
+    def save(self, every: int, tokens: int) -> None:
+        """A checkpoint in the middle of some answers."""
+        for index, place in self.run.waiting.unfinished()[::every]:
+            self.run.write(index, place, tokens, ends=False)
+        self.run.save()
+
+    # What goes wrong
+
+    @precondition(lambda self: self.run.waiting.writing)
+    @rule(which=picks, left=st.integers(0, MAX_TOKENS))
+    def a_generator_dies(self, which: int, left: int) -> None:
+        """Some of what it was writing goes on elsewhere with its tokens, or cut back to those that are proved."""
+        for index, place in self.run.waiting.unfinished():
+            if (which >> index % 5) & 1:
+                for rollout in self.run.both(index, place):
+                    del rollout.token_ids[left:], rollout.logprobs[left:], rollout.versions[left:]
+
+    @precondition(lambda self: self.run.waiting.writing and self.run.resumes < RESUMES)
+    @rule(which=picks)
+    def an_answer_fails_for_good(self, which: int) -> None:
+        self.run.fail(list(self.run.waiting.writing)[which % len(self.run.waiting.writing)])
+
+    @precondition(lambda self: self.run.resumes < RESUMES)
+    @rule()
+    def crash(self) -> None:
+        self.run.crash()
+
+    @precondition(lambda self: self.run.resumes < RESUMES)
+    @rule(max_lag=st.sampled_from([None, None, None, 0, 1, 3]), answers=st.sampled_from([None, None, None, 1, 2, 3]))
+    def stop(self, max_lag: int | None, answers: int | None) -> None:
+        """The run saves on its way out, and goes on with the same settings or with others."""
+        run = self.run
+        self.save(every=2, tokens=1)
+        state = from_file(run.checkpoint[1])
+        saved = {group["index"] for group in [*state["finished"], *state["running"]]}
+        if max_lag is not None and max_lag != run.pacing.max_lag:
+            run.pacing = replace(run.pacing, max_lag=max_lag)
+            trial = Ledger(run.pacing)
+            trial.load_state_dict(state, Row(run.pacing.prompts_per_epoch).__getitem__)
+            run.forget(saved - trial.finished.keys() - trial.running.keys())
+        if answers is not None and answers != run.answers:
+            run.answers = answers
+            run.forget(saved)
+        run.crash()
+
+    # What holds at any moment
+
+    @invariant()
+    def the_record_is_true(self) -> None:
+        ledger, record = self.run.ledger, self.run.record
+        handed = {index: ledger._handed[index] for index in self.run.in_step}
+        groups = {**ledger.running, **ledger.finished, **handed}
+        assert len(groups) == len(ledger.running) + len(ledger.finished) + len(handed), "a group is in two places"
+        done = [*record.trained, *ledger.skipped]
+        assert len({*done, *groups}) == len(done) + len(groups), "a group that is done is open, or done twice"
+        for index, group in groups.items():
+            written = writing(self.run.written(index))
+            assert writing(group.rollouts) == written, "a token is lost, doubled or of another version"
+            assert group.index == index == int(group.prompt.text)
+            assert all(version >= group.admitted_by for rollout in group.rollouts for version in rollout.versions)
+
+    def teardown(self) -> None:
+        """From wherever the schedule ends, the run can be driven to its end."""
+        end = self.run.loop.time() + BOUND_S
+        try:
+            while self.run.record.step < STEPS:
+                assert self.run.loop.time() < end, f"step {self.run.record.step} waits for ever"
+                self.bring_forward()
+                self.the_record_is_true()
+            self.every_group_is_trained_or_skipped_once()
+        finally:
+            self.run.cancel_all()
+            self.run.loop.close()
+
+    def bring_forward(self, ends: bool = True) -> None:
+        """A token for every answer, maybe its last, and all that can be done after it."""
+        for index, place in self.run.waiting.unfinished():
+            self.run.write(index, place, 1, ends)
+        for place, index in enumerate(list(self.run.waiting.judging)):
+            self.run.judge(index, [1.0, None, 0.0, 0.0, 0.0][(index + place) % 3 :][: self.run.answers])
+        self.train(1)
+        self.run.settle()
+
+    def every_group_is_trained_or_skipped_once(self) -> None:
+        ledger, trained, prompts = self.run.ledger, self.run.record.trained, self.run.controller.prompts
+        assert len(trained) == self.run.pacing.groups_before(STEPS)
+        assert sorted([*trained, *ledger.skipped]) == list(range(len(trained) + len(ledger.skipped)))
+        assert not ledger.running and not ledger.finished
+        rewards = {index: [r for r in given if r is not None] for index, given in self.run.record.rewards.items()}
+        assert ledger.given_up == {index: prompts[index].id for index in trained if len(rewards[index]) < 2}
+        for index, prompt in ledger.skipped.items():
+            assert prompt == prompts[index].id and len(rewards[index]) > 1 and len(set(rewards[index])) == 1
+
+
+def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:
+    unhurried = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    run_state_machine_as_test(
+        Schedule,
+        settings=settings(
+            max_examples=SCHEDULES, stateful_step_count=40, deadline=None, suppress_health_check=unhurried
+        ),
+    )

@@ -20,12 +20,14 @@ from rich.console import Console
 
 from lrl.callbacks.find import find
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.data import Group, Prompt
+from lrl.data import Group, Prompt, Rollout
 from lrl.evaluation import Report, evaluate, write_answers
+from lrl.faults import above, at_least, fault
 from lrl.generators.sampling import Sampling
 from lrl.rewards import Reward, RewardPool
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
+from lrl.side_files import may_be_refused
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -61,15 +63,13 @@ class Evaluation(L.Callback):
         concurrency: int = 32,
         timeout_s: float = 3600.0,
     ) -> None:
-        if every_n_steps < 1 or samples < 1 or concurrency < samples:
-            raise ValueError(
-                f"Evaluation: every_n_steps={every_n_steps}, samples={samples}, concurrency={concurrency}; the first "
-                "two must be at least 1, and concurrency at least samples."
-            )
+        at_least(1, "Evaluation", every_n_steps=every_n_steps, samples=samples)
+        at_least(0, "Evaluation", temperature=temperature)
+        above(0, "Evaluation", timeout_s=timeout_s)
+        if concurrency < samples:
+            fault(f"Evaluation.concurrency is {concurrency} and Evaluation.samples {samples}: raise the first.")
         if samples > 1 and temperature == 0:
-            raise ValueError(
-                f"Evaluation.samples is {samples} with temperature 0: all answers would be the same. Raise it."
-            )
+            fault(f"Evaluation.samples is {samples} with temperature 0: all answers would be the same. Raise it.")
         self.prompts = Prompts.coerce(prompts, split="test")
         self.every_n_steps = every_n_steps
         self.sampling = Sampling(n=samples, temperature=temperature)
@@ -89,7 +89,7 @@ class Evaluation(L.Callback):
             n=self.sampling.n, temperature=self.sampling.temperature, max_tokens=data.sampling.max_tokens
         )
         data.load(self.prompts)
-        self._pool = RewardPool(self.rewards or list(data.rewards)[:1], workers=1, timeout_s=data.reward_pool.timeout_s)
+        self._pool = data.reward_pool.like(self.rewards or list(data.rewards)[:1], workers=1)
         self._pool.start()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -157,8 +157,9 @@ class Evaluation(L.Callback):
         places = asyncio.Semaphore(max(1, at_a_time))
 
         async def answer(prompt: Prompt) -> Group:
+            rollouts = [Rollout() for _ in range(self.sampling.n)]
             async with places:
-                rollouts = await ask(prompt, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
+                await ask(prompt, rollouts, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
             await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]
             return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 
@@ -169,10 +170,13 @@ class Evaluation(L.Callback):
         assert self._running is not None
         step, future = self._running
         self._running = None
-        groups = _data(trainer).fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}")
+        data = _data(trainer)
+        groups = data.fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}", data.look)
         report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
         self.reports.append((step, report))
-        write_answers(self._answers_file(trainer, step), self.prompts.name, groups)
+        path = self._answers_file(trainer, step)
+        with may_be_refused(f"The answers to {self.prompts.name}", path):
+            write_answers(path, self.prompts.name, groups)
         metrics = report.metrics()
         if report.versions:
             metrics[f"eval/{self.prompts.name}/version_low"] = report.versions[0]

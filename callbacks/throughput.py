@@ -32,7 +32,7 @@ class StepTimes:
 
 
 class Throughput(L.Callback):
-    """Logs `time/*`, `throughput/*` and `fleet/alive` every step."""
+    """Logs `time/*`, `throughput/*` and `fleet/*` every step."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
@@ -68,6 +68,8 @@ class Throughput(L.Callback):
                 "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
                 "throughput/trained_tokens_per_s": data.step_stream.num_tokens / self.times.step,
                 "fleet/alive": float(data.fleet.alive),
+                "fleet/restarts": float(data.fleet.restarts),
+                "fleet/reissued": float(data.fleet.reissued),
             },
             batch_size=1,
         )

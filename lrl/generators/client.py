@@ -6,62 +6,99 @@ Nothing here decides anything: which prompt goes where is dispatch's, what a fai
 from __future__ import annotations
 
 import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
 from lrl.data import Rollout
+from lrl.generators.answer_stream import AnswerStream
 from lrl.generators.guard import bearer
 from lrl.generators.sampling import Sampling
 
 IDLE_CONNECTION_S = 60.0
 """We let go of an idle connection first: the server is told to wait ten times as long. Its own 5 s once closed one just
 as a /resume went out on it, and that ended a run."""
+LONGEST_LINE = 2**24
+"""Bytes. While nobody reads a stream vLLM joins its chunks, so a line can hold a whole long answer."""
+GENERATE = "/inference/v1/generate"
+DATA, DONE = b"data: ", b"data: [DONE]"
+FIRST = -1_000_000
+"""Priority before every rollout."""
 
 
 class GeneratorError(RuntimeError):
     """A generator did not do what it was asked; the message names the generator, the route and what it said."""
 
 
+class Refused(GeneratorError):
+    """A generator answered that the request itself is wrong (HTTP 4xx): another generator would say the same."""
+
+
+class TooLate(GeneratorError):
+    """A generator had not answered when the deadline of the request came."""
+
+
 class GeneratorClient:
     """The client of one vLLM server; lives on the run's asyncio loop.
 
     Args:
-        url: Address of the server, `http://host:port`.
+        url: Address of the server, `http://host:port` or `https://host:port`.
         name: What errors call it.
         token: The run's, which the server asks for.
+        trust: How the server is known; None for plain HTTP.
     """
 
-    def __init__(self, url: str, name: str, token: str) -> None:
+    def __init__(self, url: str, name: str, token: str, trust: ssl.SSLContext | None = None) -> None:
         self.url = url
         self.name = name
+        self.heard_at = 0.0
+        """When the server last sent a part of an answer, on the clock of the loop."""
         self._headers = {"Authorization": bearer(token)}
+        self._trust = trust
         self._session: aiohttp.ClientSession | None = None
 
-    async def generate(
-        self, token_ids: list[int], sampling: Sampling, *, version: int, priority: int, deadline_s: float
-    ) -> list[Rollout]:
-        """Answer one prompt `sampling.n` times in one request.
+    async def write(
+        self,
+        prompt_ids: list[int],
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        *,
+        version: Callable[[], int],
+        priority: int,
+        deadline_s: float,
+    ) -> None:
+        """Have answers to one prompt written to their end by one request; they grow in place while it streams.
 
         Args:
-            token_ids: The prompt.
+            prompt_ids: The prompt.
+            rollouts: The answers: fresh ones, or a single one, which goes on behind the tokens that it has.
             sampling: How to draw.
-            version: The version the generator holds now; salts the prefix cache, so that no new answer starts on keys
-                and values of other weights.
+            version: The version the generator holds now. It salts the prefix cache, so that no new answer starts on
+                keys and values of other weights.
             priority: Lower goes first.
             deadline_s: Seconds for the whole request.
 
-        Returns:
-            The answers, without text or reward.
+        Raises:
+            GeneratorError: Whatever went wrong. The rollouts keep what has come.
         """
-        body = {
-            "token_ids": token_ids,
-            "sampling_params": sampling.as_vllm(),
-            "cache_salt": str(version),
-            "priority": priority,
-        }
-        answer = await self.post("/inference/v1/generate", body, deadline_s=deadline_s)
-        return [_rollout(choice, self.name) for choice in answer["choices"]]
+        written = rollouts[0].token_ids
+        parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
+        body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
+        body |= {"cache_salt": str(version()), "stream": True}
+        answers = AnswerStream(rollouts, version)
+        try:
+            async with self._asking("POST", GENERATE, body, deadline_s) as response:
+                async for line in response.content:
+                    self.heard_at = asyncio.get_running_loop().time()
+                    if line.startswith(DATA) and not line.startswith(DONE):
+                        answers.take(json.loads(line[len(DATA) :]))
+            answers.end()
+        except ValueError as error:  # MalformedAnswer, or no JSON
+            raise GeneratorError(f"{self.name}: {GENERATE}: {error}.") from error
 
     async def prompt_logprobs(self, token_ids: list[int], *, salt: str, deadline_s: float) -> list[float]:
         """Log-probs of `token_ids[1:]`, each given the tokens before it, under the weights held now (temperature 1)."""
@@ -69,32 +106,56 @@ class GeneratorClient:
             "token_ids": token_ids,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
             "cache_salt": salt,
-            "priority": -1_000_000,
+            "priority": FIRST,
         }
-        answer = await self.post("/inference/v1/generate", body, deadline_s=deadline_s)
-        entries = answer["prompt_logprobs"][1:]
-        return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
-
-    async def healthy(self, deadline_s: float) -> bool:
-        """Whether /health answers 200 in time; a server that is down or late is simply not healthy."""
+        answer = await self.post(GENERATE, body, deadline_s=deadline_s)
         try:
-            async with self._http().get(f"{self.url}/health", timeout=_limit(deadline_s)) as response:
-                return response.status == 200
-        except (TimeoutError, aiohttp.ClientError):
-            return False
+            entries = answer["prompt_logprobs"][1:]
+            return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+        except (KeyError, TypeError, ValueError) as error:
+            said = str(answer)[:300]
+            raise GeneratorError(f"{self.name}: {GENERATE} answered without the prompt's log-probs: {said}") from error
+
+    async def heartbeat(self, deadline_s: float) -> None:
+        """Have one token written: the whole chain of processes behind the route has to be alive for it."""
+        parameters = {"max_tokens": 1, "temperature": 0.0}
+        body = {"token_ids": [0], "sampling_params": parameters, "priority": FIRST, "cache_salt": "heartbeat"}
+        await self.post(GENERATE, body, deadline_s=deadline_s)
 
     async def post(self, route: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> Any:
-        """POST `body` as JSON and return the answer's JSON; anything but 200 is a `GeneratorError`."""
+        """POST `body` as JSON and return the answer's JSON; anything but 200 with JSON is a `GeneratorError`."""
+        async with self._asking("POST", route, body, deadline_s) as response:
+            return await self._json(route, response)
+
+    async def get(self, route: str, *, deadline_s: float) -> Any:
+        """GET an answer's JSON; see `post`."""
+        async with self._asking("GET", route, None, deadline_s) as response:
+            return await self._json(route, response)
+
+    async def _json(self, route: str, response: aiohttp.ClientResponse) -> Any:
         try:
-            async with self._http().post(f"{self.url}{route}", json=body, timeout=_limit(deadline_s)) as response:
+            return await response.json()
+        except ValueError as error:
+            raise GeneratorError(f"{self.name}: {route} answered no JSON: {error}") from error
+
+    @asynccontextmanager
+    async def _asking(
+        self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to a request while it comes; every way to fail is a `GeneratorError`."""
+        limit = aiohttp.ClientTimeout(total=deadline_s)
+        try:
+            async with self._http().request(method, f"{self.url}{route}", json=body, timeout=limit) as response:
                 if response.status == 200:
-                    return await response.json()
-                said = (await response.text())[:500]
+                    yield response
+                    return
+                status, said = response.status, (await response.text())[:500]
         except TimeoutError as error:
-            raise GeneratorError(f"{self.name}: {route} did not answer within {deadline_s:g} s.") from error
+            raise TooLate(f"{self.name}: {route} did not answer within {deadline_s:g} s.") from error
         except aiohttp.ClientError as error:
             raise GeneratorError(f"{self.name}: {route} failed: {error!r}") from error
-        raise GeneratorError(f"{self.name}: {route} answered {response.status}: {said}")
+        kind = Refused if 400 <= status < 500 else GeneratorError
+        raise kind(f"{self.name}: {route} answered {status}: {said}")
 
     async def close(self) -> None:
         """Close the connections; idempotent."""
@@ -106,28 +167,8 @@ class GeneratorClient:
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
             # No limit of our own: how many requests are in flight is the crew's to say.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, trust_env=False)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, ssl=self._trust or True)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, trust_env=False, read_bufsize=LONGEST_LINE
+            )
         return self._session
-
-
-def _limit(deadline_s: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=deadline_s)
-
-
-def _rollout(choice: dict[str, Any], name: str) -> Rollout:
-    token_ids = choice["token_ids"]
-    versions = [int(span["version"]) for span in choice["weight_versions"] for _ in range(span["start"], span["end"])]
-    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    if not len(token_ids) == len(versions) == len(logprobs):
-        raise GeneratorError(
-            f"{name}: an answer of {len(token_ids)} tokens came with {len(logprobs)} log-probs and {len(versions)} "
-            "versions."
-        )
-    return Rollout(
-        token_ids=token_ids,
-        logprobs=logprobs,
-        versions=versions,
-        finish_reason=choice["finish_reason"],
-        text="",
-    )

@@ -1,55 +1,27 @@
-"""Generators that hold the same version: asked through one door, paused and synced as one.
+"""Generators that hold the same version: asked through one door, which finds another one when one fails.
 
-The door is what keeps versions honest: it closes before a sync and opens after it, and every request that goes through
-carries the version its generator holds at that moment. A fleet has one crew for rollouts and may have one for
-evaluation.
+A fleet has one crew for rollouts and may have one for evaluation. A generator joins its crew at a sync, and serves when
+that is proved; it leaves at its first failure, and the answers it was writing go on elsewhere with the tokens they
+have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 from lrl.data import Prompt, Rollout
-from lrl.generators.client import GeneratorClient, GeneratorError
+from lrl.generators.client import GeneratorError, Refused, TooLate
+from lrl.generators.generator import Generator
 from lrl.generators.sampling import Sampling
-from lrl.generators.server import Server
 from lrl.rollouts.dispatch import Dispatch, LeastLoaded
 
-CONTROL_DEADLINE_S = 60.0
-"""For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
+log = logging.getLogger(__name__)
+
 LOG_LINES_IN_ERRORS = 20
 SPARE_PLACES = 32
 """Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
-
-
-class Generator:
-    """One server, its client, and how loaded it is.
-
-    Args:
-        server: The vLLM process.
-        capacity: Answers it writes at once; more would queue inside vLLM.
-    """
-
-    def __init__(self, server: Server, capacity: int) -> None:
-        self.server = server
-        self.client = GeneratorClient(server.url, server.name, server.token)
-        self.capacity = capacity
-        self.in_flight = 0
-
-    async def answer(
-        self, prompt: Prompt, sampling: Sampling, version: int, priority: int, deadline_s: float
-    ) -> list[Rollout]:
-        """One request; a failure carries the end of the server's log."""
-        try:
-            return await self.client.generate(
-                prompt.token_ids, sampling, version=version, priority=priority, deadline_s=deadline_s
-            )
-        except GeneratorError as error:
-            state = "is running" if self.server.alive else "has ended"
-            tail = self.server.log_tail(LOG_LINES_IN_ERRORS)
-            raise GeneratorError(f"{error}\nIts process {state}. The end of its log:\n{tail}") from error
 
 
 class Crew:
@@ -62,67 +34,120 @@ class Crew:
 
     def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
         self.generators = list(generators)
+        self.newcomers: list[Generator] = []
+        """They answer already and wait for the next sync, at which they join."""
         self.dispatch = dispatch or LeastLoaded()
-        self.version = 0
-        self._open = True
+        self.reissued = 0
+        """Answers that went on elsewhere because their generator was taken out."""
+        self.lost: Callable[[Generator], None] = lambda generator: None
+        """Told of each generator that was taken out."""
+        self.has_served = False
+        """Whether any of them was ever proved to hold a version."""
+        self.last_loss = ""
+        """Why the last one was."""
         self._changed = asyncio.Condition()
 
-    async def answer(self, prompt: Prompt, sampling: Sampling, *, priority: int, deadline_s: float) -> list[Rollout]:
-        """Have a prompt answered by whichever generator dispatch picks, as soon as the door is open and one has room.
-
-        Args:
-            prompt: What to answer.
-            sampling: How to draw; `sampling.n` answers come back.
-            priority: Lower goes first.
-            deadline_s: Seconds for the request itself, once it has a generator.
-        """
-        async with self._changed:
-            while (position := self._pick(sampling.n)) is None:
-                await self._changed.wait()
-            generator = self.generators[position]
-            generator.in_flight += sampling.n
-        try:
-            return await generator.answer(prompt, sampling, self.version, priority, deadline_s)
-        finally:
-            generator.in_flight -= sampling.n
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def spare(self, prompt: Prompt, sampling: Sampling, *, priority: int, deadline_s: float) -> list[Rollout]:
-        """Like `answer`, in the places kept beside those for rollouts: neither waits for the other."""
-        async with self._changed:
-            while not self._open:
-                await self._changed.wait()
-        generator = min(self.generators, key=lambda generator: generator.in_flight)
-        return await generator.answer(prompt, sampling, self.version, priority, deadline_s)
+    @property
+    def serving(self) -> list[Generator]:
+        """The members that may be asked."""
+        return [generator for generator in self.generators if generator.open]
 
     @property
     def capacity(self) -> int:
         """Answers that the whole crew writes at once."""
         return sum(generator.capacity for generator in self.generators)
 
-    def _pick(self, answers: int) -> int | None:
-        return self.dispatch.pick(self.generators, answers) if self._open else None
-
-    async def pause(self) -> None:
-        """Close the door and freeze what is being written; it goes on where it was after `resume`."""
-        self._open = False
-        await self.post("/pause?mode=keep")
-
-    async def resume(self, version: int) -> None:
-        """Write on, now with `version`, and open the door."""
-        await self.post("/resume")
-        async with self._changed:
-            self.version, self._open = version, True
-            self._changed.notify_all()
-
-    async def post(
-        self,
-        route: str,
-        body: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
-        deadline_s: float = CONTROL_DEADLINE_S,
+    async def answer(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
     ) -> None:
-        """POST to every generator at once: one body for all, or one each."""
-        bodies = [body] * len(self.generators) if body is None or isinstance(body, dict) else list(body)
-        pairs = list(zip(self.generators, bodies, strict=True))
-        await asyncio.gather(*(generator.client.post(route, one, deadline_s=deadline_s) for generator, one in pairs))
+        """Have every unfinished rollout written to its end, by whichever generator dispatch picks and has room.
+
+        Should that one fail, another goes on with what is there; so this waits as long as there is none.
+
+        Args:
+            prompt: What to answer.
+            rollouts: They grow in place.
+            sampling: How to draw.
+            priority: Lower goes first.
+            deadline_s: Seconds for a request, once it has a generator.
+
+        Raises:
+            GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
+        """
+        while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
+            async with self._changed:
+                while (position := self.dispatch.pick(serving := self.serving, len(unfinished))) is None:
+                    await self._changed.wait()
+                generator = serving[position]
+                generator.in_flight += len(unfinished)
+            try:
+                await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
+            finally:
+                generator.in_flight -= len(unfinished)
+                await self._wake()
+
+    async def spare(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+    ) -> None:
+        """Like `answer`, in the places kept beside those for rollouts: neither waits for the other."""
+        while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
+            async with self._changed:
+                while not self.serving:
+                    await self._changed.wait()
+            generator = min(self.serving, key=lambda generator: generator.in_flight)
+            await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
+
+    async def _write(
+        self,
+        generator: Generator,
+        prompt: Prompt,
+        rollouts: list[Rollout],
+        sampling: Sampling,
+        priority: int,
+        deadline_s: float,
+    ) -> None:
+        """Have one generator write; its failure takes it out, and leaves rollouts unfinished."""
+        try:
+            await generator.write(prompt, rollouts, sampling, priority, deadline_s)
+        except TooLate as error:
+            raise TooLate(f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens.") from error
+        except Refused:
+            raise
+        except GeneratorError as error:
+            self.take_out(generator, str(error))
+            self.reissued += sum(not rollout.finished for rollout in rollouts)
+
+    def take_out(self, generator: Generator, why: str) -> None:
+        """Leave out a generator that failed, for good; does nothing when it is out already."""
+        if generator.out is not None:
+            return
+        state = "is running" if generator.server.alive else "has ended"
+        tail = generator.server.log_tail(LOG_LINES_IN_ERRORS)
+        name = generator.name.capitalize()
+        log.warning("%s is taken out: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail)
+        generator.take_out(why)
+        self.last_loss = why
+        members = self.newcomers if generator in self.newcomers else self.generators
+        members.remove(generator)
+        self.lost(generator)
+
+    async def take_in(self) -> None:
+        """Make the newcomers members; they are closed until a sync is proved."""
+        self.generators += self.newcomers
+        self.newcomers.clear()
+
+    async def settle(self, failed: Mapping[Generator, str]) -> None:
+        """A sync is over: leave out who failed it, and open the door to the others."""
+        for generator, why in failed.items():
+            self.take_out(generator, why)
+        self.has_served = self.has_served or bool(self.serving)
+        await self._wake()
+
+    async def cut_unproved(self) -> None:
+        """Take back what was written since a resume that nobody has proved."""
+        for generator in self.generators:
+            generator.cut_unproved()
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

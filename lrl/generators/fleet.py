@@ -1,14 +1,32 @@
-"""All generators of a run: started together, stopped together."""
+"""All generators of a run: started together, watched, replaced one by one, stopped together."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from lrl.generators.crew import CONTROL_DEADLINE_S, Crew, Generator
+from lrl.generators.client import GeneratorError
+from lrl.generators.crew import Crew
+from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.loop import LoopThread
-from lrl.generators.server import Server
+from lrl.generators.server import POLL_S, Server, ServerError
+from lrl.generators.watch import watch
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
+PROVEN_S = 60.0
+"""A generator that served so long before it was lost is replaced without a longer backoff."""
+SAY_S = 5.0
+"""How often a run that waits for a generator says so."""
+
+
+class NoGenerators(RuntimeError):
+    """No generator came back in the time that the run may wait for one."""
 
 
 class Fleet:
@@ -18,14 +36,34 @@ class Fleet:
         servers: One per generator; the last `reserved` of them answer only evaluations.
         capacity: Answers a generator writes at once.
         reserved: How many generators are kept for evaluation at a pinned version.
+        heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds it has for that.
+        patience_s: Seconds a run waits when no generator is left.
     """
 
-    def __init__(self, servers: Sequence[Server], *, capacity: int, reserved: int = 0) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        *,
+        capacity: int,
+        reserved: int = 0,
+        heartbeat_s: float = 30.0,
+        patience_s: float = 900.0,
+    ) -> None:
         self.generators = [Generator(server, capacity) for server in servers]
         split = len(self.generators) - reserved
         self.rollouts = Crew(self.generators[:split])
         self.evaluation = Crew(self.generators[split:]) if reserved else None
+        self._ever = list(self.generators)  # the lost ones too: a sync may still have been talking to one
         self.loop = LoopThread()
+        self.heartbeat_s, self.patience_s = heartbeat_s, patience_s
+        self.restarts = 0
+        """Generators that were replaced and answer again."""
+        self._servers = list(servers)
+        self._backoffs: Counter[int] = Counter()  # number of a server -> its replacements since it last served for long
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._alone_since: dict[Crew, float] = {}
+        self._said = 0.0
 
     @property
     def crews(self) -> list[Crew]:
@@ -34,11 +72,16 @@ class Fleet:
 
     @property
     def alive(self) -> int:
-        """Generators whose process runs."""
-        return sum(generator.server.alive for generator in self.generators)
+        """Generators that serve."""
+        return sum(len(crew.serving) for crew in self.crews)
+
+    @property
+    def reissued(self) -> int:
+        """Answers that went on with another generator than the one that began them."""
+        return sum(crew.reissued for crew in self.crews)
 
     def start(self, interrupted: Callable[[], None] | None = None) -> None:
-        """Start all servers, wait until they answer, and name their weights version 0.
+        """Start all servers, wait until they answer, and begin to watch them.
 
         Args:
             interrupted: Called now and then while waiting; raises to stop it.
@@ -46,26 +89,103 @@ class Fleet:
         Raises:
             ServerError: A server did not come up. The caller owes `stop` in every case.
         """
-        for generator in self.generators:
-            generator.server.start()
-        for generator in self.generators:
-            generator.server.wait_ready(interrupted)
-        for crew in self.crews:
-            self.call(crew.post("/update_weight_version", {"new_version": "0"}), "naming the first version")
+        for server in self._servers:
+            server.start()
+        for server in self._servers:
+            server.wait_ready(interrupted)
+        longest = max(server.settings.start_timeout_s for server in self._servers)
+        self.call(self._begin(), "warming the generators up", longest + 5.0)
 
     def stop(self) -> None:
         """Close the connections, end the servers and the loop; idempotent."""
+        self._stopping = True
+        self.loop.interrupted = None
         try:
             if not self.loop.closed:
                 self.call(self._disconnect(), "closing the connections to the generators")
                 self.loop.close()
         finally:
-            for generator in self.generators:
-                generator.server.stop()
+            for server in self._servers:
+                server.stop()
 
     def call(self, work: Any, what: str, deadline_s: float = CONTROL_DEADLINE_S) -> Any:
         """Run a coroutine on the fleet's loop and wait for it, from the trainer's thread."""
         return self.loop.wait(work, deadline_s, what)
 
+    def expect_one(self, crew: Crew) -> None:
+        """Say every few seconds that a crew has no generator left, if so; for the looks of a waiting trainer.
+
+        Raises:
+            NoGenerators: There has been none for `patience_s` seconds.
+        """
+        now = time.monotonic()
+        if crew.serving or not crew.has_served:
+            self._alone_since.pop(crew, None)
+            return
+        waited = now - self._alone_since.setdefault(crew, now)
+        if waited > self.patience_s:
+            raise NoGenerators(
+                f"No generator has served for {waited:.0f} s (strategy.generator_timeout_s={self.patience_s:g}). The "
+                f"last one was lost because: {crew.last_loss}\nTheir logs: "
+                f"{', '.join(str(server.log_path) for server in self._servers)}"
+            )
+        if now - self._said > SAY_S:
+            self._said = now
+            log.warning("No generator is left; waiting for a replacement for %.0f of %g s.", waited, self.patience_s)
+
+    async def _begin(self) -> None:
+        await asyncio.gather(*(_warm_up(generator) for generator in self.generators))
+        for crew in self.crews:
+            crew.lost = lambda generator, crew=crew: self._keep(self._replace(crew, generator))  # type: ignore[misc]
+            for generator in crew.generators:
+                self._keep(watch(crew, generator, self.heartbeat_s))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("Watching the generators failed; one may stay out.", exc_info=error)
+
+    async def _replace(self, crew: Crew, lost: Generator) -> None:
+        """Start the server of a lost generator until it answers again; the next sync takes it in."""
+        server = lost.server
+        await lost.client.close()
+        if lost.served_from and asyncio.get_running_loop().time() - lost.served_from > PROVEN_S:
+            self._backoffs[server.number] = 0
+        newcomer = Generator(server, lost.capacity)
+        self._ever.append(newcomer)
+        while not self._stopping:
+            await asyncio.to_thread(server.stop)
+            await asyncio.sleep(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** self._backoffs[server.number]))
+            self._backoffs[server.number] += 1
+            try:
+                await self._start(newcomer)
+                break
+            except (ServerError, GeneratorError, OSError) as error:
+                log.warning("The replacement of %s failed: %s", server.name, error)
+        self.generators[self.generators.index(lost)] = newcomer
+        crew.newcomers.append(newcomer)
+        self.restarts += 1
+        self._keep(watch(crew, newcomer, self.heartbeat_s))
+
+    async def _start(self, generator: Generator) -> None:
+        """Start a server and wait until it answers."""
+        generator.server.start()
+        while not await asyncio.to_thread(generator.server.ready):
+            await asyncio.sleep(POLL_S)
+        await _warm_up(generator)
+
     async def _disconnect(self) -> None:
-        await asyncio.gather(*(generator.client.close() for generator in self.generators))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(generator.client.close() for generator in self._ever))
+
+
+async def _warm_up(generator: Generator) -> None:
+    """A small probe. The first request to a fresh server took 18 s with cold caches, and no sync waits for that."""
+    deadline_s = generator.server.settings.start_timeout_s
+    await generator.client.prompt_logprobs([0, 0], salt="warm-up", deadline_s=deadline_s)

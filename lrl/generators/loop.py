@@ -20,6 +20,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.interrupted: Callable[[], None] | None = None
+        """Called every fifth of a second of every wait that has no such function of its own; raises to stop it."""
         self._thread = threading.Thread(target=self.loop.run_forever, name="lrl-loop", daemon=True)
         self._thread.start()
 
@@ -60,6 +62,7 @@ class LoopThread:
         interrupted: Callable[[], None] | None = None,
     ) -> T:
         """Wait for what `submit` started; see `wait`."""
+        interrupted = interrupted or self.interrupted
         end = time.monotonic() + deadline_s
         try:
             while True:

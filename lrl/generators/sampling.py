@@ -21,6 +21,7 @@ class Sampling:
     max_tokens: int = 1024
     temperature: float = 1.0
 
-    def as_vllm(self) -> dict[str, Any]:
-        """The request's `sampling_params`; `logprobs: 0` asks for the sampled token's own log-prob."""
-        return {"n": self.n, "max_tokens": self.max_tokens, "temperature": self.temperature, "logprobs": 0}
+    def as_vllm(self, n: int, written: int) -> dict[str, Any]:
+        """The `sampling_params` of a request for `n` answers that have `written` tokens already; `logprobs: 0` asks for
+        the sampled token's own log-prob."""
+        return {"n": n, "max_tokens": self.max_tokens - written, "temperature": self.temperature, "logprobs": 0}

@@ -1,6 +1,7 @@
 """The client against a small server of the same routes."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -8,22 +9,19 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from lrl.generators.client import GeneratorClient, GeneratorError
+from lrl.data import Rollout
+from lrl.generators.client import GeneratorClient, GeneratorError, Refused, TooLate
 from lrl.generators.sampling import Sampling
 
 T = TypeVar("T")
 GENERATE = "/inference/v1/generate"
-SPANS = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 5}]
 
 
-def choice(tokens: int = 5, spans: list[dict[str, Any]] = SPANS) -> dict[str, Any]:
-    """An answer as vLLM words it."""
-    return {
-        "token_ids": list(range(10, 10 + tokens)),
-        "logprobs": {"content": [{"logprob": -0.5 * i} for i in range(tokens)]},
-        "weight_versions": spans,
-        "finish_reason": "length",
-    }
+def chunk(index: int, tokens: list[int], finish: str | None = None, spans: Any = None) -> dict[str, Any]:
+    """A part of an answer as vLLM words it."""
+    content = [{"logprob": -0.5 * token} for token in tokens]
+    choice = {"index": index, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
+    return {"choices": [choice | {"weight_versions": spans}]}
 
 
 def at_server(
@@ -56,31 +54,82 @@ def answers_json(answer: dict[str, Any], seen: list[Any] | None = None) -> Any:
     return handler
 
 
-def generate(client: GeneratorClient, deadline_s: float = 5.0) -> Any:
+def streams(chunks: list[dict[str, Any]], seen: list[Any] | None = None, cut: bool = False) -> Any:
+    """A handler that streams `chunks`; cut, it breaks the connection behind them."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if seen is not None:
+            seen.append((request.path, await request.json()))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for one in chunks:
+            await response.write(f"data: {json.dumps(one)}\n\n".encode())
+        if cut:
+            assert request.transport is not None
+            request.transport.abort()
+        else:
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return handler
+
+
+def write(client: GeneratorClient, *rollouts: Rollout, deadline_s: float = 5.0, version: int = 4) -> Any:
     sampling = Sampling(n=2, max_tokens=9, temperature=0.7)
-    return client.generate([1, 2, 3], sampling, version=4, priority=17, deadline_s=deadline_s)
-
-
-def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
-    rollouts = at_server(answers_json({"choices": [choice(), choice(2, SPANS[:1])]}), generate)
-    assert [rollout.versions for rollout in rollouts] == [[3, 3, 4, 4, 4], [3, 3]]
-    assert rollouts[0].token_ids == [10, 11, 12, 13, 14] and rollouts[0].logprobs == [0.0, -0.5, -1.0, -1.5, -2.0]
-    assert rollouts[0].finish_reason == "length" and rollouts[0].reward is None
+    return client.write([1, 2, 3], rollouts, sampling, version=lambda: version, priority=17, deadline_s=deadline_s)
 
 
 def test_a_request_says_version_priority_and_all_of_the_sampling() -> None:
     seen: list[Any] = []
-    at_server(answers_json({"choices": []}, seen), generate)
+    done = [chunk(index, [5], "stop", [{"version": "4", "start": 0, "end": 1}]) for index in (0, 1)]
+    at_server(streams(done, seen), lambda client: write(client, Rollout(), Rollout()))
     ((route, body),) = seen
-    assert route == GENERATE and body["token_ids"] == [1, 2, 3]
+    assert route == GENERATE and body["token_ids"] == [1, 2, 3] and body["stream"] is True
     assert body["cache_salt"] == "4" and body["priority"] == 17
     assert body["sampling_params"] == {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0}
 
 
-@pytest.mark.parametrize("answer", [choice(4), choice(5, SPANS[:1]), choice() | {"logprobs": {"content": []}}])
-def test_a_token_without_version_or_log_prob_is_an_error_that_names_the_generator(answer: dict[str, Any]) -> None:
-    with pytest.raises(GeneratorError, match="generator 7: an answer of . tokens"):
-        at_server(answers_json({"choices": [answer]}), generate)
+def test_a_half_written_answer_goes_on_behind_its_tokens_and_keeps_what_it_has() -> None:
+    seen: list[Any] = []
+    rollout = Rollout(token_ids=[7, 8], logprobs=[-1.0, -2.0], versions=[1, 3])
+    spans = [{"version": "4", "start": 0, "end": 2}]
+    at_server(streams([chunk(0, [5]), chunk(0, [6], "length", spans)], seen), lambda client: write(client, rollout))
+    ((_, body),) = seen
+    assert body["token_ids"] == [1, 2, 3, 7, 8]
+    assert body["sampling_params"]["max_tokens"] == 7 and body["sampling_params"]["n"] == 1
+    assert rollout == Rollout(
+        token_ids=[7, 8, 5, 6], logprobs=[-1.0, -2.0, -2.5, -3.0], versions=[1, 3, 4, 4], finish_reason="length"
+    )
+
+
+def test_what_has_come_stays_when_the_connection_breaks() -> None:
+    rollouts = [Rollout(), Rollout()]
+    parts = [chunk(0, [5]), chunk(1, [6]), chunk(0, [7, 8])]
+    with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE}"):
+        at_server(streams(parts, cut=True), lambda client: write(client, *rollouts))
+    assert [rollout.token_ids for rollout in rollouts] == [[5, 7, 8], [6]]
+    assert [rollout.versions for rollout in rollouts] == [[4, 4, 4], [4]]
+    assert not any(rollout.finished for rollout in rollouts)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "words"),
+    [
+        ([chunk(0, [5]), {"error": {"message": "EngineCore encountered an issue"}}], "EngineCore encountered"),
+        ([chunk(0, [5])], "the stream ended before 1 of its 1 answers did"),
+        ([chunk(0, [5], "abort")], "finish_reason 'abort'"),
+    ],
+)
+def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(chunks: list[Any], words: str) -> None:
+    with pytest.raises(GeneratorError, match=f"generator 7: .*{words}"):
+        at_server(streams(chunks), lambda client: write(client, Rollout()))
+
+
+def test_a_heartbeat_asks_for_one_token_before_everything_else() -> None:
+    seen: list[Any] = []
+    at_server(answers_json({"choices": []}, seen), lambda client: client.heartbeat(5.0))
+    ((route, body),) = seen
+    assert route == GENERATE and body["sampling_params"]["max_tokens"] == 1 and body["priority"] < -1000
 
 
 def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
@@ -99,15 +148,15 @@ async def never(request: web.Request) -> web.Response:
 
 
 def test_a_deadline_names_the_generator_the_route_and_the_seconds() -> None:
-    with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE} did not answer within 0.05 s"):
-        at_server(never, lambda client: generate(client, 0.05))
+    with pytest.raises(TooLate, match=f"generator 7: {GENERATE} did not answer within 0.05 s"):
+        at_server(never, lambda client: write(client, Rollout(), deadline_s=0.05))
 
 
-def test_a_refusal_is_an_error_with_the_servers_own_words() -> None:
+def test_a_refusal_is_an_error_of_its_own_with_the_servers_words() -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=403, text="scale-out is off")
 
-    with pytest.raises(GeneratorError, match="generator 7: /pause answered 403: scale-out is off"):
+    with pytest.raises(Refused, match="generator 7: /pause answered 403: scale-out is off"):
         at_server(refuse, lambda client: client.post("/pause", deadline_s=5.0))
 
 
@@ -115,7 +164,6 @@ def test_a_server_that_is_gone_is_an_error_that_names_the_route() -> None:
     async def scene() -> None:
         client = GeneratorClient(f"http://127.0.0.1:{unused_port()}", "generator 7", "secret")
         try:
-            assert not await client.healthy(1.0)
             await client.post("/resume", deadline_s=5.0)
         finally:
             await client.close()
@@ -124,20 +172,36 @@ def test_a_server_that_is_gone_is_an_error_that_names_the_route() -> None:
         asyncio.run(scene())
 
 
-def test_health_is_the_answer_200_in_time() -> None:
+def test_an_ill_server_is_no_refusal() -> None:
     async def ill(request: web.Request) -> web.Response:
-        return web.Response(status=503)
+        return web.Response(status=500, text="EngineCore encountered an issue")
 
-    assert at_server(answers_json({}), lambda client: client.healthy(5.0))
-    assert not at_server(ill, lambda client: client.healthy(5.0))
-    assert not at_server(never, lambda client: client.healthy(0.05))
+    with pytest.raises(GeneratorError, match="answered 500: EngineCore") as caught:
+        at_server(ill, lambda client: client.heartbeat(5.0))
+    assert not isinstance(caught.value, Refused)
 
 
 def test_a_client_closed_twice_can_still_be_used() -> None:
-    async def close_twice_and_post(client: GeneratorClient) -> bool:
+    async def close_twice_and_post(client: GeneratorClient) -> Any:
         await client.post("/resume", deadline_s=5.0)
         await client.close()
         await client.close()
-        return await client.healthy(5.0)
+        return await client.post("/resume", deadline_s=5.0)
 
-    assert at_server(answers_json({}), close_twice_and_post)
+    assert at_server(answers_json({"fine": 1}), close_twice_and_post) == {"fine": 1}
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"prompt_logprobs": None}, {"prompt_logprobs": [None, {"9": {"logprob": -1.0}}]}, []]
+)
+def test_a_probe_without_its_logprobs_is_the_generators_failure(answer: Any) -> None:
+    with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"):
+        at_server(answers_json(answer), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=5.0))
+
+
+def test_an_answer_that_is_no_json_is_the_generators_failure() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text="{", content_type="application/json")
+
+    with pytest.raises(GeneratorError, match="generator 7: /pause answered no JSON"):
+        at_server(handler, lambda client: client.post("/pause", deadline_s=5.0))

@@ -1,7 +1,8 @@
-"""A crew on a virtual clock: its generators' clients are models that write each answer in one second."""
+"""A crew on a virtual clock: its generators' clients are models that write a token of each answer every second."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,66 +11,110 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.data import Prompt, Rollout
-from lrl.generators.client import GeneratorError
-from lrl.generators.crew import Crew, Generator
+from lrl.generators.client import GeneratorError, Refused
+from lrl.generators.crew import Crew
+from lrl.generators.generator import Generator
 from lrl.generators.sampling import Sampling
 from lrl.rollouts.dispatch import Dispatch
 from tests.virtual_clock import Deadlock, run
 
+TOKENS = 1_000
+
 
 class ModelClient:
-    """Writes the answers to a prompt in `prompt.token_ids[0]` seconds and records what it was asked."""
+    """Writes the answers to a prompt in `prompt.token_ids[0]` seconds, a token a second, and records what it did."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int, int, float]] = []
         """(first token of the prompt, version, priority, deadline)"""
-        self.posted: list[tuple[str, Any]] = []
+        self.requests: list[tuple[int, int]] = []
+        """(answers, tokens they had)"""
+        self.posted: list[str] = []
         self.writing = self.most = 0
+        self.frozen = False
         self.error: GeneratorError | None = None
 
-    async def generate(
-        self, token_ids: list[int], sampling: Sampling, *, version: int, priority: int, deadline_s: float
-    ) -> list[Rollout]:
-        self.asked.append((token_ids[0], version, priority, deadline_s))
-        self.writing += sampling.n
+    async def write(
+        self,
+        prompt_ids: list[int],
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        *,
+        version: Callable[[], int],
+        priority: int,
+        deadline_s: float,
+    ) -> None:
+        self.asked.append((prompt_ids[0], version(), priority, deadline_s))
+        self.requests.append((len(rollouts), len(rollouts[0].token_ids)))
+        self.writing += len(rollouts)
         self.most = max(self.most, self.writing)
-        await asyncio.sleep(token_ids[0])
-        self.writing -= sampling.n
-        if self.error is not None:
-            raise self.error
-        return []
+        try:
+            for _ in range(prompt_ids[0] - len(rollouts[0].token_ids)):
+                await asyncio.sleep(1)
+                while self.frozen:
+                    await asyncio.sleep(1)
+                if self.error is not None:
+                    raise self.error
+                for rollout in rollouts:
+                    rollout.token_ids.append(len(rollout.token_ids))
+                    rollout.logprobs.append(-1.0)
+                    rollout.versions.append(version())
+        finally:
+            self.writing -= len(rollouts)
+        for rollout in rollouts:
+            rollout.finish_reason = "stop"
 
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
-        self.posted.append((route, body))
+        self.posted.append(route)
         await asyncio.sleep(0.1)
 
 
 def make_crew(*capacities: int, dispatch: Dispatch | None = None) -> tuple[Crew, list[ModelClient]]:
-    clients = [ModelClient() for _ in capacities]
-    generators = []
-    for number, (capacity, client) in enumerate(zip(capacities, clients, strict=True)):
-        server: Any = SimpleNamespace(
-            url="", name=f"generator {number}", token="", alive=False, log_tail=lambda lines: "CUDA out of memory"
-        )
-        generator = Generator(server, capacity)
-        generator.client = client  # type: ignore[assignment]
-        generators.append(generator)
-    return Crew(generators, dispatch), clients
+    generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
+    for generator in generators:
+        generator.version, generator.open = 0, True
+    return Crew(generators, dispatch), [generator.client for generator in generators]  # type: ignore[misc]
 
 
-def ask(crew: Crew, n: int = 2, seconds: int = 1, priority: int = 0) -> Coroutine[Any, Any, list[Rollout]]:
+def make_generator(number: int, capacity: int) -> Generator:
+    server: Any = SimpleNamespace(
+        url="",
+        name=f"generator {number}",
+        token="",
+        trust=None,
+        alive=False,
+        log_tail=lambda lines: "out of memory",
+    )
+    generator = Generator(server, capacity)
+    generator.client = ModelClient()  # type: ignore[assignment]
+    return generator
+
+
+async def ask(crew: Crew, n: int = 2, seconds: int = 1, priority: int = 0) -> list[Rollout]:
+    rollouts = [Rollout() for _ in range(n)]
     prompt = Prompt(id=0, token_ids=[seconds], text="")
-    return crew.answer(prompt, Sampling(n=n), priority=priority, deadline_s=9.0)
+    await crew.answer(prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0)
+    assert all(rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts)
+    return rollouts
 
 
-async def gather(questions: Sequence[Coroutine[Any, Any, Any]]) -> None:
-    await asyncio.gather(*questions)
+async def gather(questions: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return list(await asyncio.gather(*questions))
+
+
+async def resync(crew: Crew, version: int) -> None:
+    """A sync in which nothing goes wrong."""
+    await gather([generator.pause() for generator in crew.generators])
+    await gather([generator.resume(version) for generator in crew.generators])
+    for generator in crew.generators:
+        generator.prove()
+    await crew.settle({})
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(4, 9), min_size=1, max_size=3),
-    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5)), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=20),
 )
 def test_no_generator_writes_more_than_its_capacity(capacities: list[int], groups: list[tuple[int, int]]) -> None:
     crew, clients = make_crew(*capacities)
@@ -98,28 +143,32 @@ def test_what_waits_at_the_door_goes_in_the_order_it_came() -> None:
     assert [priority for _, _, priority, _ in client.asked] == list(range(9))
 
 
-def test_a_closed_door_lets_nothing_through_until_resume_and_then_the_new_version() -> None:
+def test_a_closed_door_lets_nothing_through_until_the_new_version_is_proved() -> None:
     crew, clients = make_crew(4, 4)
 
     async def scene() -> None:
-        await crew.pause()
+        await gather([generator.pause() for generator in crew.generators])
         waiting = [asyncio.create_task(ask(crew)) for _ in range(3)]
         await asyncio.sleep(1000)
+        await gather([generator.resume(5) for generator in crew.generators])
+        await asyncio.sleep(1000)
         assert not clients[0].asked and not clients[1].asked
-        await crew.resume(5)
-        await gather(waiting)  # type: ignore[arg-type]
+        for generator in crew.generators:
+            generator.prove()
+        await crew.settle({})
+        await asyncio.gather(*waiting)
 
     run(scene())
     asked = clients[0].asked + clients[1].asked
     assert [version for _, version, _, _ in asked] == [5, 5, 5]
-    assert [route for route, _ in clients[1].posted] == ["/pause?mode=keep", "/resume"]
+    assert clients[1].posted == ["/pause?mode=keep", "/resume"]
 
 
 def test_the_door_is_closed_before_the_generators_are_told_to_pause() -> None:
     crew, (client,) = make_crew(4)
 
     async def scene() -> None:
-        pausing = asyncio.create_task(crew.pause())
+        pausing = asyncio.create_task(crew.generators[0].pause())
         await asyncio.sleep(0.05)  # the pause is on its way: what comes now would start behind it
         waiting = asyncio.create_task(ask(crew))
         await pausing
@@ -135,8 +184,12 @@ def test_priority_and_deadline_pass_through() -> None:
     assert client.asked == [(1, 0, 17, 9.0)]
 
 
-def spare(crew: Crew) -> Coroutine[Any, Any, list[Rollout]]:
-    return crew.spare(Prompt(id=0, token_ids=[1], text=""), Sampling(n=2), priority=-1, deadline_s=9.0)
+async def spare(crew: Crew) -> None:
+    rollouts = [Rollout(), Rollout()]
+    await crew.spare(
+        Prompt(id=0, token_ids=[1], text=""), rollouts, Sampling(n=2, max_tokens=9), priority=-1, deadline_s=9.0
+    )
+    assert all(rollout.finished for rollout in rollouts)
 
 
 def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
@@ -154,7 +207,7 @@ def test_spare_places_wait_at_a_closed_door_too() -> None:
     crew, (client,) = make_crew(4)
 
     async def scene() -> None:
-        await crew.pause()
+        await crew.generators[0].pause()
         await spare(crew)
 
     with pytest.raises(Deadlock):
@@ -162,19 +215,122 @@ def test_spare_places_wait_at_a_closed_door_too() -> None:
     assert not client.asked
 
 
-def test_a_failure_gives_its_places_back_and_carries_the_servers_log() -> None:
+@pytest.mark.parametrize("question", [ask, spare])
+def test_a_failed_generator_is_left_out_and_another_goes_on_with_every_token(
+    question: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew, (first, second) = make_crew(4, 4)
+    lost: list[Generator] = []
+    crew.lost = lost.append
+    failing = crew.generators[0]
+
+    async def scene() -> None:
+        asking = asyncio.create_task(ask(crew, seconds=9))
+        await asyncio.sleep(4.5)
+        first.error = GeneratorError("generator 0: the stream broke")
+        await asking
+
+    with caplog.at_level(logging.WARNING):
+        run(scene())
+    assert second.requests == [(1, 4), (1, 4)]  # behind the four tokens they had, each with a prompt of its own
+    assert lost == [failing] and failing.in_flight == 0 and crew.reissued == 2
+    assert len(crew.generators) == 1 and failing not in crew.generators
+    assert "the stream broke" in caplog.text and "has ended" in caplog.text and "out of memory" in caplog.text
+
+
+def test_what_no_generator_can_answer_is_an_error_and_takes_nobody_out() -> None:
     crew, (client,) = make_crew(2)
-    client.error = GeneratorError("generator 0: /inference/v1/generate answered 500: no")
-
-    async def scene() -> list[Any]:
-        return await asyncio.gather(ask(crew), ask(crew), return_exceptions=True)
-
-    first, second = run(scene())
-    assert "generator 0: /inference" in str(first) and "has ended" in str(first) and "CUDA out of memory" in str(first)
-    assert isinstance(second, GeneratorError) and crew.generators[0].in_flight == 0
+    client.error = Refused("generator 0: /inference/v1/generate answered 400: no such token")
+    with pytest.raises(Refused, match="no such token"):
+        run(ask(crew))
+    assert crew.generators[0].in_flight == 0 and crew.generators[0].open
 
 
-def test_a_cancelled_answer_gives_its_places_back() -> None:
+def test_without_a_generator_everybody_waits_for_a_newcomer_and_its_first_sync() -> None:
+    crew, (client,) = make_crew(4)
+
+    async def scene() -> list[Rollout]:
+        asking = asyncio.create_task(ask(crew, seconds=6))
+        await asyncio.sleep(3.5)
+        crew.take_out(crew.generators[0], "it died")
+        await asyncio.sleep(1000)
+        crew.newcomers.append(make_generator(1, 4))
+        await asyncio.sleep(1000)
+        assert not crew.generators
+        await crew.take_in()
+        await resync(crew, 7)
+        return await asking
+
+    for rollout in run(scene()):
+        assert rollout.versions == [0, 0, 0, 7, 7, 7]
+
+
+def test_a_newcomer_that_fails_before_its_first_sync_does_not_join() -> None:
+    crew, _ = make_crew(4)
+    newcomer, lost = make_generator(1, 4), list[Generator]()
+    crew.lost = lost.append
+    crew.newcomers.append(newcomer)
+    crew.take_out(newcomer, "its process has ended")
+    run(crew.take_in())
+    assert lost == [newcomer] and len(crew.generators) == 1
+
+
+def test_a_frozen_generator_gives_its_answers_up_when_it_is_taken_out() -> None:
+    crew, (first, second) = make_crew(4, 4)
+
+    async def scene() -> None:
+        asking = asyncio.create_task(ask(crew, seconds=5))
+        await asyncio.sleep(2.5)
+        first.frozen = True
+        await asyncio.sleep(100)
+        crew.take_out(crew.generators[0], "no heartbeat")
+        await asking
+
+    run(scene())
+    assert second.requests == [(1, 2), (1, 2)]
+
+
+def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back() -> None:
+    crew, (first, second) = make_crew(4, 4)
+    liar = crew.generators[0]
+
+    async def scene() -> list[Rollout]:
+        short, long = (asyncio.create_task(ask(crew, seconds=seconds)) for seconds in (4, 9))
+        await asyncio.sleep(2.5)
+        crew.generators[1].open = False  # both are at the liar's
+        await liar.pause()
+        await liar.resume(1)
+        await asyncio.sleep(3)
+        assert not short.done()  # its answers are written, but by weights that nobody has proved
+        crew.generators[1].open = True
+        await crew.settle({liar: "it does not compute what the policy computes"})
+        return [*await short, *await long]
+
+    crew.generators[1].open = False
+    for rollout in run(scene()):
+        assert 1 not in rollout.versions
+    assert [had for _, had in second.requests] == [2] * 4
+
+
+def test_what_was_written_before_a_probe_that_passed_counts() -> None:
+    crew, (client,) = make_crew(4)
+
+    async def scene() -> list[Rollout]:
+        asking = asyncio.create_task(ask(crew, seconds=4))
+        await asyncio.sleep(2.5)
+        await crew.generators[0].pause()
+        await crew.generators[0].resume(1)
+        await asyncio.sleep(10)
+        assert not asking.done()
+        crew.generators[0].prove()
+        return await asking
+
+    for rollout in run(scene()):
+        assert rollout.versions[0] == 0 and rollout.versions[-1] == 1
+    assert len(client.requests) == 1
+
+
+def test_a_cancelled_answer_gives_its_places_back_and_ends_its_requests() -> None:
     crew, (client,) = make_crew(2)
 
     async def scene() -> None:
@@ -184,16 +340,4 @@ def test_a_cancelled_answer_gives_its_places_back() -> None:
         await ask(crew)
 
     run(scene())
-    assert len(client.asked) == 2
-
-
-def test_one_body_goes_to_all_and_a_list_one_to_each() -> None:
-    crew, clients = make_crew(4, 4)
-    run(crew.post("/same", {"version": "1"}))
-    run(crew.post("/own", [{"rank": 1}, {"rank": 2}]))
-    assert [client.posted for client in clients] == [
-        [("/same", {"version": "1"}), ("/own", {"rank": 1})],
-        [("/same", {"version": "1"}), ("/own", {"rank": 2})],
-    ]
-    with pytest.raises(ValueError):
-        run(crew.post("/own", [{"rank": 1}]))
+    assert len(client.asked) == 2 and client.writing == 0

@@ -1,0 +1,161 @@
+"""One generator as its crew sees it: what it writes, which version it holds, and whether it may be trusted.
+
+    closed -> (sync, probe) -> open -> pause -> resume -> proved -> open ...        and, once, taken out
+
+What it writes between a resume and the probe behind it is unproved: should the probe fail, the answers are cut back to
+what they had at the resume, and nobody has seen the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from lrl.data import Prompt, Rollout
+from lrl.generators.client import GeneratorClient, GeneratorError
+from lrl.generators.sampling import Sampling
+from lrl.generators.server import Server
+
+CONTROL_DEADLINE_S = 60.0
+"""For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
+
+
+class Generator:
+    """One server, its client, and what it is writing.
+
+    Args:
+        server: The vLLM process.
+        capacity: Answers it writes at once; more would queue inside vLLM.
+    """
+
+    def __init__(self, server: Server, capacity: int) -> None:
+        self.server = server
+        self.client = GeneratorClient(server.url, server.name, server.token, server.trust)
+        self.capacity = capacity
+        self.in_flight = 0
+        self.version = -1
+        """What it holds; -1 before its first sync."""
+        self.open = False
+        """Whether it may be asked: it holds a version that is proved, and is not paused."""
+        self.out: str | None = None
+        """Why it was taken out; it never serves again."""
+        self.pauses = 0
+        """How often it was paused so far."""
+        self.served_from: float | None = None
+        """When it first served, on the clock of the loop."""
+        self._writing: dict[int, Rollout] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+        self._unproved: list[tuple[Rollout, int]] = []
+        self._proved = asyncio.Event()
+        self._proved.set()
+
+    @property
+    def name(self) -> str:
+        """What errors and logs call it."""
+        return self.server.name
+
+    async def write(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, priority: int, deadline_s: float
+    ) -> None:
+        """Write `rollouts` to their end, and wait until the version that wrote them is proved.
+
+        Raises:
+            GeneratorError: A request failed, or the generator was taken out; the rollouts keep what is proved.
+        """
+        requests = [
+            asyncio.create_task(
+                self.client.write(
+                    prompt.token_ids,
+                    part,
+                    sampling,
+                    version=lambda: self.version,
+                    priority=priority,
+                    deadline_s=deadline_s,
+                )
+            )
+            for part in in_requests(rollouts)
+        ]
+        mine = {id(rollout): rollout for rollout in rollouts}
+        self._writing |= mine
+        self._requests |= set(requests)
+        try:
+            await _all(requests)
+            await self._proved.wait()
+        finally:
+            self._requests -= set(requests)
+            for key in mine:
+                self._writing.pop(key, None)
+        if self.out is not None:
+            raise GeneratorError(self.out)
+
+    async def pause(self, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Take nothing new and freeze what is being written; it goes on where it was after `resume`."""
+        self.open = False
+        self.pauses += 1
+        await self.client.post("/pause?mode=keep", deadline_s=deadline_s)
+
+    async def confirm(self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Raise GeneratorError unless GET `route` answers `expected`: a call that came back was not always done."""
+        found = await self.client.get(route, deadline_s=deadline_s)
+        if found != expected:
+            raise GeneratorError(f"{self.name}: {route} says {str(found)[:200]}; it should be {expected}.")
+
+    async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
+        """Write on under `version`, unproved until `prove`; new requests wait for that."""
+        self._unproved = [(rollout, len(rollout.token_ids)) for rollout in self._writing.values()]
+        self._proved.clear()
+        self.version = version
+        await self.client.post("/resume", deadline_s=deadline_s)
+
+    def prove(self) -> None:
+        """The generator computes what the policy computes: what it has written counts, and it may be asked."""
+        self._unproved.clear()
+        self._proved.set()
+        self.open = True
+        self.served_from = self.served_from or asyncio.get_running_loop().time()
+
+    def take_out(self, why: str) -> None:
+        """End all it was asked, and cut what is unproved; does nothing the second time."""
+        if self.out is not None:
+            return
+        self.out, self.open = why, False
+        for request in self._requests:
+            request.cancel()
+        self.cut_unproved()
+        self._proved.set()
+
+    def cut_unproved(self) -> None:
+        """Take back what was written since the last resume, if it is not proved."""
+        for rollout, proved in self._unproved:
+            del rollout.token_ids[proved:], rollout.logprobs[proved:], rollout.versions[proved:]
+            rollout.finish_reason = ""
+        self._unproved.clear()
+
+
+def in_requests(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """`rollouts` by request: the fresh ones share one, which costs the server less; each other has its own prompt."""
+    fresh = [rollout for rollout in rollouts if not rollout.token_ids]
+    return [part for part in (fresh, *([rollout] for rollout in rollouts if rollout.token_ids)) if part]
+
+
+async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all, cancelled ones too; the first error, or the end of this task, ends the others."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            if not task.cancelled():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gather(works: Sequence[Coroutine[Any, Any, Any]]) -> list[GeneratorError | None]:
+    """Run all at once and say in their order which failed; what is no generator's failure is raised."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, GeneratorError):
+            raise result
+    return [result if isinstance(result, GeneratorError) else None for result in results]

@@ -1,0 +1,128 @@
+"""A fleet of servers that are models of processes: who is lost comes back, and what happens when nobody does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lrl.generators import fleet as fleet_module
+from lrl.generators.client import GeneratorClient
+from lrl.generators.fleet import Fleet, NoGenerators
+from lrl.generators.server import ServerError
+from lrl.generators.settings import ServerSettings
+
+
+class ModelServer:
+    """A process that starts in no time, as often as it may."""
+
+    token = "secret"
+    trust = None
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, number: int) -> None:
+        self.number, self.name, self.log_path = number, f"generator {number}", f"generator-{number}.log"
+        self.settings = ServerSettings()
+        self.alive = False
+        self.starts: list[float] = []
+        self.failing = 0
+
+    def start(self) -> None:
+        self.starts.append(time.monotonic())
+        self.alive = True
+
+    def ready(self) -> bool:
+        if self.failing:
+            self.failing -= 1
+            self.alive = False
+            raise ServerError(f"Generator {self.number} ended with exit status 1.")
+        return True
+
+    def wait_ready(self, interrupted: Any = None) -> None:
+        self.ready()
+
+    def stop(self) -> None:
+        self.alive = False
+
+    def log_tail(self, lines: int) -> str:
+        return "CUDA out of memory"
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelServer]]]:
+    async def answer(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Every model of a process that runs answers."""
+
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answer)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", answer)
+    monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
+    servers = [ModelServer(0), ModelServer(1)]
+    made = Fleet(servers, capacity=4, heartbeat_s=0.02, patience_s=0.05)  # type: ignore[arg-type]
+    made.start()
+    yield made, servers
+    made.stop()
+    assert not any(server.alive for server in servers)
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_process_that_ended_is_taken_out_and_its_replacement_waits_for_a_sync(
+    fleet: tuple[Fleet, list[ModelServer]],
+) -> None:
+    made, servers = fleet
+    survivor, lost = made.rollouts.generators
+    servers[1].alive = False
+    until(lambda: bool(made.rollouts.newcomers))
+    assert made.rollouts.generators == [survivor] and "its process has ended" in (lost.out or "")
+    (newcomer,) = made.rollouts.newcomers
+    assert newcomer is not lost and newcomer.server is lost.server and newcomer in made.generators
+    assert not newcomer.open and newcomer.version == -1 and made.restarts == 1
+    assert len(servers[1].starts) == 2
+
+
+def test_a_replacement_that_fails_is_started_again_after_ever_longer_pauses(
+    fleet: tuple[Fleet, list[ModelServer]],
+) -> None:
+    made, servers = fleet
+    servers[1].failing = 3
+    servers[1].alive = False
+    until(lambda: bool(made.rollouts.newcomers))
+    starts = servers[1].starts
+    pauses = [after - before for before, after in zip(starts[1:], starts[2:], strict=False)]
+    assert len(starts) == 5 and pauses[0] >= 0.02 and pauses[1] >= 0.04 and pauses[2] >= 0.08
+
+
+def test_a_run_without_a_generator_says_so_and_ends_when_its_patience_does(
+    fleet: tuple[Fleet, list[ModelServer]], caplog: pytest.LogCaptureFixture
+) -> None:
+    made, servers = fleet
+    for server in servers:
+        server.failing = 10**6
+        server.alive = False
+    until(lambda: not made.rollouts.generators)
+    made.expect_one(made.rollouts)
+    assert "No generator is left" not in caplog.text  # it never served: its first sync is still to come
+    made.rollouts.has_served = True
+    made.expect_one(made.rollouts)
+    assert "No generator is left; waiting" in caplog.text
+    time.sleep(0.06)
+    with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
+        made.expect_one(made.rollouts)
+
+
+def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, list[ModelServer]]) -> None:
+    made, _ = fleet
+    made.rollouts.has_served = True
+    made.expect_one(made.rollouts)
+    time.sleep(0.06)
+    made.rollouts.generators[0].open = True
+    made.expect_one(made.rollouts)
+    made.rollouts.generators[0].open = False
+    made.expect_one(made.rollouts)

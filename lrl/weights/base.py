@@ -6,46 +6,87 @@ by `callbacks/weight_sync.py`, which is the same for all transports.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from lrl.generators.crew import Crew
+from lrl.generators.generator import Generator, gather
 from lrl.generators.loop import LoopThread
 
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""
 
 
+class CollectiveBroken(RuntimeError):
+    """One generator failed in a transfer that all take part in at once, so nobody has the weights."""
+
+
 class Control:
-    """The control plane of a sync: the four calls of vLLM's weight-transfer protocol, to a whole crew at once.
+    """The control plane of a sync: a phase goes to all generators at once, and who fails it is left out of the next.
 
     Has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it. They keep hold of it,
-    and ask for no version: the caller sets `version` before each sync.
+    and ask for no version: `begin` sets it before each sync. The four calls raise CollectiveBroken if one generator
+    fails and the transfer needs them all.
 
     Args:
-        crew: Who is synced.
         loop: What carries the calls.
-        deadline_s: Seconds for each call.
+        deadline_s: Seconds for each phase.
+        interrupted: Called while waiting; it raises to end the wait.
+        collective: Whether the transfer needs every generator, so that one failure is everybody's.
     """
 
-    def __init__(self, crew: Crew, loop: LoopThread, deadline_s: float) -> None:
-        self.crew = crew
+    def __init__(
+        self,
+        loop: LoopThread,
+        deadline_s: float,
+        interrupted: Callable[[], None] | None = None,
+        collective: bool = False,
+    ) -> None:
         self.loop = loop
         self.deadline_s = deadline_s
+        self.interrupted = interrupted
+        self.collective = collective
         self.version = 0
+        self.taking_part: list[Generator] = []
+        """Who has not failed so far, in their order."""
+        self.failed: dict[Generator, str] = {}
+        """Who has, and at what."""
+
+    def begin(self, generators: Sequence[Generator], version: int) -> None:
+        """From here on, the calls go to `generators`."""
+        self.version, self.taking_part, self.failed = version, list(generators), {}
+
+    def each(self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]]) -> None:
+        """Run one phase for all that take part, at once."""
+        started, asked = time.monotonic(), [generator for generator in self.taking_part if generator.out is None]
+        self.failed |= {generator: generator.out for generator in self.taking_part if generator.out is not None}
+        what = f"{phase} for weight version {self.version}"
+        works = gather([work(generator) for generator in asked])
+        errors = self.loop.wait(works, self.deadline_s + 5.0, what, self.interrupted)
+        for generator, error in zip(asked, errors, strict=True):
+            if error is not None:
+                self.failed[generator] = f"{what} failed after {time.monotonic() - started:.1f} s: {error}"
+        self.taking_part = [generator for generator in asked if generator not in self.failed]
+
+    def fail(self, why: str) -> None:
+        """Note that all who still take part have failed."""
+        self.failed |= dict.fromkeys(self.taking_part, why)
+        self.taking_part = []
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Prepare the engines. With NCCL every worker of every generator needs a rank of its own."""
-        bodies = []
-        for number, generator in enumerate(self.crew.generators):
+
+        def body(generator: Generator) -> dict[str, Any]:
             info = dict(init_info)
             if "rank_offset" in info:
-                info["rank_offset"] += number * generator.server.settings.tensor_parallel_size
-            bodies.append({"init_info": info})
-        self._post("/init_weight_transfer_engine", bodies)
+                place = self.taking_part.index(generator)
+                info["rank_offset"] += place * generator.server.settings.tensor_parallel_size
+            return {"init_info": info}
+
+        self._post("/init_weight_transfer_engine", body)
 
     def start_weight_update(self) -> None:
         """Open the update."""
@@ -53,28 +94,39 @@ class Control:
 
     def update_weights(self, update_info: Any) -> None:
         """Have the workers take the weights `update_info` describes."""
-        self._post("/update_weights", {"update_info": update_info})
+        self._post("/update_weights", lambda generator: {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Close the update: from here on tokens carry the new version."""
-        self._post("/finish_weight_update", {"weight_version": weight_version or str(self.version)})
+        body = {"weight_version": weight_version or str(self.version)}
+        self._post("/finish_weight_update", lambda generator: body)
 
-    def _post(self, route: str, body: Any = None) -> None:
-        work = self.crew.post(route, body, self.deadline_s)
-        self.loop.wait(work, self.deadline_s + 5.0, f"{route} for weight version {self.version}")
+    def _post(self, route: str, body: Callable[[Generator], dict[str, Any] | None] = lambda generator: None) -> None:
+        self.each(route, lambda generator: generator.client.post(route, body(generator), deadline_s=self.deadline_s))
+        if self.failed and self.collective:
+            raise CollectiveBroken(f"{route} failed for another generator, and all take part in one transfer.")
 
 
 class Transport(ABC):
     """One way for weights to reach the generators; subclasses name vLLM's engine in `backend`."""
 
     backend: str
+    collective = False
+    """Whether all generators take part in one transfer; then a new one means that all connect anew."""
+    ways: tuple[bool, ...] = (False, False)
+    """The attempts at a sync: for each, whether it goes by the transport's second-best way."""
 
     @abstractmethod
     def connect(self, control: Control, weights: Weights, name: str) -> None:
-        """Join the generators' engines; called once, before the first sync. `name` is unique on this machine."""
+        """Join the engines of the generators that take part; called before the first sync of each. `name` is unique on
+        this machine."""
 
-    def stage(self, weights: Weights) -> None:  # noqa: B027 - most transports have nothing to do ahead
-        """Do what can be done while the generators still write; called right before the pause."""
+    def stage(self, weights: Weights, second_best: bool) -> None:  # noqa: B027 - most have nothing to do ahead
+        """Do what can be done while the generators still write; called right before the pause.
+
+        Raises:
+            OSError: There is no room for the weights on this way.
+        """
 
     @abstractmethod
     def send(self, control: Control) -> None:

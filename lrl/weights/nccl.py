@@ -21,7 +21,7 @@ class Nccl(VllmTransport):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        workers = sum(generator.server.settings.tensor_parallel_size for generator in control.crew.generators)
+        workers = sum(generator.server.settings.tensor_parallel_size for generator in control.taking_part)
         return NCCLTrainerInitInfo(
             master_address="127.0.0.1", master_port=port, world_size=1 + workers, packed=True, rank=0
         )

@@ -1,18 +1,22 @@
 """Weights through a file in shared memory: works on any one machine, needs no GPU.
 
 The trainer writes one safetensors file while the generators still write answers; in the pause they only map and load
-it. The file replaces its predecessor by a rename, so a worker never sees half of one. The file's name begins with the
-run's id: that is how whoever cleans up after a killed run finds it.
+it. The file replaces its predecessor by a rename, so a worker never sees half of one, and carries a checksum, so it
+loads no file that was damaged. Without room in shared memory the file goes to the temporary folder instead. Its name
+begins with the run's id: that is how whoever cleans up after a killed run finds it.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lrl.weights.base import Control, Transport, Weights
+from lrl.weights.checksum import checksum
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -21,38 +25,57 @@ class SharedMemory(Transport):
     """The trainer's end of `lrl.weights.shared_memory_engine`."""
 
     backend = "shared_memory"
+    ways = (False, False, True)
 
     def __init__(self) -> None:
+        self._name = ""
         self._file: Path | None = None
+        self._checksum = 0
 
     def connect(self, control: Control, weights: Weights, name: str) -> None:
         """See `Transport.connect`; the two ends need no handshake beyond the engine's own."""
-        self._file = SHARED_MEMORY / f"lrl-{name}.safetensors"
+        self._name = f"lrl-{name}.safetensors"
         control.init_weight_transfer_engine({})
 
-    def stage(self, weights: Weights) -> None:
+    def stage(self, weights: Weights, second_best: bool) -> None:
         """Write the weights next to the old file, then rename."""
-        assert self._file is not None, "connect comes first"
-        draft = self._file.with_suffix(".draft")
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights()}
-        needed = sum(tensor.nbytes for tensor in tensors.values())
-        free = os.statvfs(SHARED_MEMORY).f_bavail * os.statvfs(SHARED_MEMORY).f_frsize
-        if needed > free:
-            raise OSError(
-                f"{SHARED_MEMORY} has {free / 2**30:.2f} GiB free and the weights take {needed / 2**30:.2f} GiB (twice "
-                f"that while a new version replaces the old one). Enlarge it (`mount -o remount,size=...`)."
-            )
-        save_file(tensors, draft)
-        draft.rename(self._file)
+        folder = Path(tempfile.gettempdir()) if second_best else SHARED_MEMORY
+        _require_room(folder, sum(tensor.nbytes for tensor in tensors.values()))
+        file = folder / self._name
+        draft = file.with_suffix(".draft")
+        try:
+            save_file(tensors, draft)
+            self._checksum = checksum(draft)
+            draft.rename(file)
+        except SafetensorError as error:  # its form of "no space left", when something else filled the folder meanwhile
+            draft.unlink(missing_ok=True)
+            raise OSError(f"{draft} could not be written: {error}") from error
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        if self._file not in (None, file):
+            self.close()
+        self._file = file
 
     def send(self, control: Control) -> None:
         """See `Transport.send`."""
         control.start_weight_update()
-        control.update_weights({"file": str(self._file)})
+        control.update_weights({"file": str(self._file), "checksum": self._checksum})
         control.finish_weight_update()
 
     def close(self) -> None:
         """Remove the file."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
-            self._file.with_suffix(".draft").unlink(missing_ok=True)
+            self._file = None
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    """Raise OSError if `folder` has not `needed` bytes free."""
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    if needed > free:
+        raise OSError(
+            f"{folder} has {free / 2**30:.2f} GiB free and the weights take {needed / 2**30:.2f} GiB (twice that while "
+            "a new version replaces the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
+        )

@@ -19,6 +19,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from lrl.weights.checksum import checksum
+
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
@@ -31,9 +33,11 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
     Args:
         file: A safetensors file of full tensors under their Hugging Face names.
+        checksum: What `lrl.weights.checksum` gives for it.
     """
 
     file: str
+    checksum: int
 
 
 class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -56,7 +60,9 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """See `update_weights`."""
+        """See `update_weights`; raises ValueError for a damaged file, before any weight is replaced."""
+        if (found := checksum(update_info.file)) != update_info.checksum:
+            raise ValueError(f"{update_info.file} has the checksum {found}, and {update_info.checksum} was sent.")
         self.model.load_weights(load_file(update_info.file, device=str(self.device)).items())
 
     def finish_weight_update(self) -> None:

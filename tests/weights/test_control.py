@@ -1,4 +1,4 @@
-"""The four calls of a sync, as they reach each generator of a crew."""
+"""The calls of a sync, as they reach each generator."""
 
 import asyncio
 import pickle
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lrl.generators.client import GeneratorError
-from lrl.generators.crew import Crew
 from lrl.generators.loop import LoopThread
 from lrl.weights import Control
+from lrl.weights.base import CollectiveBroken
 from lrl.weights.ipc import Ipc
 
 
@@ -31,9 +31,22 @@ class Recorder:
         await asyncio.sleep(30 if self.slow else 0)
 
 
+class Stand:
+    """A generator that is only its server and its client."""
+
+    def __init__(self, server: Any, client: Recorder) -> None:
+        self.server, self.client, self.out = server, client, None
+
+
 def make_generator(workers: int) -> Any:
     server = SimpleNamespace(settings=SimpleNamespace(tensor_parallel_size=workers))
-    return SimpleNamespace(server=server, client=Recorder())
+    return Stand(server, Recorder())
+
+
+def control_of(generators: list[Any], loop: LoopThread, version: int = 0, **settings: Any) -> Control:
+    control = Control(loop, **{"deadline_s": 5.0} | settings)
+    control.begin(generators, version)
+    return control
 
 
 @pytest.fixture
@@ -47,7 +60,7 @@ def loop() -> Iterator[LoopThread]:
 def test_every_worker_of_every_generator_gets_a_rank_of_its_own(loop: LoopThread) -> None:
     generators = [make_generator(2) for _ in range(3)]
     info = {"master_address": "127.0.0.1", "rank_offset": 1}
-    Control(Crew(generators), loop, 5.0).init_weight_transfer_engine(info)
+    control_of(generators, loop).init_weight_transfer_engine(info)
     offsets = [generator.client.posted[0][1]["init_info"]["rank_offset"] for generator in generators]
     assert offsets == [1, 3, 5]
     assert info["rank_offset"] == 1
@@ -55,7 +68,7 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(loop: LoopThread
 
 def test_a_transport_without_ranks_says_nothing_of_them(loop: LoopThread) -> None:
     generators = [make_generator(1), make_generator(1)]
-    Control(Crew(generators), loop, 5.0).init_weight_transfer_engine({})
+    control_of(generators, loop).init_weight_transfer_engine({})
     assert [generator.client.posted for generator in generators] == [
         [("/init_weight_transfer_engine", {"init_info": {}})]
     ] * 2
@@ -63,8 +76,7 @@ def test_a_transport_without_ranks_says_nothing_of_them(loop: LoopThread) -> Non
 
 def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
     generator = make_generator(1)
-    control = Control(Crew([generator]), loop, 5.0)
-    control.version = 12
+    control = control_of([generator], loop, 12)
     control.start_weight_update()
     control.update_weights({"file": "w"})
     control.finish_weight_update()
@@ -78,24 +90,54 @@ def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
 def test_cuda_handles_travel_pickled_and_the_rest_as_it_is(loop: LoopThread) -> None:
     generator = make_generator(1)
     info = {"names": ["head"], "ipc_handles": [{"gpu": (1, 2)}]}
-    Ipc().client(Control(Crew([generator]), loop, 5.0)).update_weights(info)
+    Ipc().client(control_of([generator], loop)).update_weights(info)
     ((_, body),) = generator.client.posted
     sent = body["update_info"]
     assert sent["names"] == ["head"] and "ipc_handles" not in sent and "ipc_handles" in info
     assert pickle.loads(b64decode(sent["ipc_handles_pickled"])) == [{"gpu": (1, 2)}]
 
 
-def test_a_generator_that_refuses_ends_the_sync_with_its_own_error(loop: LoopThread) -> None:
+def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_go_on(loop: LoopThread) -> None:
     generators = [make_generator(1), make_generator(1)]
     generators[1].client.error = GeneratorError("generator 1: /start_weight_update answered 500: no")
-    with pytest.raises(GeneratorError, match="generator 1"):
-        Control(Crew(generators), loop, 5.0).start_weight_update()
+    control = control_of(generators, loop, 3)
+    control.start_weight_update()
+    control.update_weights({})
+    assert [route for route, _ in generators[0].client.posted] == ["/start_weight_update", "/update_weights"]
+    assert [route for route, _ in generators[1].client.posted] == ["/start_weight_update"]
+    assert control.taking_part == generators[:1]
+    (why,) = control.failed.values()
+    assert "/start_weight_update for weight version 3 failed after 0.0 s: generator 1" in why
+
+
+def test_a_collective_transfer_ends_with_its_first_failure(loop: LoopThread) -> None:
+    generators = [make_generator(1), make_generator(1)]
+    generators[1].client.error = GeneratorError("generator 1: no")
+    with pytest.raises(CollectiveBroken, match="/start_weight_update"):
+        control_of(generators, loop, collective=True).start_weight_update()
+
+
+def test_what_is_no_generators_failure_is_raised(loop: LoopThread) -> None:
+    generator = make_generator(1)
+    generator.client.error = KeyError("a fault of the program")  # type: ignore[assignment]
+    with pytest.raises(KeyError):
+        control_of([generator], loop).start_weight_update()
 
 
 def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
     generator = make_generator(1)
     generator.client.slow = True
-    control = Control(Crew([generator]), loop, deadline_s=-4.9)  # the loop adds 5 s to what the client is given
-    control.version = 3
+    control = control_of([generator], loop, 3, deadline_s=-4.9)  # the loop adds 5 s to what the client is given
     with pytest.raises(TimeoutError, match="/update_weights for weight version 3"):
         control.update_weights({})
+
+
+def test_a_signal_ends_the_wait_for_a_phase(loop: LoopThread) -> None:
+    generator = make_generator(1)
+    generator.client.slow = True
+
+    def told() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        control_of([generator], loop, interrupted=told).update_weights({})

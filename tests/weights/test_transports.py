@@ -1,6 +1,9 @@
 """The transports by their names, and the one that writes files."""
 
 import os
+import resource
+import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from lrl.weights import TRANSPORTS, Weights, make_transport, shared_memory
+from lrl.weights.checksum import PIECE, checksum
 from lrl.weights.shared_memory import SharedMemory
 
 
@@ -47,12 +51,12 @@ def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMe
 
 def test_the_generators_are_sent_to_a_file_with_every_weight(connected: tuple[SharedMemory, Calls, Path]) -> None:
     transport, calls, file = connected
-    transport.stage(weights_of(1.5))
+    transport.stage(weights_of(1.5), False)
     transport.send(calls)  # type: ignore[arg-type]
     assert calls.made == [
         ("init_weight_transfer_engine", {}),
         ("start_weight_update",),
-        ("update_weights", {"file": str(file)}),
+        ("update_weights", {"file": str(file), "checksum": checksum(file)}),
         ("finish_weight_update",),
     ]
     expected = {name: tensor.detach() for name, tensor in weights_of(1.5)()}
@@ -61,10 +65,10 @@ def test_the_generators_are_sent_to_a_file_with_every_weight(connected: tuple[Sh
 
 def test_who_reads_the_old_file_reads_all_of_it(connected: tuple[SharedMemory, Calls, Path]) -> None:
     transport, _, file = connected
-    transport.stage(weights_of(1.0))
+    transport.stage(weights_of(1.0), False)
     with file.open("rb") as reader:
         begun, old = reader.read(10), file.read_bytes()
-        transport.stage(weights_of(2.0))
+        transport.stage(weights_of(2.0), False)
         assert begun + reader.read() == old
     assert load_file(file)["head"].tolist() == [2.0] * 3
 
@@ -73,7 +77,7 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
     connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport, _, file = connected
-    transport.stage(weights_of(1.0))
+    transport.stage(weights_of(1.0), False)
 
     def half(tensors: dict[str, torch.Tensor], path: Path) -> None:
         path.write_bytes(b"half")
@@ -81,7 +85,26 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
 
     monkeypatch.setattr(shared_memory, "save_file", half)
     with pytest.raises(OSError, match="No space left"):
-        transport.stage(weights_of(2.0))
+        transport.stage(weights_of(2.0), False)
+    assert load_file(file)["head"].tolist() == [1.0] * 3
+    transport.close()
+    assert list(file.parent.iterdir()) == []
+
+
+def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
+    connected: tuple[SharedMemory, Calls, Path],
+) -> None:
+    transport, _, file = connected
+    transport.stage(weights_of(1.0), False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (8, limits[1])
+    )  # the write itself fails, behind the look at the free space
+    try:
+        with pytest.raises(OSError, match="could not be written.*File too large"):
+            transport.stage(weights_of(2.0), False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert load_file(file)["head"].tolist() == [1.0] * 3
     transport.close()
     assert list(file.parent.iterdir()) == []
@@ -89,7 +112,7 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
 
 def test_closing_removes_the_file_and_may_be_repeated(connected: tuple[SharedMemory, Calls, Path]) -> None:
     transport, _, file = connected
-    transport.stage(weights_of(1.0))
+    transport.stage(weights_of(1.0), False)
     transport.close()
     transport.close()
     assert list(file.parent.iterdir()) == []
@@ -102,5 +125,33 @@ def test_too_little_shared_memory_is_said_before_anything_is_written(
     transport, _, file = connected
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
     with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):
-        transport.stage(weights_of(1.0))
+        transport.stage(weights_of(1.0), False)
     assert list(file.parent.iterdir()) == []
+
+
+def test_without_room_the_second_best_way_is_the_temporary_folder(
+    connected: tuple[SharedMemory, Calls, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, calls, file = connected
+    transport.stage(weights_of(1.0), False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    transport.stage(weights_of(2.0), True)
+    transport.send(calls)  # type: ignore[arg-type]
+    assert not file.exists()  # what is not used takes no memory
+    assert load_file(elsewhere / file.name)["head"].tolist() == [2.0] * 3
+    assert str(elsewhere) in calls.made[-2][1]["file"]
+    transport.stage(weights_of(3.0), False)
+    assert load_file(file)["head"].tolist() == [3.0] * 3 and not list(elsewhere.iterdir())
+
+
+def test_one_flipped_bit_changes_the_checksum(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    content = bytearray(os.urandom(PIECE + 1000))
+    file.write_bytes(content)
+    before = checksum(file)
+    assert before == zlib.crc32(content)
+    content[PIECE + 17] ^= 4
+    file.write_bytes(content)
+    assert checksum(file) != before

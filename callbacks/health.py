@@ -112,8 +112,8 @@ RULES = (
         "rollouts/discarded",
         None,
         0.0,
-        "Answers without a reward are not trained: see rewards/errors, rewards/timeouts and rewards/crashes; the first "
-        "failure of each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
+        "Answers without a reward are not trained: rewards/* counts them by kind, and the first failure of "
+        "each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
     ),
 )
 

@@ -11,7 +11,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lrl.data import Group, Rollout
+from lrl.faults import at_least
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
+from lrl.rewards.tally import KINDS
+from lrl.rollouts.saved import Resumed
+from lrl.side_files import may_not_log
 
 MAX_TEXT = 2000
 """Characters of a prompt or an answer that are shown."""
@@ -26,6 +30,8 @@ class RolloutLog(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 10, samples: int = 4) -> None:
+        at_least(1, "RolloutLog", every_n_steps=every_n_steps)
+        at_least(0, "RolloutLog", samples=samples)
         self.every_n_steps = every_n_steps
         self.samples = samples
 
@@ -46,13 +52,15 @@ class RolloutLog(L.Callback):
                 "rollouts/skipped_groups": float(len(data.controller.ledger.skipped)),
                 "rollouts/replayed_groups": float(len(stream.replayed)),
             }
-            | {f"rewards/{kind}": float(counts[kind]) for kind in ("errors", "timeouts", "crashes")},
+            | resumed_scalars(data.controller.resumed, stream.step)
+            | {f"rewards/{kind}": float(counts[kind]) for kind in (*KINDS, "retried", "replaced")},
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    self._show(logger.experiment, stream.step, stream.groups, rollouts)
+                    with may_not_log(logger):
+                        self._show(logger.experiment, stream.step, stream.groups, rollouts)
 
     def _show(self, board: Any, step: int, groups: list[Group], rollouts: list[Rollout]) -> None:
         for name, values in histograms(rollouts, step).items():
@@ -60,6 +68,13 @@ class RolloutLog(L.Callback):
                 board.add_histogram(name, values, step)
         text = "\n\n---\n\n".join(as_markdown(group, step) for group in groups[: self.samples])
         board.add_text("rollouts/samples", text, step)
+
+
+def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
+    """What the run found in its checkpoint, at its first step alone."""
+    if resumed is None or resumed.step != step:
+        return {}
+    return {"rollouts/resumed_answers": float(resumed.answers), "rollouts/resumed_tokens": float(resumed.tokens)}
 
 
 def scalars(rollouts: list[Rollout]) -> dict[str, float]:

@@ -12,11 +12,23 @@ from lrl.rewards.function import Function, as_reward
 from lrl.rewards.gsm8k import GSM8K
 from lrl.rewards.length_penalty import LengthPenalty
 from lrl.rewards.pool import RewardPool
+from lrl.rewards.tally import RewardFailuresError
 
 if TYPE_CHECKING:
     from lrl.rewards.math import Math
 
-__all__ = ["GSM8K", "ExactMatch", "Format", "Function", "LengthPenalty", "Math", "Reward", "RewardPool", "as_reward"]
+__all__ = [
+    "GSM8K",
+    "ExactMatch",
+    "Format",
+    "Function",
+    "LengthPenalty",
+    "Math",
+    "Reward",
+    "RewardFailuresError",
+    "RewardPool",
+    "as_reward",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ runs it imports no torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any
 
 Score = float | dict[str, float]
@@ -29,6 +29,11 @@ class Reward(ABC):
         self.weight = weight
         self.name = name or type(self).__name__
 
+    def lacks(self, columns: Collection[str]) -> str:
+        """What this reward reads and a data set with these `columns` has not; empty if it has all. A run is refused
+        before it begins then, and not at the first answer."""
+        return ""
+
     @abstractmethod
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
         """The reward of `response`, before the weight; may be a coroutine.
@@ -36,7 +41,7 @@ class Reward(ABC):
         Args:
             prompt: The prompt as its author wrote it.
             response: The answer's text, special tokens left out.
-            columns: The row's other columns, and two of the answer's own: `finish_reason` (`stop`, `length` or `abort`)
+            columns: The row's other columns, and two of the answer's own: `finish_reason` (`stop` or `length`)
                 and `num_tokens` (the answer's length in tokens). They win over columns of the row with these names.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from lrl.rewards.base import Reward
@@ -19,6 +20,10 @@ class ExactMatch(Reward):
     def __init__(self, column: str = "answer", weight: float = 1.0, name: str = "exact_match") -> None:
         super().__init__(weight, name)
         self.column = column
+
+    def lacks(self, columns: Collection[str]) -> str:
+        """See `Reward.lacks`."""
+        return "" if self.column in columns else repr(self.column)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """1.0 or 0.0.

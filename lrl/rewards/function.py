@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from lrl.rewards.base import Reward, Score
@@ -33,6 +33,13 @@ class Function(Reward):
                 f"Function(function={function!r}): {own_name} does not take **columns, which carries the row's other "
                 f"columns. Define it as `def {own_name}(prompt, response, **columns)`."
             )
+
+    def lacks(self, columns: Collection[str]) -> str:
+        """See `Reward.lacks`: the keyword arguments that the function asks for and has no default for."""
+        there = {*columns, "finish_reason", "num_tokens"}
+        asked = inspect.signature(self.function).parameters.values()
+        needed = [one.name for one in asked if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
+        return ", ".join(repr(name) for name in needed if name not in there)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
         """What the function gives."""

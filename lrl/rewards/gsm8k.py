@@ -7,6 +7,7 @@ last number then counts). The first form found decides, right or wrong: a box is
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +31,10 @@ class GSM8K(Reward):
 
     def __init__(self, weight: float = 1.0, name: str = "gsm8k") -> None:
         super().__init__(weight, name)
+
+    def lacks(self, columns: Collection[str]) -> str:
+        """See `Reward.lacks`."""
+        return "" if "answer" in columns else "'answer'"
 
     def __call__(self, prompt: str, response: str, *, answer: object = None, **columns: Any) -> float:
         """1.0 or 0.0. `answer` is the gold answer in GSM8K's own form (`... #### 72`), or a bare number.

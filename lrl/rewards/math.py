@@ -7,6 +7,7 @@ ignores. It is switched off here: the reward pool's deadline holds for every rew
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from math_verify import parse, verify
@@ -28,6 +29,10 @@ class Math(Reward):
 
     def __init__(self, weight: float = 1.0, name: str = "math") -> None:
         super().__init__(weight, name)
+
+    def lacks(self, columns: Collection[str]) -> str:
+        """See `Reward.lacks`."""
+        return "" if {"answer", "solution"} & set(columns) else "'answer' or 'solution'"
 
     def __call__(
         self, prompt: str, response: str, *, answer: object = None, solution: str | None = None, **columns: Any

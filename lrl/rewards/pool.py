@@ -1,46 +1,26 @@
 """Rewards run in processes that can be killed one by one: a reward is other people's code, and may hang or crash.
 
-A whole group is one job, so that a job's own price does not matter. Only the answers that a job did not get done are
-scored again, each alone, so that one bad answer costs only itself. With a deadline of t seconds for an answer:
-
-- A group's job begins no answer after t seconds. If every answer keeps its deadline, it ends within 2 t. So it is
-  killed after 2 t: one of its answers is over time.
-- An answer alone is killed after t, and that is a timeout.
-
-Workers are spawned, never forked: the trainer has threads, and a fork would inherit the open pipes and sockets by whose
-closing other processes notice the trainer's death. The price is that a worker imports the script that was run.
+A whole group is one job, so that a job's own price does not matter. What it did not get done is scored alone, each
+answer for itself, so that a bad one costs only itself. An answer that fails is tried once more, alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import multiprocessing
-import os
 import pickle
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pebble import ProcessExpired, ProcessPool
-
-from lrl.rewards import worker
+from lrl.faults import above, at_least, fault
 from lrl.rewards.base import Reward
 from lrl.rewards.function import as_reward
+from lrl.rewards.place import Outcome
+from lrl.rewards.processes import Answer, Processes
+from lrl.rewards.tally import Tally
 
 if TYPE_CHECKING:
     from lrl.data import Prompt, Rollout
-
-log = logging.getLogger(__name__)
-
-_START_S = 120.0
-"""Time for a worker to start: an interpreter, the imports of the script that was run, those of the rewards."""
-_Answer = tuple[str, dict[str, Any]]
-_COUNTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 
 
 class RewardPool:
@@ -50,28 +30,41 @@ class RewardPool:
         rewards: What judges an answer; their weighted sum is its reward. Functions and import paths become `Function`s.
         workers: Processes on this host.
         timeout_s: Seconds an answer may take, all rewards together.
+        memory_gib: What scoring may allocate in a worker beyond what it holds once the rewards are loaded, in GiB; None
+            for no limit. Linux only.
+        max_failures: Largest share of answers that may get no reward, in (0, 1], over the last few hundred; 1 allows
+            any.
 
     Raises:
-        ValueError: If there is no reward, two share a name, one cannot be sent to a process, or a number is too low.
+        ValueError: If there is no reward, two share a name, one cannot be sent to a process, or a number is out of
+            range.
     """
 
     def __init__(
-        self, rewards: Sequence[Reward | Callable[..., Any] | str], workers: int = 2, timeout_s: float = 10.0
+        self,
+        rewards: Sequence[Reward | Callable[..., Any] | str],
+        workers: int = 2,
+        timeout_s: float = 10.0,
+        memory_gib: float | None = 4.0,
+        max_failures: float = 0.1,
     ) -> None:
         self.rewards = [as_reward(reward) for reward in rewards]
-        self.workers = workers
-        self.timeout_s = timeout_s
-        _check(self.rewards, workers, timeout_s)
-        self._pickled = pickle.dumps(self.rewards)
-        self._counts: Counter[str] = Counter()
-        self._pool: ProcessPool | None = None
-        self._lock = threading.RLock()  # close() comes from another thread, maybe while score() replaces a lost pool
-        self._in_flight: set[Future[Any]] = set()
+        _check_rewards(self.rewards)
+        _check_limits(workers, timeout_s, memory_gib, max_failures)
+        self._processes = Processes(self.rewards, workers, timeout_s, memory_gib)
+        self._tally = Tally(max_failures)
+        self._parts: set[str] | None = None  # of the first answer
 
     @property
     def counts(self) -> dict[str, int]:
-        """Answers so far: `scored`, `zero` of these; and those without a reward: `errors`, `timeouts`, `crashes`."""
-        return {name: self._counts[name] for name in ("scored", "zero", *_COUNTS.values())}
+        """Since the start: answers that were `scored`, `zero` of these, `retried`; without a reward by kind
+        (`lrl.rewards.tally.KINDS`); and workers that were `replaced`."""
+        return {**self._tally.counts, "replaced": self._processes.replaced}
+
+    def like(self, rewards: Sequence[Reward | Callable[..., Any] | str], workers: int) -> RewardPool:
+        """Another pool with the same limits, for other rewards."""
+        limits = self._processes
+        return RewardPool(rewards, workers, limits.timeout_s, limits.memory_gib, self._tally.max_failures)
 
     def start(self) -> None:
         """Starts the workers and waits until one is ready.
@@ -82,116 +75,61 @@ class RewardPool:
             RuntimeError: If a reward cannot be loaded in a worker, or the workers die while they start.
             TimeoutError: If none is ready after two minutes.
         """
-        self._pool = self._pool or self._new_pool()
-        try:
-            self._await_ready(self._pool)
-        except (RuntimeError, TimeoutError):
-            self.close()
-            raise
+        self._processes.start()
 
     def close(self) -> None:
         """Ends the workers at once, whatever they are doing. May be called twice."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-            if pool is None:
-                return
-            pool.stop()
-            pool.join()
-        for future in list(self._in_flight):
-            with suppress(InvalidStateError):  # done already; pebble leaves the others waiting for ever
-                future.set_exception(BrokenProcessPool("the reward pool was closed"))
+        self._processes.close()
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         """Fills `reward` and `reward_parts`, or `reward_failure`, of each rollout; they are all answers to `prompt`.
 
         Raises:
             RuntimeError: If the pool is not started, or is closed meanwhile.
+            RewardFailuresError: If more than `max_failures` of the last answers got no reward.
         """
         answers = [(rollout.text, _columns(prompt, rollout)) for rollout in rollouts]
-        outcomes: list[worker.Outcome] = [None] * len(answers)
+        together: list[Outcome] = [None] * len(answers)
         if len(answers) > 1:
-            together = await self._job(prompt.text, answers, 2 * self.timeout_s)
-            outcomes = outcomes if isinstance(together, str) else together
-        undone = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        alone = await asyncio.gather(*(self._alone(prompt.text, answers[i]) for i in undone))
-        for i, outcome in zip(undone, alone, strict=True):
-            outcomes[i] = outcome
-        for rollout, outcome in zip(rollouts, outcomes, strict=True):
-            self._record(rollout, outcome)
+            together = [self._judged(outcome) for outcome in await self._processes.outcomes(prompt.text, answers)]
+        settling = (self._settled(prompt.text, *pair) for pair in zip(answers, together, strict=True))
+        for rollout, outcome in zip(rollouts, await asyncio.gather(*settling), strict=True):
+            self._record(prompt, rollout, outcome)
+        self._tally.check()
 
-    async def _alone(self, prompt: str, answer: _Answer) -> worker.Outcome:
-        outcome = await self._job(prompt, [answer], self.timeout_s)
+    async def _settled(self, prompt: str, answer: Answer, outcome: Outcome) -> Outcome:
+        """An answer's last outcome: a reward, or the failure of its second try."""
+        if outcome is None:
+            outcome = await self._alone(prompt, answer)
         if isinstance(outcome, str):
+            self._tally.counts["retried"] += 1
+            outcome = await self._alone(prompt, answer)
+        return outcome
+
+    async def _alone(self, prompt: str, answer: Answer) -> Outcome:
+        (outcome,) = await self._processes.outcomes(prompt, [answer])
+        return self._judged(outcome)
+
+    def _judged(self, outcome: Outcome) -> Outcome:
+        """Refuses other parts than those of the run's first answer: one that is missing would count as 0."""
+        if not isinstance(outcome, tuple):
             return outcome
-        return outcome[0] or f"timeout: no reward after {self.timeout_s:g} s"
+        parts = set(outcome[1])
+        self._parts = self._parts or parts
+        if parts == self._parts:
+            return outcome
+        return (
+            f"wrong_shape: the parts are {sorted(parts)}, those of the first answer {sorted(self._parts)}; a reward "
+            "gives the same ones for every answer, 0.0 for one that does not apply"
+        )
 
-    async def _job(self, prompt: str, answers: list[_Answer], limit_s: float) -> list[worker.Outcome] | str:
-        """Outcomes from one worker, or why it gave none. Tries again if the whole pool is lost (others' fault)."""
-        job = pickle.dumps((prompt, answers))
-        for _ in range(2):
-            future = self._live_pool().schedule(worker.score, (job, self.timeout_s), timeout=limit_s)
-            try:
-                return await self._result(future)
-            except TimeoutError:
-                return f"timeout: no reward after {limit_s:g} s"
-            except ProcessExpired as error:
-                return f"crash: the reward worker ended with exit code {error.exitcode}"
-            except BrokenProcessPool as error:
-                log.warning("The reward workers are lost (%r).", error.__cause__ or error)
-        return "crash: the reward workers were lost twice"
-
-    async def _result(self, future: Future[Any]) -> Any:
-        self._in_flight.add(future)
-        # The deadline in `schedule` begins when a worker takes the job; this one is for a pool that lost the job.
-        lost_s = _START_S + 2 * self.timeout_s * len(self._in_flight)
-        waiting = asyncio.wrap_future(future)
-        try:
-            await asyncio.wait({waiting}, timeout=lost_s)
-            if not future.done():
-                self._live_pool().stop()
-                raise BrokenProcessPool(f"no answer from them in {lost_s:.0f} s")
-            return future.result()
-        finally:
-            waiting.cancel()
-            self._in_flight.discard(future)
-
-    def _record(self, rollout: Rollout, outcome: worker.Outcome) -> None:
+    def _record(self, prompt: Prompt, rollout: Rollout, outcome: Outcome) -> None:
         if isinstance(outcome, tuple):
             rollout.reward, rollout.reward_parts = outcome
-            self._counts.update(scored=1, zero=int(rollout.reward == 0))
-            return
-        rollout.reward_failure = outcome
-        count = _COUNTS[str(outcome).partition(":")[0]]
-        self._counts[count] += 1
-        if self._counts[count] == 1:
-            log.warning("An answer got no reward. %s (Further %s are only counted.)", outcome, count)
-
-    def _live_pool(self) -> ProcessPool:
-        with self._lock:
-            if self._pool is None:
-                raise RuntimeError("The reward pool is not running; call RewardPool.start() before score().")
-            if not self._pool.active:
-                self.close()
-                self._pool = self._new_pool()
-            return self._pool
-
-    def _new_pool(self) -> ProcessPool:
-        spawn = multiprocessing.get_context("spawn")
-        return ProcessPool(self.workers, initializer=worker.begin, initargs=(self._pickled, os.getpid()), context=spawn)
-
-    def _await_ready(self, pool: ProcessPool) -> None:
-        try:
-            pool.schedule(worker.ready).result(_START_S)
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "The reward workers died while they started; their own message is above. They import the script that "
-                'was run: what starts the training must stand under `if __name__ == "__main__":`.'
-            ) from error
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
-                f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
-            ) from error
+            self._tally.reward(rollout.reward)
+        else:
+            rollout.reward_failure = outcome
+            self._tally.failure(prompt.id, rollout.text, str(outcome))
 
 
 def _columns(prompt: Prompt, rollout: Rollout) -> dict[str, Any]:
@@ -200,14 +138,21 @@ def _columns(prompt: Prompt, rollout: Rollout) -> dict[str, Any]:
     return row | {"finish_reason": rollout.finish_reason, "num_tokens": len(rollout.token_ids)}
 
 
-def _check(rewards: list[Reward], workers: int, timeout_s: float) -> None:
+def _check_limits(workers: int, timeout_s: float, memory_gib: float | None, max_failures: float) -> None:
+    at_least(1, "data", reward_workers=workers)
+    above(0, "data", reward_timeout_s=timeout_s)
+    if memory_gib is not None and not memory_gib > 0:
+        fault(f"data.reward_memory_gib is {memory_gib}; it must be above 0, or null for no limit.")
+    if not 0 < max_failures <= 1:
+        fault(f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 (never stop).")
+
+
+def _check_rewards(rewards: list[Reward]) -> None:
     names = Counter(reward.name for reward in rewards)
     if not names:
         raise ValueError("rewards is empty; give at least one.")
     if twice := [name for name, times in names.items() if times > 1]:
         raise ValueError(f"rewards has more than one named {twice[0]!r}; give one of them another `name`.")
-    if workers < 1 or timeout_s <= 0:
-        raise ValueError(f"workers={workers}, timeout_s={timeout_s}: workers must be at least 1, timeout_s above 0.")
     for reward in rewards:
         try:
             pickle.dumps(reward)

@@ -4,6 +4,8 @@ This module imports neither torch nor anything that does, so a worker starts in 
 
 A worker must die with the trainer, also when the trainer is killed (SIGKILL) while a reward never returns. Only the
 kernel can do that: a thread that watches the trainer cannot run while, say, a regular expression holds Python's lock.
+
+A worker that is out of memory ends: what filled it may stay, and would fail the next answers.
 """
 
 from __future__ import annotations
@@ -18,36 +20,42 @@ import signal
 import sys
 import threading
 import time
-from numbers import Real
+from collections.abc import Sequence
 from typing import Any
 
 from lrl.rewards.base import Reward
+from lrl.rewards.place import Outcome, Place
+from lrl.rewards.value import BadValueError, parts_of
 
-Outcome = tuple[float, dict[str, float]] | str | None
-"""Of one answer: weighted sum and parts; or a failure as in `Rollout.reward_failure`; or None, not scored in time."""
-
+OUT_OF_MEMORY = 112
+"""Exit code of a worker at its memory limit."""
 _PR_SET_PDEATHSIG = 1
 _LONGEST_MESSAGE = 500
 
 _rewards: list[Reward] | str = "no rewards were loaded"
+_places: Sequence[Place] = ()
 _runner = asyncio.Runner()  # one event loop for the worker's life: a user's HTTP session belongs to its loop
 
 
-def begin(rewards: bytes, owner: int) -> None:
+def begin(rewards: bytes, owner: int, memory_gib: float | None, places: Sequence[Place]) -> None:
     """Sets a new worker up. pebble ignores SIGINT already: Ctrl-C reaches all processes, but the trainer decides.
 
     Args:
         rewards: Pickled list of `Reward`s. One that cannot be loaded is reported by every later call.
         owner: Process id of the trainer.
+        memory_gib: What scoring may allocate beyond what the loaded rewards hold, in GiB; None for no limit.
+        places: Shared with the trainer; job n writes to place n modulo their number.
     """
-    global _rewards
+    global _rewards, _places
+    _places = places
     _die_with(owner)
     # pebble's own handler is Python code and waits for Python's lock; the default kills at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         _rewards = pickle.loads(rewards)
     except Exception as error:
-        _rewards = f"a reward cannot be loaded in a reward worker: {type(error).__name__}: {error}"
+        _rewards = f"a reward cannot be loaded in a reward worker: {_said(error)}"
+    _limit_memory(memory_gib)
 
 
 def ready() -> None:
@@ -60,61 +68,105 @@ def ready() -> None:
         raise RuntimeError(_rewards)
 
 
-def score(job: bytes, budget_s: float) -> list[Outcome] | str:
+def score(number: int, job: bytes, budget_s: float) -> list[Outcome]:
     """Scores answers to one prompt, one after another; `async` rewards overlap.
 
     Args:
-        job: Pickled `(prompt, answers)`: the prompt's text, and the text and columns of each answer.
-        budget_s: Seconds after which no answer is begun and none awaited any longer.
+        number: Of the job, above 0; told apart by it in its place.
+        job: Pickled `(answers, prompt, columns)`: how many there are; and pickled once more, the prompt's text, and
+            the text and columns of each answer.
+        budget_s: Seconds after which no answer but the first is begun, and none awaited any longer.
 
     Returns:
-        One outcome for each answer; or a failure, if a column of the row cannot be loaded here.
+        One outcome for each answer.
     """
+    count, packed = pickle.loads(job)
     try:
-        prompt, answers = pickle.loads(job)
+        prompt, answers = pickle.loads(packed)
+        return _runner.run(_score_all(number, prompt, answers, budget_s))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
     except Exception as error:
-        return f"error: the row cannot be loaded in a reward worker: {type(error).__name__}: {error}"
-    return _runner.run(_score_all(prompt, answers, budget_s))
+        return [f"exception: the row cannot be loaded in a reward worker: {_said(error)}"] * count
 
 
-async def _score_all(prompt: str, answers: list[tuple[str, dict[str, Any]]], budget_s: float) -> list[Outcome]:
+async def _score_all(number: int, prompt: str, answers: list[tuple[str, dict[str, Any]]], budget_s: float) -> Any:
     until = time.monotonic() + budget_s
-    tasks = [asyncio.create_task(_score_one(prompt, text, columns, until)) for text, columns in answers]
+    place = _places[number % len(_places)]
+    place.begin(number)
+    tasks = [
+        asyncio.create_task(_score_one(place, i, prompt, text, columns, until))
+        for i, (text, columns) in enumerate(answers)
+    ]
     done, late = await asyncio.wait(tasks, timeout=budget_s)
     for task in late:
         task.cancel()
-    return [task.result() if task in done else None for task in tasks]
+    place.end()
+    over_time = f"timeout: no reward after {budget_s:g} s"
+    return [task.result() if task in done else over_time for task in tasks]
 
 
-async def _score_one(prompt: str, response: str, columns: dict[str, Any], until: float) -> Outcome:
+async def _score_one(
+    place: Place, answer: int, prompt: str, response: str, columns: dict[str, Any], until: float
+) -> Outcome:
     if isinstance(_rewards, str):
-        return f"error: {_rewards}"
-    if time.monotonic() > until:
+        return f"exception: {_rewards}"
+    if answer > 0 and time.monotonic() > until:
         return None
+    outcome = await _weighted_sum(_rewards, place, answer, (prompt, response), columns)
+    place.ended(answer, outcome)
+    return outcome
+
+
+async def _weighted_sum(
+    rewards: list[Reward], place: Place, answer: int, texts: tuple[str, str], columns: dict[str, Any]
+) -> Outcome:
     total = 0.0
     parts: dict[str, float] = {}
-    for reward in _rewards:
+    for index, reward in enumerate(rewards):
         try:
-            value = reward(prompt, response, **columns)
-            found = _parts(reward.name, await value if inspect.isawaitable(value) else value)
-        except (Exception, SystemExit) as error:
-            return f"error: {reward.name}: {type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+            place.at(answer, index)
+            value = reward(*texts, **columns)
+            place.uncertain()  # while it is awaited, others run
+            found = parts_of(reward.name, await value if inspect.isawaitable(value) else value)
+        except MemoryError:
+            place.out_of_memory(answer, index)
+            os._exit(OUT_OF_MEMORY)
+        except BadValueError as error:
+            return f"{error.kind}: {reward.name}: {error}"[:_LONGEST_MESSAGE]
+        except SystemExit as error:
+            return f"crash: {reward.name}: {_said(error)}"
+        except BaseException as error:  # CancelledError or KeyboardInterrupt would go on in the trainer
+            return f"exception: {reward.name}: {_said(error)}"
         parts |= found
         total += reward.weight * sum(found.values())
-    return total, parts
+    return (total, parts) if math.isfinite(total) else f"nan: the weighted sum of {parts} is {total}"
 
 
-def _parts(name: str, value: Any) -> dict[str, float]:
-    """A reward's value by name; raises TypeError or ValueError for what is not a finite number or a dict of them."""
-    found = {f"{name}/{part}": number for part, number in value.items()} if isinstance(value, dict) else {name: value}
-    if not found:
-        raise ValueError("an empty dict is not a reward")
-    for part, number in found.items():
-        if isinstance(number, bool) or not isinstance(number, Real):
-            raise TypeError(f"{part} is {number!r} ({type(number).__name__}); a reward is a float")
-        if not math.isfinite(number):
-            raise ValueError(f"{part} is {number}; a reward is finite")
-    return {part: float(number) for part, number in found.items()}
+def _said(error: BaseException) -> str:
+    """Type and message; an exception may fail to say the latter."""
+    try:
+        message = str(error)
+    except Exception as another:
+        message = f"(its message cannot be read: {type(another).__name__})"
+    return f"{type(error).__name__}: {message}"[:_LONGEST_MESSAGE]
+
+
+def _limit_memory(gib: float | None) -> None:
+    """Limit writable private memory (RLIMIT_DATA), counted from what is there when the rewards are loaded.
+
+    RLIMIT_AS would count what is only reserved, too: CUDA, a Java machine or one malloc arena for each thread reserve
+    many GiB and use none of it.
+    """
+    if gib is None or sys.platform != "linux":
+        return
+    import resource
+
+    with open("/proc/self/statm") as statm:
+        now = int(statm.read().split()[5]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = now + int(gib * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
 
 
 def _die_with(owner: int) -> None:

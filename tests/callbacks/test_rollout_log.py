@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lrl.callbacks.rollout_log import scalars_by_lag
+from lrl.callbacks.rollout_log import resumed_scalars, scalars_by_lag
 from lrl.data import Rollout
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
+from lrl.rollouts.saved import Resumed
 
 
 def answer(versions: list[int], reward: float | None = 1.0) -> Rollout:
@@ -48,3 +49,9 @@ def test_an_answer_without_a_reward_or_a_token_is_no_zero() -> None:
     assert "rollouts/by_lag/1/reward" not in found
     assert found["rollouts/by_lag/1/share"] == 0.25
     assert found["rollouts/by_lag/0/reward"] == 1.0
+
+
+def test_what_was_resumed_is_told_at_the_first_step_alone() -> None:
+    resumed = Resumed(step=9, answers=37, tokens=4210, finished_groups=5)
+    assert resumed_scalars(resumed, 9) == {"rollouts/resumed_answers": 37.0, "rollouts/resumed_tokens": 4210.0}
+    assert resumed_scalars(resumed, 10) == resumed_scalars(None, 0) == {}

@@ -2,10 +2,20 @@
 
 import asyncio
 import ctypes
+import mmap
 import os
 import re
+import signal
 import sys
 import time
+from pathlib import Path
+
+hoard = []
+
+
+class Unsayable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
 
 
 def obey(prompt, response, **columns):
@@ -18,20 +28,49 @@ def obey(prompt, response, **columns):
             return 1.0
         case "loop":
             return float(re.match(r"(a+)+$", "a" * 64 + "b") is not None)  # never ends, and holds Python's lock
+        case "deaf":
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            while True:
+                pass
         case "exit":
-            os._exit(3)
+            os._exit(int(value or 3))
+        case "hog":
+            while True:
+                hoard.append(bytes(2**24))  # stays: the next answer would find no memory in this worker
+        case "take":
+            return float(len(bytes(int(float(value) * 2**30))) > 0)
+        case "reserve":
+            return float(len(mmap.mmap(-1, int(float(value) * 2**30), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)) > 0)
+        case "once":
+            marker, _, rest = value.partition(" ")
+            return 1.0 if tried_before(marker) else obey(prompt, rest)
         case "segfault":
             ctypes.string_at(0)
         case "sysexit":
             sys.exit(1)
         case "raise":
             raise LookupError(value)
+        case "unsayable":
+            raise Unsayable
+        case "cancel":
+            raise asyncio.CancelledError
+        case "interrupt":
+            raise KeyboardInterrupt
         case "bool":
             return True
         case "text":
             return "1.0"
         case "nothing":
             return None
+        case "list":
+            return [1.0, 0.0]
+        case "tuple":
+            return (1.0,)
+        case "huge":
+            return 10**400
+        case "numbered":
+            return {1: 0.25}
         case "empty":
             return {}
         case "parts":
@@ -42,11 +81,21 @@ def obey(prompt, response, **columns):
             return os.getpid()
 
 
+def tried_before(marker):
+    """Whether somebody asked for this file before; makes it."""
+    try:
+        Path(marker).touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
+
+
 async def obey_later(prompt, response, **columns):
     order, _, value = response.partition(" ")
     if order == "wait":
         await asyncio.sleep(float(value))
-    return 1.0
+        return 1.0
+    return obey(prompt, response)
 
 
 def length(prompt, response, *, num_tokens, finish_reason, **columns):

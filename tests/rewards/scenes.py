@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from lrl.data import Prompt, Rollout
+from lrl.rewards.tally import KINDS, Tally
 
 
 def rollouts_of(*responses, finish_reason="stop"):
@@ -18,6 +19,17 @@ def scored(pool, *responses, columns=None, **fields):
     rollouts = rollouts_of(*responses, **fields)
     asyncio.run(pool.score(Prompt(id=0, token_ids=[1], text="Do as you are told.", columns=columns or {}), rollouts))
     return rollouts
+
+
+def start_afresh(pool, max_failures=1.0):
+    """The pool as if it had scored nothing; its workers stay."""
+    pool._tally, pool._parts = Tally(max_failures), None
+    return pool
+
+
+def counted(pool):
+    """The counts of answers that are not 0; how many workers they cost is not always certain."""
+    return {name: pool.counts[name] for name in ("scored", "zero", "retried", *KINDS) if pool.counts[name]}
 
 
 def alive(pid):

@@ -1,0 +1,151 @@
+"""Rewards that fail: the quickstart's task while one answer in twenty raises, crashes its worker, never ends, ...
+
+    python -m benchmarks.chaos_rewards                      run what is missing, then print
+    python -m benchmarks.chaos_rewards --kinds crash nan    only these
+
+For each kind of fault two runs: in one the fault strikes at every try, so that the answer has to be left out; in the
+other at the first try only, so that the second try saves it. What was injected must be what is counted, and the
+accuracy that of the run without faults. Which answers are struck follows from their text, so equal answers of a group
+share their lot; no share of failures ends a run here. All runs follow one another on one vLLM server; finished ones are
+not run again.
+"""
+
+# Reward workers import this module when they start, and hundreds of them are replaced. So torch and all that needs it
+# is imported within the functions that the workers do not call.
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import records
+from benchmarks.faulty_reward import FAULTS, Faulty
+from lrl.rewards import RewardPool
+
+if TYPE_CHECKING:
+    from benchmarks.lent_server import LentServer
+    from benchmarks.quickstart_run import RunSettings
+    from lrl.data import Prompt, Rollout
+
+HEAD = (
+    "| fault | strikes | injected | counted | retried | other kinds | workers replaced | accuracy | seconds |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+class CountingPool(RewardPool):
+    """Counts the answers that the fault is for, beside what the pool counts itself."""
+
+    def __init__(self, reward: Faulty, **limits: Any) -> None:
+        super().__init__([reward], **limits)
+        self.reward = reward
+        self.struck = 0
+
+    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        """See `RewardPool.score`."""
+        await super().score(prompt, rollouts)
+        self.struck += sum(self.reward.strikes(prompt.text, rollout.text) for rollout in rollouts)
+
+
+def described(args: argparse.Namespace, kind: str, once: bool) -> tuple[RunSettings, dict[str, Any]]:
+    """A run's settings, and what it is recognised by in the results."""
+    from dataclasses import asdict
+
+    from benchmarks.quickstart_run import RunSettings
+
+    settings = RunSettings(
+        seed=args.seed, max_lag=1, lr=args.lr, schedule="linear", steps=args.steps, groups=args.groups,
+        answers=args.answers,
+    )  # fmt: skip
+    share = args.share if kind else 0.0
+    return settings, {"fault": kind, "first_try_only": once, "share": share, **asdict(settings)}
+
+
+def measure(server: LentServer, args: argparse.Namespace, kind: str, once: bool) -> dict[str, Any]:
+    """One run from its start to its record."""
+    import lrl
+    from benchmarks.quickstart_run import held_out, make_data, make_module, make_trainer
+
+    settings, description = described(args, kind, once)
+    evaluation = held_out(args.steps)
+    folder = args.folder / f"{kind or 'none'}{'-once' * once}"
+    trainer = make_trainer(server, settings, [evaluation], folder)
+    policy = make_module(settings, lrl.objectives.AIPO())
+    data = make_data(settings)
+    with tempfile.TemporaryDirectory() as marks:
+        reward = Faulty(kind, description["share"], args.seed, marks if once else "")
+        limits = {"workers": args.workers, "timeout_s": args.timeout_s, "memory_gib": args.memory_gib}
+        pool = data.reward_pool = CountingPool(reward, **limits, max_failures=1.0)
+        started = time.monotonic()
+        trainer.fit(policy, data)
+        injected = len(list(Path(marks).iterdir())) if once else pool.struck
+    return {
+        **description,
+        "injected": injected,
+        "counts": pool.counts,
+        "accuracy": round(evaluation.reports[-1][1].accuracy, 4),
+        "accuracy_before": round(evaluation.reports[0][1].accuracy, 4),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def row(record: dict[str, Any]) -> str:
+    """A run as a line of the table."""
+    counts, kind = record["counts"], record["fault"]
+    others = sum(counts[name] for name in FAULTS if name != kind)
+    strikes = "first try" if record["first_try_only"] else "every try"
+    cells = [kind or "none", strikes if kind else "", record["injected"], counts.get(kind, 0), counts["retried"]]
+    cells += [others, counts["replaced"], f"{record['accuracy']:.3f}", f"{record['seconds']:.0f}"]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos_rewards", description="Rewards that fail.")
+    parser.add_argument("--kinds", nargs="+", choices=["none", *FAULTS], default=["none", *FAULTS])
+    parser.add_argument("--share", type=float, default=0.05, help="of the answers that fail (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    parser.add_argument("--workers", type=int, default=2, help="reward workers (%(default)s)")
+    parser.add_argument("--timeout-s", type=float, default=1.0, help="for an answer's reward (%(default)s)")
+    parser.add_argument("--memory-gib", type=float, default=1.0, help="of a reward worker (%(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
+    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
+    parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
+    records.add_places(parser, "chaos_rewards", plot=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, then print the table."""
+    from benchmarks.lent_server import lent_server
+    from benchmarks.quickstart_run import policy_of, server_settings
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    command = shlex.join(["python", "-m", "benchmarks.chaos_rewards", *words])
+    runs = [("", False)] * ("none" in args.kinds) + [
+        (kind, once) for kind in args.kinds if kind != "none" for once in (False, True)
+    ]
+    found = records.read(args.out)
+    missing = [run for run in runs if records.find(found, described(args, *run)[1]) is None]
+    if missing:
+        with lent_server(policy_of(args.seed), server_settings(), args.folder) as server:
+            for run in missing:
+                records.append(args.out, measure(server, args, *run) | {"command": command})
+    found = records.read(args.out)
+    rows = [record for run in runs if (record := records.find(found, described(args, *run)[1])) is not None]
+    print("\n".join([HEAD, *map(row, rows)]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,195 @@
+"""The worker processes: jobs in, outcomes out, and of a worker that was lost, which answer is to blame.
+
+Workers are spawned, never forked: the trainer has threads, and a fork would inherit the open pipes and sockets by whose
+closing other processes notice the trainer's death. The price is that a worker imports the script that was run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from lrl.rewards import worker
+from lrl.rewards.base import Reward
+from lrl.rewards.place import Outcome, Place
+
+log = logging.getLogger(__name__)
+
+_START_S = 120.0
+"""Time for a worker to start: an interpreter, the imports of the script that was run, those of the rewards."""
+_POOLS = 5
+"""How often a job is begun anew because all workers were lost, mostly through the fault of others."""
+_LOOK_S = 1.0
+"""How often to see whether a job's worker lives."""
+_PLACES = 256
+"""Far more than jobs that run at once. A job whose place was taken over cannot be blamed on one of its answers."""
+Answer = tuple[str, dict[str, Any]]
+"""Text and columns."""
+
+
+class Processes:
+    """Worker processes that can be killed one by one. Use: `start()`, `await outcomes(...)`, `close()`.
+
+    Args:
+        rewards: What the workers call.
+        workers: Their number.
+        timeout_s: Seconds an answer may take, all rewards together.
+        memory_gib: What scoring may allocate in a worker, in GiB; None for no limit.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], workers: int, timeout_s: float, memory_gib: float | None) -> None:
+        self.rewards = rewards
+        self.workers = workers
+        self.timeout_s = timeout_s
+        self.memory_gib = memory_gib
+        self.replaced = 0
+        """Workers that were killed or died, and have got a successor."""
+        self._pickled = pickle.dumps(rewards)
+        self._context = multiprocessing.get_context("spawn")
+        self._places = self._context.RawArray(Place, _PLACES)
+        self._numbers = itertools.count(1)
+        self._pool: ProcessPool | None = None
+        self._lock = threading.RLock()  # close() comes from another thread, maybe while a lost pool is being replaced
+        self._in_flight: dict[int, Future[Any]] = {}
+        self._dead: set[int] = set()
+
+    def start(self) -> None:
+        """See `RewardPool.start`."""
+        self._pool = self._pool or self._new_pool()
+        try:
+            self._await_ready(self._pool)
+        except (RuntimeError, TimeoutError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the workers at once, whatever they are doing. May be called twice."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            if pool is None:
+                return
+            pool.stop()
+            pool.join()
+        for future in list(self._in_flight.values()):
+            with suppress(InvalidStateError):  # done already; pebble leaves the others waiting for ever
+                future.set_exception(BrokenProcessPool("the reward pool was closed"))
+
+    async def outcomes(self, prompt: str, answers: Sequence[Answer]) -> list[Outcome]:
+        """What one worker makes of answers to one prompt; None for those that it did not get to.
+
+        A job of several answers begins none after `timeout_s`. If every answer keeps its deadline, the job ends within
+        twice that, so then it is killed: one of its answers is over time. An answer alone is killed after `timeout_s`.
+
+        Raises:
+            RuntimeError: If the workers are not started, or are closed meanwhile.
+        """
+        job = pickle.dumps((len(answers), pickle.dumps((prompt, answers))))
+        limit_s = self.timeout_s * min(2, len(answers))
+        for _ in range(_POOLS):
+            number, pool = next(self._numbers), self._live_pool()
+            future = pool.schedule(worker.score, (number, job, self.timeout_s), timeout=limit_s)
+            self._in_flight[number] = future
+            try:
+                return await self._result(number, future)
+            except TimeoutError:
+                self.replaced += 1
+                return self._blame(number, len(answers), "timeout", f"no reward after {limit_s:g} s")
+            except ProcessExpired as error:
+                self.replaced += 1
+                return self._blame(number, len(answers), *self._ended(number, error.exitcode))
+            except BrokenProcessPool as error:
+                if number in self._dead_of(pool, error):
+                    return self._blame(number, len(answers), *self._ended(number, None))
+            finally:
+                del self._in_flight[number]
+        return self._blame(number, len(answers), "crash", f"all reward workers were lost {_POOLS} times in a row")
+
+    async def _result(self, number: int, future: Future[Any]) -> Any:
+        # The deadline in `schedule` begins when a worker takes the job; this one is for a pool that lost the job.
+        lost_s = _START_S + 2 * self.timeout_s * len(self._in_flight)
+        until = time.monotonic() + lost_s
+        waiting = asyncio.wrap_future(future)
+        try:
+            while not future.done() and time.monotonic() < until:
+                dead = self._places[number % _PLACES].is_dead(number)
+                await asyncio.wait({waiting}, timeout=min(_LOOK_S, self.timeout_s / 4))
+                if dead and not future.done():  # pebble misses exit code 0, and a death too early
+                    raise ProcessExpired("unnoticed", code=None)
+            if not future.done():
+                raise BrokenProcessPool(f"no answer from them in {lost_s:.0f} s")
+            return future.result()
+        finally:
+            waiting.cancel()
+
+    def _dead_of(self, pool: ProcessPool, error: BrokenProcessPool) -> set[int]:
+        """Jobs whose workers had died when the pool was lost; at the first call, the other workers are still there."""
+        with self._lock:
+            if self._pool is pool:
+                log.warning("The reward workers are lost (%r).", error.__cause__ or error)
+                self._dead = {number for number in self._in_flight if self._places[number % _PLACES].is_dead(number)}
+                self._renew()
+            return self._dead
+
+    def _blame(self, number: int, count: int, kind: str, message: str) -> list[Outcome]:
+        """The outcomes of a job whose worker is gone: failures of the answer it was at and of those before it."""
+        failed, reward = self._places[number % _PLACES].left(number, count)
+        reason = f"{kind}: {message}" if reward is None else f"{kind}: {self.rewards[reward].name}: {message}"
+        return [reason if answer in failed else None for answer in range(count)]
+
+    def _ended(self, number: int, exit_code: int | None) -> tuple[str, str]:
+        """Kind and message for a worker that ended by itself; not always with an exit code."""
+        place = self._places[number % _PLACES]
+        if exit_code == worker.OUT_OF_MEMORY or (place.job == number and place.full):
+            limit = "" if self.memory_gib is None else f"; data.reward_memory_gib is {self.memory_gib:g}"
+            return "memory", "MemoryError" + limit
+        if exit_code is None:
+            return "crash", "the worker ended"
+        if exit_code == -signal.SIGKILL:
+            return "crash", "the worker was ended by SIGKILL, as Linux does when the machine is out of memory"
+        if exit_code < 0:
+            return "crash", f"the worker was ended by signal {-exit_code} ({signal.strsignal(-exit_code)})"
+        return "crash", f"the worker ended with exit code {exit_code}"
+
+    def _live_pool(self) -> ProcessPool:
+        with self._lock:
+            if self._pool is None:
+                raise RuntimeError("The reward pool is not running; call RewardPool.start() before score().")
+            return self._pool if self._pool.active else self._renew()
+
+    def _renew(self) -> ProcessPool:
+        self.close()
+        self.replaced += self.workers
+        self._pool = self._new_pool()
+        return self._pool
+
+    def _new_pool(self) -> ProcessPool:
+        to_begin = (self._pickled, os.getpid(), self.memory_gib, self._places)
+        return ProcessPool(self.workers, initializer=worker.begin, initargs=to_begin, context=self._context)
+
+    def _await_ready(self, pool: ProcessPool) -> None:
+        try:
+            pool.schedule(worker.ready).result(_START_S)
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "The reward workers died while they started; their own message is above. They import the script that "
+                'was run: what starts the training must stand under `if __name__ == "__main__":`.'
+            ) from error
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
+                f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
+            ) from error

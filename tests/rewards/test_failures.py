@@ -1,0 +1,250 @@
+"""An error is not a reward: failures are told apart by kind, tried once more, and end the run if there are many."""
+
+import asyncio
+import itertools
+import logging
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
+
+import odd_rewards  # noqa: E402
+from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
+
+from lrl.data import Prompt  # noqa: E402
+from lrl.rewards import Function, RewardFailuresError, RewardPool  # noqa: E402
+from lrl.rewards.tally import FEWEST, KINDS, WINDOW, Tally  # noqa: E402
+
+TIMEOUT_S = 1.0
+MEMORY_GIB = 0.25
+SPOKEN = {
+    "raise it": "exception",
+    "unsayable": "exception",
+    "cancel": "exception",
+    "interrupt": "exception",
+    "sysexit": "crash",
+    "give nan": "nan",
+    "give -inf": "nan",
+    "huge": "nan",
+    "badpart": "nan",
+    "bool": "wrong_type",
+    "text": "wrong_type",
+    "nothing": "wrong_type",
+    "numbered": "wrong_type",
+    "list": "wrong_shape",
+    "tuple": "wrong_shape",
+    "empty": "wrong_shape",
+    "parts": "wrong_shape",  # beside answers that get a number
+}
+DEADLY = {"segfault": "crash", "exit": "crash", "exit 0": "crash", "loop": "timeout", "hog": "memory"}
+
+
+@pytest.fixture(scope="module")
+def shared_pool():
+    pool = RewardPool([odd_rewards.obey], timeout_s=TIMEOUT_S, memory_gib=MEMORY_GIB)
+    pool.start()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pool(shared_pool):
+    return start_afresh(shared_pool)
+
+
+@pytest.mark.parametrize(("order", "kind"), (SPOKEN | DEADLY).items())
+def test_each_kind_is_told_apart_with_the_reward_that_failed(pool, order, kind):
+    good, bad, other = scored(pool, "give 1", order, "give 2")
+    assert (good.reward, other.reward) == (1.0, 2.0)
+    assert bad.reward is None and bad.reward_parts == {}
+    assert bad.reward_failure.startswith(f"{kind}: ") and "obey" in bad.reward_failure
+    assert counted(pool) == {"scored": 2, "retried": 1, kind: 1}
+
+
+def test_a_reward_that_is_deaf_to_signals_is_ended(pool, monkeypatch):
+    monkeypatch.setattr("pebble.common.CONSTS.term_timeout", 0.1)  # then comes SIGKILL
+    bad, good = scored(pool, "deaf", "give 1")
+    assert bad.reward_failure.startswith("timeout: obey: ") and good.reward == 1.0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_nothing_turns_into_0_whatever_the_rewards_say(pool, tmp_path, data):
+    check_exactly(pool, tmp_path, data, SPOKEN)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_nothing_turns_into_0_whatever_the_workers_die_of(pool, tmp_path, data):
+    check_exactly(pool, tmp_path, data, SPOKEN | DEADLY)
+
+
+MARKERS = itertools.count()
+
+
+def check_exactly(pool, folder, data, kinds):
+    """Groups with faults at random places, some only at the first try: every count and every reward is exact."""
+    start_afresh(pool)._parts = {"obey"}
+    numbers = st.floats(-10, 10).map(lambda number: f"give {number!r}")
+    faults = st.tuples(st.sampled_from(sorted(kinds)), st.booleans())
+    groups = data.draw(st.lists(st.lists(numbers | faults, min_size=1, max_size=4), min_size=1, max_size=3))
+    expected = dict.fromkeys(("scored", "zero", "retried", *KINDS), 0)
+    texts, rewards = [], []
+    for group in groups:
+        for answer in group:
+            if isinstance(answer, str):
+                text, reward = answer, float(answer.split()[1])
+            else:
+                order, once = answer
+                text, reward = (f"once {folder}/{next(MARKERS)} {order}", 1.0) if once else (order, None)
+                expected["retried"] += 1
+                expected[kinds[order]] += not once
+            texts.append(text)
+            rewards.append(reward)
+            expected["scored"] += reward is not None
+            expected["zero"] += reward == 0
+    answers = iter(texts)
+    batches = [rollouts_of(*itertools.islice(answers, len(group))) for group in groups]
+
+    async def score_all():
+        await asyncio.gather(*(pool.score(Prompt(id=0, token_ids=[1], text=""), batch) for batch in batches))
+
+    asyncio.run(score_all())
+    rollouts = [rollout for batch in batches for rollout in batch]
+    assert [rollout.reward for rollout in rollouts] == rewards
+    assert all((rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts)
+    assert counted(pool) == {name: count for name, count in expected.items() if count}
+
+
+def lose_the_pool(manager, worker_id):
+    raise BrokenProcessPool("All workers expired")
+
+
+def notice_nothing(manager, worker_id):
+    raise LookupError("Not found")
+
+
+@pytest.mark.parametrize("reaction", [lose_the_pool, notice_nothing])
+def test_the_guilty_answer_is_found_however_pebble_takes_a_death(pool, monkeypatch, reaction):
+    """What pebble does of a worker that dies before its job is known to have begun, alone or beside others."""
+    monkeypatch.setattr("pebble.pool.process.PoolManager.find_expired_task", reaction)
+    rollouts = scored(pool, "give 1", "exit", "hog", "give 2")
+    assert [rollout.reward for rollout in rollouts] == [1.0, None, None, 2.0]
+    assert counted(pool) == {"scored": 2, "retried": 2, "crash": 1, "memory": 1}
+
+
+def test_an_answer_that_fails_once_keeps_its_reward(pool, tmp_path):
+    orders = ["raise it", "segfault", "hog"]
+    rollouts = scored(pool, "give 2", *(f"once {tmp_path}/{order[:3]} {order}" for order in orders))
+    assert [rollout.reward for rollout in rollouts] == [2.0, 1.0, 1.0, 1.0]
+    assert counted(pool) == {"scored": 4, "retried": 3}
+
+
+def test_what_filled_a_worker_does_not_fail_the_next_answers():
+    pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB)
+    pool.start()
+    before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
+    pool.close()
+    assert before.reward != after.reward
+    assert pool.counts["replaced"] == 2
+
+
+def test_memory_that_is_only_reserved_does_not_count(pool):
+    assert scored(pool, f"reserve {8 * MEMORY_GIB}")[0].reward == 1.0
+
+
+def test_without_a_limit_an_answer_may_have_more_memory(pool):
+    unlimited = RewardPool([odd_rewards.obey], workers=1, memory_gib=None)
+    unlimited.start()
+    (free,) = scored(unlimited, f"take {2 * MEMORY_GIB}")
+    unlimited.close()
+    (held,) = scored(pool, f"take {2 * MEMORY_GIB}")
+    assert free.reward == 1.0 and held.reward_failure.startswith("memory: obey: ")
+
+
+def test_async_rewards_fail_one_by_one_too():
+    pool = RewardPool([odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S, memory_gib=MEMORY_GIB)
+    pool.start()
+    rollouts = scored(pool, "give 1", "segfault", "cancel", "wait 0.01", "wait 60", "hog")
+    pool.close()
+    assert [(rollout.reward_failure or "").partition(":")[0] for rollout in rollouts] == [
+        "", "crash", "exception", "", "timeout", "memory",
+    ]  # fmt: skip
+
+
+def test_a_sum_that_is_not_finite_is_no_reward():
+    pool = RewardPool([Function(odd_rewards.obey, weight=1e200)], workers=1)
+    pool.start()
+    (rollout,) = scored(pool, "give 1e200")
+    pool.close()
+    assert rollout.reward is None and rollout.reward_failure.startswith("nan: ")
+
+
+def test_the_first_failure_of_each_kind_is_in_the_log_with_its_answer(pool, caplog):
+    with caplog.at_level(logging.WARNING):
+        scored(pool, "raise one", "raise two", "bool")
+    assert [record.getMessage().partition(" (F")[0] for record in caplog.records] == [
+        "An answer got no reward. Prompt 0, answer 'raise one': exception: obey: LookupError: one",
+        "An answer got no reward. Prompt 0, answer 'bool': wrong_type: obey: obey is True (bool); a reward is a float: "
+        "write float(...) if that is what you mean",
+    ]
+
+
+# ---- too many of them
+
+
+def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
+    start_afresh(pool, max_failures=0.1)
+    enough = int(0.1 * FEWEST)
+    scored(pool, *["raise it"] * (enough - 1), "bool")
+    with pytest.raises(RewardFailuresError) as caught:
+        scored(pool, "raise it")
+    message = str(caught.value)
+    for part in (
+        f"{enough + 1} of the last {enough + 1} answers",
+        f"(exception {enough}, wrong_type 1)",
+        "Prompt 0, answer 'raise it': exception: obey: LookupError: it",
+        "Mend the reward.",
+        "data.max_reward_failures is 0.1",
+    ):
+        assert part in message
+
+
+@given(
+    st.lists(st.booleans() | st.integers(1, 300), max_size=40),
+    st.sampled_from([0.02, 0.1, 0.5, 1.0]),
+)
+def test_the_run_ends_exactly_over_the_share(stretches, share):
+    """Stretches of scored answers (a number) and of failures (False: one, True: thirty)."""
+    tally, seen = Tally(share), []
+    for stretch in stretches:
+        failed, length = (True, 30 if stretch else 1) if isinstance(stretch, bool) else (False, stretch)
+        for _ in range(length):
+            seen.append(failed)
+            if failed:
+                tally.failure(0, "", "exception: f: E: ")
+            else:
+                tally.reward(1.0)
+        last = seen[-WINDOW:]
+        if sum(last) > share * max(FEWEST, len(last)):
+            with pytest.raises(RewardFailuresError):
+                tally.check()
+        else:
+            tally.check()
+
+
+def test_a_share_of_1_never_ends_the_run(pool):
+    start_afresh(pool, max_failures=1.0)
+    scored(pool, *["raise it"] * (FEWEST + 1))
+    assert counted(pool) == {"retried": FEWEST + 1, "exception": FEWEST + 1}
+
+
+def test_another_pool_has_the_same_limits():
+    pool = RewardPool([odd_rewards.obey], timeout_s=3.0, memory_gib=None, max_failures=0.25)
+    other = pool.like([odd_rewards.length], workers=1)
+    assert (other._processes.timeout_s, other._processes.memory_gib, other._tally.max_failures) == (3.0, None, 0.25)

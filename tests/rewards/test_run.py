@@ -1,0 +1,47 @@
+"""Whole runs on a real vLLM server: failed answers are left out and counted, and too many of them end the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+
+from lrl.callbacks import RolloutLog
+from lrl.rewards import RewardFailuresError
+from tests.lent_server import LentServer
+from tests.test_async_run import ANSWERS, GROUPS, fit
+
+
+class Logged(L.Callback):
+    """What the last step logged; put it behind `RolloutLog`."""
+
+    metrics: dict[str, float]
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        self.metrics = {tag: float(value) for tag, value in trainer.callback_metrics.items()}
+
+
+def test_failed_answers_are_counted_by_kind_and_leave_the_others_their_rewards(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    logged = Logged()
+    settings: dict[str, Any] = {"rewards": ["tests.odd_lengths:nan_if_even"], "max_reward_failures": 1.0}
+    run = fit(lent_server, policy_folder, tmp_path, steps=2, callbacks=[RolloutLog(), logged], **settings)
+    rollouts = [rollout for _, rollout in run.rollouts]
+    even = [rollout for rollout in rollouts if len(rollout.text) % 2 == 0]
+    assert len(rollouts) == 2 * GROUPS * ANSWERS and 0 < len(even) < len(rollouts)
+    assert all(rollout.reward is None and rollout.reward_failure.startswith("nan: ") for rollout in even)
+    assert all(rollout.reward == float(len(rollout.text)) for rollout in rollouts if rollout not in even)
+    # Groups of the step that never came are counted, too.
+    assert logged.metrics["rewards/nan"] == logged.metrics["rewards/retried"] >= len(even)
+    assert logged.metrics["rewards/crash"] == logged.metrics["rewards/replaced"] == 0
+
+
+def test_a_reward_that_fails_too_often_ends_the_run(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"rewards": ["tests.odd_lengths:nan_if_even"], "max_reward_failures": 0.01}
+    with pytest.raises(RewardFailuresError, match="data.max_reward_failures is 0.01"):
+        fit(lent_server, policy_folder, tmp_path, **settings)

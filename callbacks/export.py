@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
 from pathlib import Path
 
 import lightning as L
+from safetensors import SafetensorError
+
+log = logging.getLogger(__name__)
 
 
 class Export(L.Callback):
@@ -22,5 +27,12 @@ class Export(L.Callback):
         return Path(self.folder) if self.folder else Path(trainer.log_dir or trainer.default_root_dir) / "policy"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the policy and its tokenizer."""
-        pl_module.export(self.path(trainer))  # type: ignore[operator]
+        """Write the policy and its tokenizer; into the system's temporary folder if its own refuses them."""
+        try:
+            self.path(trainer).mkdir(parents=True, exist_ok=True)  # transformers only logs that it is no folder
+            pl_module.export(self.path(trainer))  # type: ignore[operator]
+        except (OSError, SafetensorError) as error:
+            elsewhere = tempfile.mkdtemp(prefix="lrl-policy-")
+            log.warning("The policy cannot be written to %s: %s. It goes to %s.", self.path(trainer), error, elsewhere)
+            self.folder = elsewhere
+            pl_module.export(Path(elsewhere))  # type: ignore[operator]

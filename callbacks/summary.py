@@ -16,6 +16,7 @@ from lrl.callbacks.export import Export
 from lrl.callbacks.find import find, find_all
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.side_files import may_be_refused
 
 
 class Summary(L.Callback):
@@ -53,7 +54,8 @@ class Summary(L.Callback):
         folder = Path(trainer.log_dir or trainer.default_root_dir)
         evaluations = find_all(trainer, Evaluation)
         picture = folder / "curve.png"
-        draw_curve(picture, self.rewards, evaluations)
+        with may_be_refused("The learning curve", picture):
+            draw_curve(picture, self.rewards, evaluations)
         console = Console()
         console.print(self._table(trainer, evaluations))
         console.print(f"TensorBoard    tensorboard --logdir {folder}", soft_wrap=True)

@@ -37,7 +37,6 @@ def main(policy: str, folder: str, steps: int, fail_at: int) -> None:
         max_epochs=-1,
         logger=False,
         default_root_dir=Path(folder),
-        enable_checkpointing=False,
         enable_progress_bar=False,
     )
     data = lrl.RolloutDataModule(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.leftovers import living, nothing_left, wait_for
 
@@ -61,14 +62,26 @@ def test_a_run_that_is_told_to_end_leaves_nothing(
     assert len(living(mark)) >= 5, "trainer, reward worker, keeper, API server, engine"
     assert weights_in_shared_memory()
     process.send_signal(signum)
-    process.wait(60)
+    status = process.wait(60)
+    if signum == signal.SIGKILL:
+        return
+    assert status == 128 + signum
+    path = next((tmp_path / "checkpoints").glob("*"))
+    assert (tmp_path / "output").read_text().splitlines()[-1].endswith(f"Resume with --ckpt_path {path}")
+    assert torch.load(path, weights_only=True)["global_step"] >= 2
 
 
-def test_a_run_that_is_killed_while_its_server_starts_leaves_nothing(
-    policy_folder: Path, tmp_path: Path, mark: str
+@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+def test_a_run_that_is_told_to_end_while_its_server_starts_leaves_nothing(
+    policy_folder: Path, tmp_path: Path, mark: str, signals: list[signal.Signals]
 ) -> None:
     process = run(policy_folder, tmp_path)
     wait_for(lambda: list(tmp_path.glob("generator-0.log")), 90.0, "the server's log")
     wait_for(lambda: len(living(mark)) >= 3, 60.0, "trainer, keeper and API server")
-    process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    process.send_signal(signals[0])
+    if len(signals) > 1:
+        wait_for(lambda: "A second signal" in (tmp_path / "output").read_text(), 10.0, "the word on the first signal")
+        process.send_signal(signals[1])
+    told_once = signals == [signal.SIGTERM]
+    assert process.wait(60) == (128 + signal.SIGTERM if told_once else -signals[-1])
+    assert not list(tmp_path.glob("**/*.ckpt"))

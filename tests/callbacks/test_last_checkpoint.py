@@ -1,0 +1,196 @@
+"""What is saved when a run does not end well: whole steps, once, and a resume trains what is left and nothing twice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from tests.run_without_generators import MICRO_BATCHES, STEPS_PER_EPOCH, fit, trainer
+from tests.tiny_policies import tiny_llama
+
+STEPS = 7
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+class Record(L.Callback):
+    """What each step was to Lightning, and the weights after it."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, int]] = []
+        self.weights: dict[int, torch.Tensor] = {}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.steps.append((trainer.current_epoch, batch_idx, trainer.global_step))
+        self.weights[trainer.global_step] = torch.cat(
+            [value.flatten().clone() for _, value in pl_module.named_weights()]
+        )
+
+
+class EndAt(L.Callback):
+    """Ends a run at one moment of one step: by SIGTERM, or by an error."""
+
+    def __init__(self, step: int, moment: str, error: Exception | None = None) -> None:
+        self.step, self.moment, self.error = step, moment, error
+        self.backwards = 0
+
+    def _end(self, trainer: L.Trainer, moment: str) -> None:
+        if moment == self.moment and trainer.global_step == self.step:
+            if self.error is not None:
+                raise self.error
+            signal.raise_signal(signal.SIGTERM)
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self.backwards = 0
+        self._end(trainer, "batch start")
+
+    def on_before_backward(self, trainer: L.Trainer, *args: Any) -> None:
+        self.backwards += 1
+        self._end(trainer, "last backward" if self.backwards == MICRO_BATCHES else "backward")
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, *args: Any) -> None:
+        self._end(trainer, "update")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self._end(trainer, "batch end")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self._end(trainer, "epoch end")
+
+    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self._end(trainer, "train end")
+
+
+def never() -> ModelCheckpoint:
+    """Checkpoints are wanted, but none is due."""
+    return ModelCheckpoint(every_n_train_steps=1000)
+
+
+def saved(folder: Path) -> list[Path]:
+    return sorted(folder.glob("**/*.ckpt"))
+
+
+def logged_steps(folder: Path) -> list[int]:
+    lines = (folder / "csv" / "metrics.csv").read_text().splitlines()
+    column = lines[0].split(",").index("step")
+    return [int(line.split(",")[column]) for line in lines[1:]]
+
+
+@pytest.fixture(scope="module")
+def whole(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    record = Record()
+    fit(policy, trainer(tmp_path_factory.mktemp("whole"), record, never(), max_steps=STEPS))
+    return record
+
+
+MOMENTS = [
+    *((step, "backward") for step in range(1, 5)),
+    (1, "last backward"),
+    (2, "batch start"),
+    (2, "update"),
+    (2, "batch end"),
+    (STEPS_PER_EPOCH, "batch end"),
+    (STEPS_PER_EPOCH, "epoch end"),
+]
+
+
+@pytest.mark.parametrize(("step", "moment"), MOMENTS)
+def test_a_run_stopped_at_any_moment_goes_on_as_if_it_had_not_been(
+    policy: str, whole: Record, tmp_path: Path, step: int, moment: str
+) -> None:
+    before, between, after = Record(), Record(), Record()
+    loggers = [CSVLogger(tmp_path / part, name="", version="csv") for part in ("one", "two", "three")]
+    with pytest.raises(SystemExit):
+        fit(policy, trainer(tmp_path / "one", before, EndAt(step, moment), never(), logger=loggers[0]))
+    first = saved(tmp_path / "one")
+    assert len(first) == 1
+    with pytest.raises(SystemExit):
+        fit(policy, trainer(tmp_path / "two", between, EndAt(5, "backward"), never(), logger=loggers[1]), first[0])
+    second = saved(tmp_path / "two")
+    fit(policy, trainer(tmp_path / "three", after, never(), logger=loggers[2], max_steps=STEPS), second[0])
+    assert [*before.steps, *between.steps, *after.steps] == whole.steps
+    assert torch.equal(after.weights[STEPS], whole.weights[STEPS])
+    logged = [logged_steps(tmp_path / part) for part in ("one", "two", "three")]
+    assert sum(logged, []) == list(range(STEPS))
+
+
+def test_an_error_of_the_run_saves_too_and_keeps_being_the_error(policy: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no generator is left"):
+        fit(policy, trainer(tmp_path, EndAt(2, "backward", RuntimeError("no generator is left")), never()))
+    assert [path.name for path in saved(tmp_path)] == ["last-step=2.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("end", "checkpoints"),
+    [
+        (EndAt(0, "backward"), never),
+        (EndAt(2, "backward"), lambda: ModelCheckpoint(every_n_train_steps=1)),
+        (EndAt(2, "backward"), lambda: None),
+    ],
+    ids=["no step is done", "every step is saved already", "checkpoints are switched off"],
+)
+def test_nothing_is_saved_when(
+    policy: str, tmp_path: Path, end: EndAt, checkpoints: Callable[[], ModelCheckpoint | None]
+) -> None:
+    callback = checkpoints()
+    run = trainer(tmp_path, end, *filter(None, [callback]), enable_checkpointing=callback is not None)
+    with pytest.raises(SystemExit):
+        fit(policy, run)
+    assert not list(tmp_path.glob("**/last-*"))
+
+
+def test_a_torn_optimizer_step_is_not_saved(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    intact = torch.optim.AdamW.step
+
+    def torn(self: torch.optim.AdamW, closure: Any = None) -> Any:
+        found = intact(self, closure)
+        if any(state["step"] == 3 for state in self.state.values()):
+            raise RuntimeError("the device is lost")
+        return found
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", torn)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        fit(policy, trainer(tmp_path, never()))
+    assert not saved(tmp_path)
+
+
+class InTheWay(L.Callback):
+    """Puts a file where the run's checkpoints belong: nothing can be written there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_start(self, *args: Any) -> None:
+        self.folder.touch()
+
+
+@pytest.mark.parametrize("end", [EndAt(2, "backward"), EndAt(-1, "never")], ids=["stopped", "good"])
+def test_a_last_checkpoint_that_its_folder_refuses_goes_elsewhere(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: EndAt
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    folder = tmp_path / "checkpoints"
+    running = trainer(
+        tmp_path, InTheWay(folder), ModelCheckpoint(dirpath=folder, every_n_train_steps=4), end, max_steps=4
+    )
+    if end.moment == "never":
+        fit(policy, running)
+    else:
+        with pytest.raises(SystemExit):
+            fit(policy, running)
+    path = saved(tmp_path / "elsewhere")[0]
+    assert torch.load(path, weights_only=True)["global_step"] == running.global_step
+    assert str(path) in caplog.text
+    assert "Errno" in caplog.text and str(folder) in caplog.text

@@ -1,0 +1,76 @@
+"""Whole runs of a real policy, trainer and strategy whose groups are given: what happens around a step, in a second.
+
+As a program: a run that saves every step and is meant to be killed. Arguments: policy folder, run folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lrl.advantages import GroupMean
+from lrl.data import MicroBatch
+from lrl.ending import EndsInOrder
+from lrl.policy import PolicyModule
+from lrl.rollouts.packing import Packer
+from tests.test_policy import FakeStep, make_group
+
+STEPS_PER_EPOCH = 3
+MICRO_BATCHES = 3
+
+
+class WithoutGenerators(EndsInOrder, SingleDeviceStrategy):
+    """The ends of a run, and nothing to start."""
+
+
+class StepsByVersion(L.LightningDataModule):
+    """Steps that depend on the policy's version alone, as `RolloutDataModule` makes them."""
+
+    def train_dataloader(self) -> StepsByVersion:
+        return self
+
+    def __len__(self) -> int:
+        return STEPS_PER_EPOCH
+
+    def __iter__(self) -> Iterator[FakeStep]:
+        assert self.trainer is not None
+        while True:
+            yield FakeStep(micro_batches(self.trainer.global_step))
+
+
+def micro_batches(step: int) -> list[MicroBatch]:
+    """Three micro-batches, those of each step different."""
+    packers = [Packer(64, GroupMean(), 1.0) for _ in range(MICRO_BATCHES)]
+    groups = [make_group(MICRO_BATCHES * step + number, answers=2) for number in range(MICRO_BATCHES)]
+    found = [[*packer.add(group), *packer.flush()] for packer, group in zip(packers, groups, strict=True)]
+    return [micro for micros in found for micro in micros]
+
+
+def trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:
+    defaults: dict[str, Any] = {
+        "max_steps": 7,
+        "max_epochs": -1,
+        "logger": False,
+        "log_every_n_steps": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    strategy = WithoutGenerators(accelerator="cpu", device="cpu")
+    return L.Trainer(strategy=strategy, callbacks=list(callbacks), default_root_dir=folder, **defaults | settings)
+
+
+def fit(policy: str, running: L.Trainer, ckpt_path: Path | str | None = None) -> PolicyModule:
+    module = PolicyModule(policy, lr=1e-2, warmup_steps=2)
+    running.fit(module, datamodule=StepsByVersion(), ckpt_path=ckpt_path)
+    return module
+
+
+if __name__ == "__main__":
+    every_step = ModelCheckpoint(dirpath=Path(sys.argv[2]), every_n_train_steps=1, save_last=True)
+    fit(sys.argv[1], trainer(Path(sys.argv[2]), every_step, max_steps=-1))

@@ -11,7 +11,6 @@ import http.client
 import logging
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -22,13 +21,14 @@ from typing import Any
 import psutil
 
 from lrl.generators import keeper
+from lrl.generators.answer_stream import STREAM_INTERVAL
 from lrl.generators.client import IDLE_CONNECTION_S
 from lrl.generators.guard import TOKEN_VARIABLE
+from lrl.generators.listening import connect
 from lrl.generators.settings import ServerSettings, as_flags, dashed
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 POLL_S = 0.1
 
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -53,7 +53,8 @@ class Server:
         token: Who has it may call the generator (`lrl.generators.guard`); None makes one.
 
     Raises:
-        ValueError: If there are not as many devices as the tensor-parallel size, or one is not visible to the trainer.
+        ValueError: If there are not as many devices as the tensor-parallel size, one is not visible to the trainer, or
+            `settings.host` is not an address of this machine.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class Server:
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
         self._keeper: subprocess.Popen[bytes] | None = None
         self._deadline, self._log_start = 0.0, 0
-        self._reservation = _reserve_port()
+        settings.listening.warn()
+        self.trust = settings.listening.trust()
+        self._reservation = settings.listening.reserve_port()
         self.port: int = self._reservation.getsockname()[1]
 
     @property
@@ -88,7 +91,7 @@ class Server:
     @property
     def url(self) -> str:
         """Where the generator answers."""
-        return f"http://{HOST}:{self.port}"
+        return self.settings.listening.url(self.port)
 
     @property
     def alive(self) -> bool:
@@ -122,16 +125,21 @@ class Server:
         Raises:
             ServerError: If it ended, or `start_timeout_s` passed since `start`; it is stopped then.
         """
-        while self.alive:
-            if self._healthy():
-                return
-            if time.monotonic() > self._deadline:
-                self.stop()
-                raise self._error(f"did not answer within start_timeout_s={self.settings.start_timeout_s:g}; stopped")
+        while not self.ready():
             if interrupted is not None:
                 interrupted()
             time.sleep(POLL_S)
-        raise self._error(f"ended with exit status {self._keeper.returncode}" if self._keeper else "does not run")
+
+    def ready(self) -> bool:
+        """Whether the generator answers; see `wait_ready` for the errors."""
+        if not self.alive:
+            raise self._error(f"ended with exit status {self._keeper.returncode}" if self._keeper else "does not run")
+        if self._healthy():
+            return True
+        if time.monotonic() > self._deadline:
+            self.stop()
+            raise self._error(f"did not answer within start_timeout_s={self.settings.start_timeout_s:g}; stopped")
+        return False
 
     def stop(self) -> None:
         """End the generator and wait until no process of it is left. Does nothing when it does not run."""
@@ -165,14 +173,15 @@ class Server:
         settings = self.settings
         flags: dict[str, Any] = {
             "model": self.model,
-            "host": HOST,
             "port": self.port,
+            **settings.listening.flags(),
             "enable-scale-out": True,
             "middleware": "lrl.generators.guard.Guard",
             "weight-transfer-config": {"backend": self.backend},
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
             "scheduling-policy": "priority",
+            "stream-interval": STREAM_INTERVAL,
             "disable-uvicorn-access-log": True,
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs,
@@ -201,6 +210,8 @@ class Server:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
         return environment | {
             TOKEN_VARIABLE: self.token,
+            # One machine holds the whole generator; gloo would listen, open to all, wherever the host's name leads.
+            "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "lrl",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": f"{10 * IDLE_CONNECTION_S:.0f}",
@@ -210,8 +221,8 @@ class Server:
         }
 
     def _healthy(self) -> bool:
-        """Whether /health answers 200. Not through urllib, which would ask a cluster's HTTP proxy for loopback."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=2.0)
+        """Whether /health answers 200."""
+        connection = connect(self.url, self.trust, timeout_s=2.0)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", "/health")
             return connection.getresponse().status == http.client.OK
@@ -230,15 +241,3 @@ def _visible_devices(devices: list[int]) -> str:
     if beyond := [index for index in devices if index >= len(names)]:
         raise ValueError(f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={own!r}: give fewer devices.")
     return ",".join(names[index] for index in devices)
-
-
-def _reserve_port() -> socket.socket:
-    """A free port of loopback, held for as long as the socket is kept.
-
-    Bound, never listening, and with SO_REUSEADDR: vLLM, which sets it too, may bind and listen beside it, while the
-    kernel gives the port to nobody who asks for any free one. A port found and let go again is sometimes lost.
-    """
-    reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reservation.bind((HOST, 0))
-    return reservation

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.generators.server import HOST, Server, ServerError
+from lrl.generators.listening import LOOPBACK
+from lrl.generators.server import Server, ServerError
 from lrl.generators.settings import OWNED, ServerSettings
 
 ANSWERING = """
@@ -60,21 +61,25 @@ def test_a_flag_that_lrl_owns_is_refused_with_the_reason(name: str) -> None:
     [("max_model_len", 0), ("kv_cache_gib", -1.0), ("start_timeout_s", 0.0), ("gpu_memory_utilization", 1.5)],
 )
 def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value}"):
+    with pytest.raises(ValueError, match=f"strategy.server.{name} is {value}"):
         ServerSettings(**{name: value})
 
 
 def test_extra_args_become_flags(tmp_path: Path) -> None:
-    extra = {"enable_expert_parallel": True, "enable-prefix-caching": False, "seed": 7, "hf_overrides": {"a": 1}}
+    extra = {"enable_expert_parallel": True, "enable-prefix-caching": False, "seed": 7, "kv_events_config": {"a": 1}}
     words = build(tmp_path, extra_args=extra).command()
     assert words[-6:] == [
-        "--enable-expert-parallel", "--no-enable-prefix-caching", "--seed", "7", "--hf-overrides", '{"a": 1}'
+        "--enable-expert-parallel", "--no-enable-prefix-caching", "--seed", "7", "--kv-events-config", '{"a": 1}'
     ]  # fmt: skip
 
 
 def test_the_command_keeps_sampling_exact(tmp_path: Path) -> None:
     words = build(tmp_path).command()
-    for flag, value in (("--logprobs-mode", "processed_logprobs"), ("--generation-config", "vllm"), ("--host", HOST)):
+    for flag, value in (
+        ("--logprobs-mode", "processed_logprobs"),
+        ("--generation-config", "vllm"),
+        ("--host", LOOPBACK),
+    ):
         assert words[words.index(flag) + 1] == value
 
 
@@ -139,10 +144,10 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_the_port_is_nobody_elses_and_still_the_generators(scripted: Server) -> None:
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind((HOST, scripted.port))
+        other.bind((LOOPBACK, scripted.port))
     scripted.start()
     scripted.wait_ready()
-    with socket.create_connection((HOST, scripted.port), timeout=5):
+    with socket.create_connection((LOOPBACK, scripted.port), timeout=5):
         pass
 
 
@@ -199,4 +204,4 @@ def test_a_keeper_that_hangs_is_killed_with_all_it_keeps(tmp_path: Path) -> None
     os.rmdir(scratch)  # a killed keeper cannot
     time.sleep(0.2)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, server.port), timeout=5)
+        socket.create_connection((LOOPBACK, server.port), timeout=5)

@@ -1,0 +1,158 @@
+"""`lrl serve --talk`: the printed lines, run by a real shell, against a real generator and against small programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrl import cli
+from lrl.generators.running import NotRunning, find_generator
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from tests.lent_server import LentServer
+
+WITHOUT_A_TEMPLATE = """
+import http.server, json, sys
+class Base(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say(200, {"data": [{"id": "base", "max_model_len": 40}]})
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.say(400 if self.path == "/tokenize" else 200, {"route": self.path, **body})
+    def say(self, status, answer):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Base).serve_forever()
+"""
+SILENT = "import time; time.sleep(600)"
+ODD_PROMPT = """it's $(touch harm) `touch harm` "two" \\ %s"""
+
+WATCHING_CURL = """#!/bin/sh
+cat /proc/[0-9]*/cmdline >"$SEEN/command_lines" 2>/dev/null
+exec {curl} "$@"
+"""
+
+
+class Scripted(Server):
+    """A generator that runs a Python program in place of vLLM."""
+
+    program = WITHOUT_A_TEMPLATE
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.program, "--host", "127.0.0.1", "--port", str(self.port)]
+
+
+@pytest.fixture
+def two_generators(tmp_path: Path) -> Iterator[list[Server]]:
+    """Generators 0 and 12 of the run in `tmp_path`."""
+    servers = [Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, number, "two") for number in (0, 12)]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait_ready()
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `lrl serve`."""
+    status = cli.main(["serve", *words])
+    written = capsys.readouterr()
+    return status, written.out, written.err
+
+
+def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
+    """The JSON that the lines print, run by bash in an empty folder as if they were typed."""
+    home = folder / "home"
+    home.mkdir()
+    environment = os.environ | {"HOME": str(home), "TMPDIR": str(home)} | variables
+    done = subprocess.run(["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=home, env=environment)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_read(
+    lent_server: LentServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, token = lent_server.log_path.parent, lent_server.token
+    status, lines, _ = say(capsys, "--talk", str(run), ODD_PROMPT)
+    assert status == 0 and token in lines and lent_server.url in lines
+    curl = tmp_path / "curl"
+    curl.write_text(WATCHING_CURL.format(curl=shutil.which("curl")))
+    curl.chmod(0o755)
+    answer = run_in_shell(lines, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", SEEN=str(tmp_path))
+    assert answer["object"] == "chat.completion" and answer["usage"]["completion_tokens"] >= 1
+    command_lines = (tmp_path / "command_lines").read_bytes()
+    assert b"vllm.entrypoints" in command_lines, "it has seen them all"
+    files = [path for folder in (run, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
+
+
+def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
+    two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = say(capsys, "--talk", str(tmp_path), ODD_PROMPT)[1]
+    answer = run_in_shell(lines, tmp_path)
+    assert answer["route"] == "/v1/completions" and answer["model"] == "base" and answer["max_tokens"] == 20
+    assert answer["prompt"] == ODD_PROMPT and answer["cache_salt"].isdecimal()
+    assert not (tmp_path / "home" / "harm").exists()
+
+
+def test_another_generator_is_asked_by_its_number(
+    two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
+        assert f"{server.url}/v1\n" in say(capsys, "--talk", str(tmp_path), *words)[1]
+    status, out, error = say(capsys, "--talk", str(tmp_path), "--generator", "1")
+    assert (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
+
+
+def test_a_run_is_found_by_its_log_under_whatever_name_and_is_gone_with_its_process(
+    two_generators: list[Server], tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    found = find_generator(link, 12)
+    assert (found.url, found.token) == (two_generators[1].url, two_generators[1].token)
+    assert found.token not in repr(found)
+    two_generators[1].stop()
+    with pytest.raises(NotRunning, match=r"\[0\]"):
+        find_generator(link, 12)
+
+
+def test_where_nothing_runs_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "generator-0.log").write_text("a run that has ended")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        status, out, error = say(capsys, "--talk", str(folder))
+        assert (status, out) == (2, "") and str(folder) in error and f"lrl talk {folder}/policy" in error
+
+
+def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "silent")
+    server.program = SILENT  # type: ignore[misc]
+    server.start()
+    try:
+        status, out, error = say(capsys, "--talk", str(tmp_path))
+    finally:
+        server.stop()
+    assert (status, out) == (2, "") and server.url in error and str(server.log_path) in error
+
+
+def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["serve"])
+    assert "--talk RUN" in capsys.readouterr().err

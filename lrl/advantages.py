@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lrl.data import Rollout
+from lrl.faults import fault
 
 
 class Advantages(ABC):
@@ -93,7 +94,7 @@ class GRPO(Advantages):
 
     def __init__(self, epsilon: float = 1e-4) -> None:
         if not epsilon > 0:
-            raise ValueError(f"GRPO(epsilon={epsilon}): it must be above 0, or groups of equal rewards divide by 0.")
+            fault(f"GRPO(epsilon={epsilon}): it must be above 0, or groups of equal rewards divide by 0.")
         self.epsilon = epsilon
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -130,9 +131,7 @@ class ReinforcePlusPlus(Advantages):
 
     def __init__(self, decay: float = 0.9, epsilon: float = 1e-4) -> None:
         if not 0 <= decay < 1 or not epsilon > 0:
-            raise ValueError(
-                f"ReinforcePlusPlus(decay={decay}, epsilon={epsilon}): it must be 0 <= decay < 1 and epsilon > 0."
-            )
+            fault(f"ReinforcePlusPlus(decay={decay}, epsilon={epsilon}): it must be 0 <= decay < 1 and epsilon > 0.")
         self.decay = decay
         self.epsilon = epsilon
         self._moments: tuple[float, float] | None = None  # running means of r and of r^2

@@ -1,4 +1,4 @@
-"""The command `lrl`: fit and validate on LightningCLI, talk and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, talk, serve and doctor.
 
 This module imports nothing heavy at the top: `doctor` must work where torch does not, and every reward worker imports
 the main script again.
@@ -7,6 +7,7 @@ the main script again.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   fit        train a policy:              lrl fit --config quickstart
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
   talk       ask an exported policy:      lrl talk FOLDER "47+38="
+  serve      ask the policy of a run:     lrl serve --talk runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
 
 `lrl fit --help` lists every setting; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
@@ -29,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Words after `lrl`; those of this process if not given.
 
     Returns:
-        Exit status.
+        Exit status: 0, or 2 for bad input. A run that a signal ends raises SystemExit with 130 or 143.
     """
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0] in {"-h", "--help", "help"}:
@@ -43,6 +45,10 @@ def main(args: Sequence[str] | None = None) -> int:
         from lrl import talk
 
         return talk.main(words[1:])
+    if words[0] == "serve":
+        from lrl import serve
+
+        return serve.main(words[1:])
     return run_lightning(words)
 
 
@@ -69,12 +75,17 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
 
 def run_lightning(words: Sequence[str]) -> int:
     """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
+    from lrl import faults
     from lrl.lightning_cli import LrlCLI, without_noise
+    from lrl.signals import exit_status
 
     sys.path.insert(0, os.getcwd())  # so that `my_rewards:brevity` is found where the user stands
     sys.argv = [sys.argv[0], *with_recipe_paths(words)]  # from there LightningCLI reads, and other ranks start the same
     try:
-        LrlCLI()
+        with faults.collected():
+            LrlCLI()
+    except KeyboardInterrupt:  # before the run listens for signals, or after it
+        return exit_status(signal.SIGINT)
     except LrlCLI.expected_errors as error:
         sys.stderr.write(f"lrl: error: {without_noise(str(error)).strip()}\n")
         return 2

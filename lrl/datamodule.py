@@ -7,15 +7,17 @@ an on-policy run and skips a step at a resume.
 
 from __future__ import annotations
 
-from collections import UserList
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl import lightning_noise
 from lrl.advantages import Advantages, GroupMean, rewards_of
 from lrl.attached import Attached
 from lrl.data import Group
 from lrl.generators.sampling import Sampling
+from lrl.preflight.settings import check_data
 from lrl.rewards import Reward, RewardPool
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
@@ -24,8 +26,6 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.stream import StepLoader, StepStream
-from lrl.settings_check import check_baseline, check_group_size, require_weight_sync
-from lrl.strategy import stop_if_told
 
 lightning_noise.silence()
 
@@ -54,6 +54,9 @@ class RolloutDataModule(Attached):
         replay: Trains older groups again, beside a step's own; null never does.
         reward_workers: Processes that score answers.
         reward_timeout_s: Seconds a reward may take for one answer.
+        reward_memory_gib: What scoring may allocate in one of those processes, in GiB; null for no limit. Linux only.
+        max_reward_failures: Largest share of the last few hundred answers that may get no reward, in (0, 1]; over it
+            the run ends with an error. 1 never ends it.
         rollout_timeout_s: Seconds the answers to one prompt may take.
     """
 
@@ -75,12 +78,11 @@ class RolloutDataModule(Attached):
         replay: Replay | None = None,
         reward_workers: int = 1,
         reward_timeout_s: float = 10.0,
+        reward_memory_gib: float | None = 4.0,
+        max_reward_failures: float = 0.1,
         rollout_timeout_s: float = 1800.0,
     ) -> None:
         super().__init__()
-        check_group_size(rollouts_per_group)
-        if max_skipped_per_step < 0:
-            raise ValueError(f"data.max_skipped_per_step is {max_skipped_per_step}; it must be at least 0.")
         self.prompts = Prompts.coerce(prompts)
         self.rewards = rewards
         self.groups_per_step = groups_per_step
@@ -94,12 +96,20 @@ class RolloutDataModule(Attached):
         self.replay = replay
         self.rollout_timeout_s = rollout_timeout_s
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
-        self.reward_pool = RewardPool(rewards, workers=reward_workers, timeout_s=reward_timeout_s)
+        self.reward_pool = RewardPool(rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures)
         self._controller: Controller | None = None
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None
         """The step that trains now, or has just been trained; callbacks read its groups, waits and counts."""
+        check_data(self)
         self._restored: dict[str, Any] | None = None
+        self.resumes_from: str | None = None
+        """The checkpoint the run will go on from, if it is to be checked with all else; the command line sets it."""
+
+    def check_resume(self, state: dict[str, Any]) -> None:
+        """Raises ValueError if `state`, as from `state_dict`, is of a run with other data or other steps."""
+        if state["ledger"] is not None:
+            Ledger(self.pacing).load_state_dict(state["ledger"], self.prompts.__getitem__)
 
     @property
     def max_model_tokens(self) -> int:
@@ -109,8 +119,6 @@ class RolloutDataModule(Attached):
     def setup(self, stage: str) -> None:
         """Load the prompts and start the reward workers before any server: what is wrong with them is said now."""
         if stage == "fit":
-            require_weight_sync(self._trainer)
-            check_baseline(self._policy.objective, self.advantages)
             self.load(self.prompts)
             self.reward_pool.start()
 
@@ -128,7 +136,7 @@ class RolloutDataModule(Attached):
     def teardown(self, stage: str) -> None:
         """End the reward workers. The controller ended with the fleet's loop; the next run makes its own."""
         self.reward_pool.close()
-        self._controller = None
+        self._restored, self._controller = self._ledger_state(), None
         self._loaded.clear()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -143,20 +151,24 @@ class RolloutDataModule(Attached):
         return self._controller
 
     def _make_controller(self) -> Controller:
-        ledger = Ledger(self.pacing)
-        if self._restored is not None:
-            ledger.load_state_dict(self._restored)
-        return Controller(
+        controller = Controller(
             self.prompts,
             self.fleet.rollouts,
             self.reward_pool,
-            ledger,
+            Ledger(self.pacing),
             self.sampling,
             self.decode,
             self.rollout_timeout_s,
             self.max_skipped_per_step,
             self.advantages.min_rollouts,
         )
+        # A trainer without a checkpoint begins at step 0: what an earlier fit left behind is not its own.
+        if self._restored is not None and self._restored["steps_done"] == self._trainer.global_step:
+            controller.load_state_dict(self._restored)
+            if controller.resumed:
+                rank_zero_info(str(controller.resumed))
+        self._restored = None
+        return controller
 
     @property
     def pacing(self) -> Pacing:
@@ -174,23 +186,9 @@ class RolloutDataModule(Attached):
         """The generators hold `version` now: pacing admits more prompts."""
         self.fleet.call(self.controller.new_version(version), f"admitting prompts for version {version}")
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Text of an answer, special tokens left out."""
-        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
-
     def train_dataloader(self) -> StepLoader:
         """The loader of optimizer steps."""
         return StepLoader(self.pacing.steps_per_epoch, lambda: self.next_step(self._trainer.global_step))
-
-    def val_dataloader(self) -> Sequence[Any]:
-        """One item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
-        from lrl.callbacks.evaluation import Evaluation
-        from lrl.callbacks.find import find_all
-
-        if self._trainer.state.fn == "fit":
-            return []
-        # Not a list: Lightning takes what a list holds, however deeply, for loaders.
-        return UserList(find_all(self._trainer, Evaluation))
 
     def next_step(self, step: int) -> StepStream:
         """The stream of optimizer step `step`."""
@@ -222,17 +220,22 @@ class RolloutDataModule(Attached):
             self.controller.next_group(step),
             self.rollout_timeout_s * 2,
             f"waiting for a finished group for step {step}",
-            lambda: stop_if_told(self._trainer),
+            self.look,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The ledger after the steps that are done, in plain numbers; the same on every rank."""
-        state: dict[str, Any] = {"advantages": self.advantages.state_dict()}
+        """The ledger after the steps that are done, in plain types and tensors; the same on every rank."""
+        state: dict[str, Any] = {"advantages": self.advantages.state_dict(), "ledger": self._ledger_state()}
         if self.replay is not None:
             state["replay"] = self.replay.state_dict()
+        return state
+
+    def _ledger_state(self) -> dict[str, Any] | None:
+        """The controller's state; before there is one, what was loaded."""
         if self._controller is None:
-            return state | {"ledger": self._restored}
-        return state | {"ledger": self._controller.ledger.state_dict(self._trainer.global_step)}
+            return self._restored
+        controller, step = self._controller, self._trainer.global_step
+        return self._on_the_loop(lambda: controller.state_dict(step), f"saving the ledger after step {step}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue behind what was trained."""

@@ -7,8 +7,10 @@ from typing import Any, NoReturn
 import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
+from lrl import faults, preflight
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
 
@@ -40,7 +42,7 @@ def without_noise(message: str) -> str:
 class LrlCLI(LightningCLI):
     """The command line of fit and validate."""
 
-    expected_errors = (ValueError, FileNotFoundError)
+    expected_errors = (*faults.EXPECTED, MisconfigurationException)
     """What bad input raises: shown as a message. Everything else is a fault of the program and keeps its traceback."""
 
     def __init__(self) -> None:
@@ -64,6 +66,19 @@ class LrlCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except OmegaConfBaseException as error:
             parser.error(str(error))
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """A trainer that cannot be built does not hide what else is wrong."""
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except self.expected_errors as error:
+            faults.fault(str(error))
+            preflight.check_without_trainer(self.model, self.datamodule)
+            raise
+
+    def before_fit(self) -> None:
+        """Let the checkpoint be checked with all else."""
+        self.datamodule.resumes_from = self.config_init["fit"].ckpt_path
 
     def _parse_ckpt_path(self) -> None:
         """Settings come from the config alone; Lightning would let the checkpoint's override `--model.lr` silently."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -37,7 +40,10 @@ def find_model(model: str) -> str:
             f"model={model!r} is read as module:function, but: {error}. "
             "Check the spelling and that the module can be imported."
         ) from None
-    return str(maker())
+    try:
+        return str(maker())
+    except Exception as error:
+        raise ValueError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -50,12 +56,25 @@ def open_network(folder: str, dtype: Dtype, attention: str | None, gradient_chec
     config = _from_pretrained(AutoConfig, folder)
     _silence_noise(config.get_text_config())
     settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
-    network = _from_pretrained(AutoModelForCausalLM, folder, **settings)
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
+    if unset := sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"]):
+        raise ValueError(
+            f"model={folder!r}: {len(unset)} weights are missing or of another shape than config.json says, the first "
+            f"{unset[0]}. They would be random: give a complete folder."
+        )
     if gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
     _drop_ignored_sampling(network.generation_config)
     _check_logits(network.train())
     return network
+
+
+def open_skeleton(folder: str, attention: str | None) -> PreTrainedModel:
+    """The model of a folder or hub name without its weights: shapes only. Raises ValueError if it cannot be built."""
+    config = _from_pretrained(AutoConfig, folder)
+    with torch.device("meta"), _named(AutoModelForCausalLM, folder, attention):
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention, trust_remote_code=False)
 
 
 def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
@@ -165,12 +184,21 @@ def _check_logits(network: PreTrainedModel) -> None:
 
 
 def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
-    try:
+    with _named(kind, folder, settings.get("attn_implementation")):
         return kind.from_pretrained(folder, trust_remote_code=False, **settings)
-    except (OSError, ValueError, ImportError) as error:
-        attention = settings.get("attn_implementation")
+
+
+@contextmanager
+def _named(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
+    """Turns what transformers raises for a bad folder into a ValueError that names the setting."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        if "custom code" in reason:
+            reason = "It brings code of its own, which is never run."
         raise ValueError(
             f"model={folder!r}: {kind.__name__} cannot open it{f' with attention={attention!r}' if attention else ''}. "
-            f"{str(error).strip().splitlines()[0]}\n"
+            f"{reason:.300}\n"
             "Give a folder in Hugging Face format, a name on the hub (and a way to reach it), or module:function."
         ) from None

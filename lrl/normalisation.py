@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lrl.data import Step
+from lrl.faults import fault
 
 NormaliseBy = Literal["token", "sequence"] | int
 """`token`: by all trained tokens of the step, each counts alike (DAPO, 2503.14476, section 3.3). `sequence`: by an
@@ -20,10 +21,10 @@ by that number of tokens and by the number of answers; with the longest length a
 
 
 def check(by: NormaliseBy) -> NormaliseBy:
-    """`by` if it can be divided by; raises ValueError otherwise."""
-    if by in ("token", "sequence") or (isinstance(by, int) and by > 0):
-        return by
-    raise ValueError(f"model.normalise_by is {by!r}: use token, sequence, or a number of tokens above 0.")
+    """`by` itself; a fault if nothing can be divided by it."""
+    if by not in ("token", "sequence") and not (isinstance(by, int) and by > 0):
+        fault(f"model.normalise_by is {by!r}: use token, sequence, or a number of tokens above 0.")
+    return by
 
 
 def token_weights(by: NormaliseBy, answers: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
+from lrl import preflight
+from lrl.callbacks.standing import standing
 from lrl.data import Group, MicroBatch, Step
 from lrl.gradients import scale_and_clip
 from lrl.lightning_noise import forget_last_step
@@ -37,9 +39,9 @@ from lrl.network import (
 )
 from lrl.normalisation import NormaliseBy, check, denominator, token_weights
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
+from lrl.preflight.settings import check_policy
 from lrl.reference import Reference
-from lrl.schedule import Schedule, check_end, lr_factor, restart_at
-from lrl.settings_check import check_reference, check_trainer
+from lrl.schedule import Schedule, lr_factor, restart_at
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +95,6 @@ class PolicyModule(L.LightningModule):
         self.normalise_by = check(self.objective.normalise_by if normalise_by is None else normalise_by)
         self.reference = reference
         self.abort_on_mismatch = abort_on_mismatch
-        check_reference(self.objective, reference)
         self.lr = lr
         self.betas = betas
         self.weight_decay = weight_decay
@@ -105,6 +106,7 @@ class PolicyModule(L.LightningModule):
         self.attention = attention
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
+        check_policy(self)
 
     # ---- the model
 
@@ -200,15 +202,14 @@ class PolicyModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW and its schedule, one scheduler step per optimizer step."""
-        check_end(self.schedule, self.trainer.max_steps)
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
         return [optimizer], [LambdaLR(optimizer, factor)]
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """No callback: the one hook before Lightning's own check, whose message would not name the setting to use."""
-        check_trainer(self.trainer)
-        return []
+        """What no run is without; and this is the hook in which everything about the run is checked."""
+        preflight.check(self.trainer)
+        return standing(self.trainer)
 
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training: a wrong name is said before a server starts."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lrl.data import Group
+from lrl.faults import fault
 from lrl.network import label_logprobs, open_network
 from lrl.objectives.base import Tokens, hold, k3
 from lrl.rollouts.rows import one_a_row
@@ -53,16 +54,14 @@ class Reference:
         refresh_every_n_steps: int | None = None,
     ) -> None:
         if not coefficient >= 0:
-            raise ValueError(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
+            fault(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
         if coefficient and (estimator, place) == ("k1", "loss"):
-            raise ValueError(
+            fault(
                 "model.reference.estimator k1 with place loss: its gradient is zero on average. Use k2 or k3, or place "
                 "reward."
             )
         if refresh_every_n_steps is not None and refresh_every_n_steps < 1:
-            raise ValueError(
-                f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at least 1, or null."
-            )
+            fault(f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at least 1, or null.")
         self.coefficient = coefficient
         self.estimator = estimator
         self.place = place

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lrl.ending import EndsInOrder
+from lrl.faults import above, at_least, fault
 from lrl.generators.crew import SPARE_PLACES
 from lrl.generators.fleet import Fleet
 from lrl.generators.server import Server
@@ -33,13 +34,16 @@ if TYPE_CHECKING:
     import lightning as L
 
 
-class GeneratorDevices:
+class GeneratorDevices(EndsInOrder):
     """Mixin for a Lightning strategy: keeps devices back and owns the generators on them.
 
     Args:
         generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
             trainer's device.
         evaluation_generators: How many of the generators answer only evaluations, each at one pinned version.
+        heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds it has for that: it is
+            replaced if none comes.
+        generator_timeout_s: Seconds a run waits for a replacement when no generator is left, before it ends.
         weight_transfer: How weights travel: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or `nccl`.
         server: Settings of the vLLM servers.
         **kwargs: The base strategy's own.
@@ -49,14 +53,19 @@ class GeneratorDevices:
         self,
         generator_devices: int = 1,
         evaluation_generators: int = 0,
+        heartbeat_s: float = 30.0,
+        generator_timeout_s: float = 900.0,
         weight_transfer: str = "auto",
         server: ServerSettings | None = None,
         **kwargs: Any,
     ) -> None:
         if generator_devices < 0:
-            raise ValueError(f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more.")
+            fault(f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more.")
+        at_least(0, "strategy", evaluation_generators=evaluation_generators)
         self.num_generator_devices = generator_devices
+        above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
+        self.heartbeat_s, self.generator_timeout_s = heartbeat_s, generator_timeout_s
         self.weight_transfer = weight_transfer
         self.server_settings = server or ServerSettings()
         self.generator_devices: list[torch.device] = []
@@ -89,21 +98,33 @@ class GeneratorDevices:
 
     def setup(self, trainer: L.Trainer) -> None:
         """Set up training, then start the generators and wait until they answer."""
-        super().setup(trainer)  # type: ignore[misc]
+        super().setup(trainer)
         if trainer.is_global_zero and getattr(trainer, "datamodule", None) is not None:
             self.start_generators(trainer)
 
     def start_generators(self, trainer: L.Trainer) -> None:
         """Start one vLLM server per group of `server.tensor_parallel_size` generator devices."""
-        on_cuda = self.root_device.type == "cuda"  # type: ignore[attr-defined]
-        shares_device = on_cuda and not self.generator_devices
-        self.transport = choose_transport(self.weight_transfer, on_cuda=on_cuda, shares_device=shares_device)
-        if not on_cuda:
+        self.transport, placements = self.plan()
+        if self.root_device.type != "cuda":
             leave_cores_to_generators()
-        servers = self.make_servers(trainer, self._placements(on_cuda))
+        servers = self.make_servers(trainer, placements)
         rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
-        self.fleet = Fleet(servers, capacity=self.server_settings.max_num_seqs, reserved=self.num_evaluation_generators)
+        self.fleet = Fleet(
+            servers,
+            capacity=self.server_settings.max_num_seqs,
+            reserved=self.num_evaluation_generators,
+            heartbeat_s=self.heartbeat_s,
+            patience_s=self.generator_timeout_s,
+        )
+        self.fleet.loop.interrupted = lambda: stop_if_told(trainer)
         self.fleet.start(lambda: stop_if_told(trainer))
+
+    def plan(self) -> tuple[str, list[list[int]]]:
+        """The transport, and the CUDA indices of each generator; raises ValueError if the devices do not allow it."""
+        on_cuda = self.root_device.type == "cuda"
+        shares_device = on_cuda and not self.generator_devices
+        transport = choose_transport(self.weight_transfer, on_cuda=on_cuda, shares_device=shares_device)
+        return transport, self._placements(on_cuda)
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """One server, not started, for each list of CUDA indices; their logs go to the run's folder."""
@@ -131,7 +152,7 @@ class GeneratorDevices:
         """CUDA indices of each generator; an empty list is a generator on the CPU."""
         if not on_cuda:
             return self._enough([[] for _ in range(max(1, len(self.generator_devices)))])
-        shared: torch.device = self.root_device  # type: ignore[attr-defined]
+        shared: torch.device = self.root_device
         indices = [device.index for device in self.generator_devices or [shared]]
         size = self.server_settings.tensor_parallel_size
         if len(indices) % size:
@@ -154,7 +175,7 @@ class GeneratorDevices:
         if self.fleet is not None:
             self.fleet.stop()
             self.fleet = None
-        super().teardown()  # type: ignore[misc]
+        super().teardown()
 
 
 def leave_cores_to_generators() -> None:
@@ -168,9 +189,9 @@ def leave_cores_to_generators() -> None:
 
 
 def stop_if_told(trainer: L.Trainer) -> None:
-    """Raise if a SIGTERM has come: Lightning itself looks only between batches, and a wait may be long."""
-    if trainer.received_sigterm:
-        raise SIGTERMException
+    """Raise `lrl.signals.Stopped` if a signal has told the run to end."""
+    if isinstance(trainer.strategy, EndsInOrder):
+        trainer.strategy.signals.check()
 
 
 class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens
 
 
@@ -28,7 +29,7 @@ class AIPO(Objective):
 
     def __init__(self, rho: float = 4.0) -> None:
         if not rho >= 1:
-            raise ValueError(
+            fault(
                 f"AIPO(rho={rho}): rho must be at least 1. A token of the newest policy has a weight of 1, so a "
                 "smaller rho would cut on-policy tokens and only scale the learning rate. Use a value in [2, 10]."
             )

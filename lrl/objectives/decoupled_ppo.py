@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens, hold
 from lrl.objectives.ppo import check_bounds, clipped_losses, outside
 
@@ -36,7 +37,7 @@ class DecoupledPPO(Objective):
     def __init__(self, epsilon_low: float = 0.2, epsilon_high: float = 0.2, max_weight: float | None = 5.0) -> None:
         check_bounds("DecoupledPPO", epsilon_low, epsilon_high)
         if max_weight is not None and not max_weight >= 1:
-            raise ValueError(f"DecoupledPPO(max_weight={max_weight}): use at least 1, the weight on-policy.")
+            fault(f"DecoupledPPO(max_weight={max_weight}): use at least 1, the weight on-policy.")
         self.epsilon_low = epsilon_low
         self.epsilon_high = epsilon_high
         self.max_weight = max_weight

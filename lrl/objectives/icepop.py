@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens
 
 
@@ -28,7 +29,7 @@ class IcePop(Objective):
 
     def __init__(self, low: float = 0.5, high: float = 5.0) -> None:
         if not 0 < low <= 1 <= high:
-            raise ValueError(f"IcePop(low={low}, high={high}): use 0 < low <= 1 <= high.")
+            fault(f"IcePop(low={low}, high={high}): use 0 < low <= 1 <= high.")
         self.low = low
         self.high = high
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens
 
 
@@ -42,9 +43,9 @@ class PPO(Objective):
 def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
     """Raises ValueError for bounds that do not enclose a ratio of 1."""
     if not 0 < epsilon_low <= 1:
-        raise ValueError(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
+        fault(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
     if not epsilon_high > 0:
-        raise ValueError(f"{name}(epsilon_high={epsilon_high}): it must be above 0, or on-policy tokens are clipped.")
+        fault(f"{name}(epsilon_high={epsilon_high}): it must be above 0, or on-policy tokens are clipped.")
 
 
 def clipped_losses(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:

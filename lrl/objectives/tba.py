@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lrl.faults import fault
 from lrl.normalisation import NormaliseBy
 from lrl.objectives.base import Objective, Tokens
 
@@ -38,7 +39,7 @@ class TBA(Objective):
 
     def __init__(self, beta: float = 0.01) -> None:
         if not beta > 0:
-            raise ValueError(f"TBA(beta={beta}): beta must be above 0; the optimum divides the reward by it.")
+            fault(f"TBA(beta={beta}): beta must be above 0; the optimum divides the reward by it.")
         self.beta = beta
 
     def token_losses(self, tokens: Tokens) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens, hold
 
 
@@ -31,7 +32,7 @@ class TIS(Objective):
 
     def __init__(self, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> None:
         if not cap >= 1:
-            raise ValueError(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
+            fault(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
         self.cap = cap
         self.level = level
 

@@ -8,8 +8,6 @@ else has to be saved. Text is never cut: half a question has no right answer.
 from __future__ import annotations
 
 import logging
-import re
-import string
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,14 +16,14 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lrl.data import Prompt
+from lrl.faults import fault
+from lrl.rollouts.chat import encode, filled, messages_of, template_fields
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-
-Message = dict[str, Any]
 
 LONG = 5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
 
@@ -72,9 +70,9 @@ class Prompts:
         name: str | None = None,
     ) -> None:
         if limit is not None and limit < 1:
-            raise ValueError(f"`limit={limit}` leaves no prompt. Give a positive number, or leave it out for all rows.")
+            fault(f"`limit={limit}` leaves no prompt. Give a positive number, or leave it out for all rows.")
         if seed < 0:
-            raise ValueError(f"`seed={seed}` of prompts cannot be negative.")
+            fault(f"`seed={seed}` of prompts cannot be negative.")
         known = known_source(source)
         self.source = known.source
         self.subset = subset or known.subset
@@ -82,13 +80,17 @@ class Prompts:
         self.prompt_column = prompt_column or known.prompt_column
         self.name = name or short_name(source)
         self.template, self.system_prompt, self.chat = template, system_prompt, chat
-        self.shuffle, self.seed, self.limit, self.too_long = shuffle, seed, limit, too_long
+        self.shuffle, self.seed, self.too_long = shuffle, seed, too_long
+        self.limit = limit if limit is None or limit > 0 else None
         self.columns: list[str] = []
         """Names of the columns that every `Prompt.columns` may hold; known after `load`."""
         self.skipped: list[int] = []
         """Row ids left out as too long."""
-        self._fields = _template_fields(template) if template is not None else set()
+        self._fields = template_fields(template) if template is not None else set()
+        self.rows: list[Row] = []
+        """The rows as they were read; empty before `read`."""
         self._prompts: list[Prompt] = []
+        self._loaded_with: tuple[PreTrainedTokenizerBase | None, int] = (None, 0)
         self._order: tuple[int, list[int]] = (-1, [])
 
     @classmethod
@@ -96,8 +98,25 @@ class Prompts:
         """`value` itself, or the prompts that a bare name or list of rows stands for, read from `split`."""
         return value if isinstance(value, Prompts) else cls(value, split=split)
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the prompts are there in tokens."""
+        return bool(self._prompts)
+
+    def read(self) -> None:
+        """Reads the rows and checks what can be checked without a tokenizer; does nothing the second time.
+
+        Raises:
+            FileNotFoundError: No such file.
+            ValueError: The data set cannot be read, is empty, or lacks a column.
+        """
+        if not self.rows:
+            rows = list(islice(read_rows(self.source, self.subset, self.split), self.limit))
+            self._check(rows)
+            self.rows = rows
+
     def load(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
-        """Reads, checks and tokenises every row.
+        """Reads, checks and tokenises every row; does nothing if these arguments were the last ones.
 
         Args:
             tokenizer: The policy's tokenizer.
@@ -107,14 +126,15 @@ class Prompts:
             FileNotFoundError: No such file.
             ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that cannot be used.
         """
-        rows = list(islice(read_rows(self.source, self.subset, self.split), self.limit))
-        self._check(rows)
-        chat = self._chat_form(tokenizer)
-        bar = tqdm(rows, desc=f"Tokenising {self.name}", unit="prompt", disable=len(rows) <= LONG)
-        prompts = [self._prompt(row_id, row, tokenizer, chat) for row_id, row in enumerate(bar)]
+        if self._loaded_with == (tokenizer, max_prompt_tokens):
+            return
+        self.read()
+        prompts = self._tokenise(tokenizer)
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._order = (-1, [])
         self._report_too_long([p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens)
+        self._report_twins()
+        self._loaded_with = (tokenizer, max_prompt_tokens)
 
     def __len__(self) -> int:
         """Prompts in one epoch."""
@@ -159,6 +179,26 @@ class Prompts:
             )
         self.columns = [column for column in columns if column != self.prompt_column]
 
+    def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+        """All rows as prompts; the first row that cannot be one is named, the others are counted."""
+        chat = self._chat_form(tokenizer)
+        prompts, wrong = [], []
+        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=len(self.rows) <= LONG)
+        for row_id, row in enumerate(bar):
+            try:
+                prompts.append(self._prompt(row_id, row, tokenizer, chat))
+            except ValueError as error:
+                wrong.append(str(error))
+        if wrong:
+            others = f" {len(wrong) - 1} other rows cannot be used either." if len(wrong) > 1 else ""
+            raise ValueError(wrong[0] + others)
+        return prompts
+
+    def _report_twins(self) -> None:
+        twins = len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts})
+        if twins:
+            log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
+
     def _chat_form(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         has_template = bool(tokenizer.chat_template)
         if self.chat is True and not has_template:
@@ -173,18 +213,18 @@ class Prompts:
 
     def _prompt(self, row_id: int, row: Row, tokenizer: PreTrainedTokenizerBase, chat: bool) -> Prompt:
         where = f"Row {row_id} of {self.name}, column {self.prompt_column!r}"
-        messages = _messages(row.get(self.prompt_column), where)
+        messages = messages_of(row.get(self.prompt_column), where)
         if not chat and not isinstance(row[self.prompt_column], str):
             raise ValueError(f"{where}: chat messages need a tokenizer with a chat template (`chat={self.chat}`).")
         asked = [message for message in messages if message["role"] == "user"][-1]
         if self.template is not None:
             if lacking := self._fields - row.keys():
                 raise ValueError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
-            asked["content"] = self.template.format_map(row | {self.prompt_column: asked["content"]})
+            asked["content"] = filled(self.template, row | {self.prompt_column: asked["content"]}, where)
         if self.system_prompt and messages[0]["role"] == "system":
             raise ValueError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        token_ids = _encode(tokenizer, system + messages) if chat else tokenizer.encode(asked["content"])
+        token_ids = encode(tokenizer, system + messages) if chat else tokenizer.encode(asked["content"])
         columns = {column: content for column, content in row.items() if column != self.prompt_column}
         return Prompt(id=row_id, token_ids=token_ids, text=asked["content"], columns=columns)
 
@@ -198,35 +238,3 @@ class Prompts:
             longest = max(len(prompt.token_ids) for prompt in long)
             raise ValueError(f"{found}\nThe longest has {longest}: raise `max_prompt_tokens`, or use `too_long=skip`.")
         log.warning("%s They are skipped.", found)
-
-
-def _template_fields(template: str) -> set[str]:
-    """The columns a template names."""
-    remedy = "Name a column in braces, and write a brace that is only text twice: \\boxed{{}}."
-    try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
-    except ValueError as error:
-        raise ValueError(f"`template={template!r}`: {error}. {remedy}") from error
-    if not fields or any(not field or field.isdigit() for field in fields):
-        raise ValueError(f"`template={template!r}`: there must be fields, each with a column's name. {remedy}")
-    return {re.split(r"[.\[]", field)[0] for field in fields}
-
-
-def _messages(value: Any, where: str) -> list[Message]:
-    """A column's value as chat messages that end with a question: strings become one user message."""
-    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise ValueError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
-    # Arrow gives every message of a file the same keys, with None where the row had none.
-    messages = [{key: part for key, part in message.items() if part is not None} for message in messages]
-    questions = [message.get("content") for message in messages if message["role"] == "user"]
-    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
-        raise ValueError(f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row.")
-    if messages[-1]["role"] == "assistant":
-        raise ValueError(f"{where}: the last message is the assistant's, which the policy is to write. Remove it.")
-    return messages
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    token_ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-    return list(token_ids)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lrl.data import Group, Prompt, Rollout
+from lrl.faults import fault
 
 
 class Replay:
@@ -41,12 +42,12 @@ class Replay:
         seed: int = 0,
     ) -> None:
         if groups_per_step < 1 or max_lag < 1:
-            raise ValueError(
+            fault(
                 f"data.replay: groups_per_step is {groups_per_step} and max_lag is {max_lag}; both must be at least 1, "
                 "or set data.replay to null."
             )
         if not 0 <= newest_share <= 1:
-            raise ValueError(f"data.replay.newest_share is {newest_share}; it must be in [0, 1].")
+            fault(f"data.replay.newest_share is {newest_share}; it must be in [0, 1].")
         self.groups_per_step = groups_per_step
         self.max_lag = max_lag
         self.newest_share = newest_share

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,14 +72,17 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
         return _function_rows(source)
     try:
         return _dataset_rows(path, source, subset, split)
-    except (OSError, ValueError, DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: it brings code to run
         reason = " ".join(str(error.__cause__ or error).split())
         asked = f"{source!r}, subset {subset!r}, split {split!r}"
         raise ValueError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
 
 
 def _json_rows(path: Path) -> list[Row]:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}. Give a readable file of UTF-8 text.") from error
     whole = path.suffix == ".json" and text.lstrip().startswith("[")
     rows: list[Any] = []
     # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
@@ -96,10 +100,27 @@ def _function_rows(source: str) -> Iterable[Row]:
         function = pkgutil.resolve_name(source)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"The source {source!r} cannot be imported: {error}.\n{FORMS}") from error
-    rows = function()
+    if not callable(function):
+        raise ValueError(f"The source {source!r} is {function!r:.80}, not a function.\n{FORMS}")
+    with _named(source):
+        rows = function()
     if not isinstance(rows, Iterable):
         raise ValueError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
-    return rows
+    return _each(source, rows)
+
+
+def _each(source: str, rows: Iterable[Row]) -> Iterator[Row]:
+    with _named(source):
+        yield from rows
+
+
+@contextmanager
+def _named(source: str) -> Iterator[None]:
+    """What a user's function raises becomes a ValueError that names it."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"The source {source!r} raised {type(error).__name__}: {error}. Mend the function.") from error
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:

@@ -1,0 +1,66 @@
+"""Everything that can be checked before a server starts, in one pass that reports all faults at once.
+
+The pass runs in the policy's `configure_callbacks`, the first hook in which trainer, policy and data stand side by side
+and before Lightning's own checks, whose messages do not name the setting to use. Nothing heavy is done: of the model
+only its shapes are built. What takes long by itself, a model made by a Python function, waits until the rest is right.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrl import faults
+from lrl.preflight import inputs, resume, room, run_folder, settings
+
+if TYPE_CHECKING:
+    import lightning as L
+
+    from lrl.datamodule import RolloutDataModule
+    from lrl.policy import PolicyModule
+
+
+def check(trainer: L.Trainer) -> None:
+    """Check a run that is about to begin.
+
+    Raises:
+        ValueError: Names every fault, each with its setting, value and remedy.
+    """
+    from lrl.datamodule import RolloutDataModule
+
+    policy: Any = trainer.lightning_module
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    with faults.collected():
+        settings.check_trainer(trainer, policy)
+        if isinstance(data, RolloutDataModule):
+            _check_run(trainer, policy, data)
+
+
+def check_without_trainer(policy: PolicyModule, data: RolloutDataModule) -> None:
+    """What can be said about policy and data when the trainer itself cannot be built; faults are only noted."""
+    inputs.check_rows(data, [])
+    if not _makes_its_model(policy):
+        inputs.check_policy(policy, data, [])
+
+
+def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
+    from lrl.callbacks.evaluation import Evaluation
+    from lrl.callbacks.find import find_all
+
+    evaluations = find_all(trainer, Evaluation)
+    settings.check_run(trainer, policy, data)
+    settings.check_evaluations(trainer, evaluations)
+    run_folder.check(trainer, policy)
+    resume.check_path(data.resumes_from)
+    read = inputs.check_rows(data, evaluations)
+    if _makes_its_model(policy) and faults.any_noted():
+        return
+    shape = inputs.check_policy(policy, data, read)
+    if shape is not None:
+        room.check(trainer, policy, data, shape)
+        resume.check_contents(data.resumes_from, policy, data, shape)
+
+
+def _makes_its_model(policy: PolicyModule) -> bool:
+    """Whether the model is a `module:function` that has not been run yet."""
+    return "policy_folder" not in vars(policy) and ":" in policy.model and not Path(policy.model).exists()

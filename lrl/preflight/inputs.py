@@ -1,0 +1,91 @@
+"""Data sets and the policy's folder, alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lrl.faults import EXPECTED, fault, noting
+from lrl.preflight.model import Shape, check_context, check_tokens, check_vocabulary, check_weights, shape_of
+from lrl.rewards import Reward
+from lrl.rollouts.prompts import Prompts
+
+if TYPE_CHECKING:
+    from lrl.callbacks.evaluation import Evaluation
+    from lrl.datamodule import RolloutDataModule
+    from lrl.policy import PolicyModule
+
+
+def check_rows(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
+    """Read every data set of the run, which needs no model; returns those that can be used."""
+    usable = []
+    trains = data.trains
+    if trains and _readable(data.prompts, "data.prompts", data.reward_pool.rewards):
+        usable.append(data.prompts)
+        rows = len(data.prompts.rows)
+        if rows < data.groups_per_step:
+            fault(
+                f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {rows} prompts: no step "
+                f"could have that many. Set it to at most {rows}, or give more prompts."
+            )
+    for evaluation in evaluations:
+        with noting():
+            pool = data.reward_pool.like(evaluation.rewards or list(data.rewards)[:1], workers=1)
+            if _readable(evaluation.prompts, "Evaluation.prompts", pool.rewards):
+                usable.append(evaluation.prompts)
+                _check_breakdown(evaluation)
+    return usable
+
+
+def _readable(prompts: Prompts, setting: str, rewards: Sequence[Reward]) -> bool:
+    try:
+        prompts.read()
+    except EXPECTED as error:
+        fault(f"{setting}: {error}")
+        return False
+    for reward in rewards:
+        if lacking := reward.lacks(prompts.columns):
+            fault(
+                f"{setting}: {prompts.name} has no column {lacking}, which the reward {reward.name!r} reads. Its other "
+                f"columns: {', '.join(prompts.columns) or 'none'}. Rename one, or choose another reward."
+            )
+    return True
+
+
+def _check_breakdown(evaluation: Evaluation) -> None:
+    prompts = evaluation.prompts
+    if unknown := [column for column in evaluation.by if column not in prompts.columns]:
+        fault(
+            f"Evaluation.by names {', '.join(unknown)}, and {prompts.name} has the columns "
+            f"{', '.join(prompts.columns) or 'none'}: name one of them."
+        )
+
+
+def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[Prompts]) -> Shape | None:
+    """The policy's folder, and the data sets in its tokens; None if the model's shapes cannot be known."""
+    try:
+        folder = policy.policy_folder
+        shape = shape_of(folder, policy.attention)
+    except EXPECTED as error:
+        fault(str(error))
+        return None
+    check_context(folder, shape, data.max_model_tokens)
+    sound = check_weights(folder, shape)
+    with noting():
+        if sound:
+            check_vocabulary(folder, shape, policy.tokenizer)
+        for prompts in read if data.max_prompt_tokens > 0 else ():
+            with noting():
+                prompts.load(policy.tokenizer, data.max_prompt_tokens)
+                check_tokens(prompts, folder, shape)
+    reference = policy.reference.model if policy.reference is not None else None
+    if reference is not None:
+        with noting():
+            other = shape_of(reference, policy.attention)
+            check_weights(reference, other, "model.reference.model")
+            if other.vocabulary != shape.vocabulary:
+                fault(
+                    f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model={folder!r} "
+                    f"{shape.vocabulary}: a reference needs the policy's vocabulary."
+                )
+    return shape

@@ -1,0 +1,91 @@
+"""The checkpoint a run goes on from: there, readable, and of this model, this data and these steps."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lrl.faults import fault, noting
+
+if TYPE_CHECKING:
+    from lrl.datamodule import RolloutDataModule
+    from lrl.policy import PolicyModule
+    from lrl.preflight.model import Shape
+
+log = logging.getLogger(__name__)
+
+
+def local(ckpt_path: str | None) -> Path | None:
+    """The file or folder that `ckpt_path` names; None for Lightning's words (`last`, `best`) and for addresses."""
+    if (
+        ckpt_path is None
+        or "://" in ckpt_path
+        or ckpt_path in ("last", "best", "hpc")
+        or ckpt_path.startswith("registry")
+    ):
+        return None
+    return Path(ckpt_path)
+
+
+def check_path(ckpt_path: str | None) -> None:
+    """There is something at the path."""
+    path = local(ckpt_path)
+    if path is None:
+        return
+    if not path.exists():
+        nearby = sorted(str(found.name) for found in path.parent.glob("*.ckpt"))[:3]
+        there = f" In its folder: {', '.join(nearby)}." if nearby else ""
+        fault(
+            f"--ckpt_path {ckpt_path!r}: there is no such file.{there} Give a checkpoint of `trainer`, or leave it out."
+        )
+    elif path.is_dir() and not (path / "meta.pt").exists():
+        fault(f"--ckpt_path {ckpt_path!r} is a folder without a checkpoint in it: give a .ckpt file.")
+
+
+def check_contents(ckpt_path: str | None, policy: PolicyModule, data: RolloutDataModule, shape: Shape) -> None:
+    """The file is a checkpoint of this run. A sharded one, a folder, is left to Lightning."""
+    path = local(ckpt_path)
+    if path is None or not path.is_file():
+        return
+    try:
+        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        weights = state["state_dict"]
+    except (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        reason = " ".join(str(error).split())
+        fault(f"--ckpt_path {ckpt_path!r} is no checkpoint that can be read ({reason:.200}): give another.")
+        return
+    _check_weights(str(ckpt_path), weights, policy, shape)
+    if data.trains:
+        _check_data(str(ckpt_path), state, data)
+
+
+def _check_weights(ckpt_path: str, weights: dict[str, Any], policy: PolicyModule, shape: Shape) -> None:
+    found = {name.removeprefix("network."): tuple(tensor.shape) for name, tensor in weights.items()}
+    other = [name for name, size in shape.tensors.items() if found.get(name) != size]
+    if other:
+        has = "none" if other[0] not in found else str(list(found[other[0]]))
+        fault(
+            f"--ckpt_path {ckpt_path!r} is of another model than model.model={policy.model!r}: {other[0]} is "
+            f"{has} in it and {list(shape.tensors[other[0]])} here. Resume with the model it was made with."
+        )
+
+
+def _check_data(ckpt_path: str, state: dict[str, Any], data: RolloutDataModule) -> None:
+    name = type(data).__qualname__
+    if name not in state:
+        fault(
+            f"--ckpt_path {ckpt_path!r} has no state of {name}: it is not of a run with this data module. Give another."
+        )
+    elif data.prompts.loaded:
+        with noting():
+            data.check_resume(state[name])
+    trainer: Any = data.trainer
+    if trainer is not None and 0 < trainer.max_steps <= state.get("global_step", 0):
+        log.warning(
+            "--ckpt_path is at step %d and trainer.max_steps is %d: nothing is left to train.",
+            *(state["global_step"], trainer.max_steps),
+        )

@@ -1,0 +1,181 @@
+"""Settings that must fit together for a run to learn."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+
+from lrl.advantages import GroupMean
+from lrl.faults import above, at_least, fault, noting
+from lrl.generators.crew import SPARE_PLACES
+from lrl.schedule import check_end
+from lrl.strategy import GeneratorDevices
+
+if TYPE_CHECKING:
+    from lrl.callbacks.evaluation import Evaluation
+    from lrl.datamodule import RolloutDataModule
+    from lrl.policy import PolicyModule
+
+log = logging.getLogger(__name__)
+
+
+def check_policy(policy: PolicyModule) -> None:
+    """The policy's own settings."""
+    objective = policy.objective
+    if objective.needs_reference and policy.reference is None:
+        fault(
+            f"model.objective {type(objective).__name__} needs a reference policy: set model.reference to "
+            "lrl.Reference (its coefficient may stay 0)."
+        )
+    at_least(0, "model", lr=policy.lr, weight_decay=policy.weight_decay, warmup_steps=policy.warmup_steps)
+    at_least(1, "model", head_chunk_tokens=policy.head_chunk_tokens)
+    above(0, "model", max_grad_norm=policy.max_grad_norm, abort_on_mismatch=policy.abort_on_mismatch)
+    if not all(0 <= beta < 1 for beta in policy.betas):
+        fault(f"model.betas is {policy.betas}; both must be at least 0 and below 1.")
+
+
+def check_data(data: RolloutDataModule) -> None:
+    """The data module's own settings."""
+    sampling = data.sampling
+    if sampling.n < 2:
+        fault(
+            f"data.rollouts_per_group is {sampling.n}; advantages are relative to the group, so it must be at least 2."
+        )
+    if not 0 < sampling.temperature < float("inf"):
+        fault(f"data.temperature is {sampling.temperature}: greedy answers have no log-prob to learn from. Use 1.0.")
+    at_least(0, "data", max_lag=data.max_lag, max_skipped_per_step=data.max_skipped_per_step)
+    at_least(1, "data", groups_per_step=data.groups_per_step, micro_batch_tokens=data.micro_batch_tokens)
+    at_least(1, "data", max_prompt_tokens=data.max_prompt_tokens, max_response_tokens=sampling.max_tokens)
+    above(0, "data", rollout_timeout_s=data.rollout_timeout_s)
+
+
+def check_trainer(trainer: L.Trainer, policy: PolicyModule) -> None:
+    """Flags of the trainer that would be ignored or wrong, each with the one to use."""
+    if trainer.gradient_clip_val:
+        fault(
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: the policy clips the gradient of a whole "
+            "step itself. Remove it and set model.max_grad_norm."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        fault(
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: a step already gathers all "
+            "its micro-batches. Remove it; data.micro_batch_tokens sets their size, data.groups_per_step a step's."
+        )
+    _check_precision(str(trainer.precision), policy.dtype_name)
+    if trainer.state.fn == "fit":
+        with noting():
+            check_end(policy.schedule, trainer.max_steps)
+
+
+def _check_precision(precision: str, dtype: str) -> None:
+    if precision == "16-mixed":
+        fault(
+            "trainer.precision='16-mixed' scales the gradients, which would then be clipped at the wrong norm. "
+            "Use bf16-mixed or 32-true."
+        )
+    elif precision in ("16-true", "64-true"):
+        fault(
+            f"trainer.precision={precision!r}: the weights are float32 or bfloat16. Leave it out and set model.dtype."
+        )
+    elif precision == "bf16-true" and dtype != "bfloat16":
+        fault(f"trainer.precision='bf16-true' and model.dtype is {dtype}: the weights' type is model.dtype alone.")
+
+
+def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
+    """What trainer, policy and data must agree on."""
+    if isinstance(trainer.strategy, GeneratorDevices):
+        with noting():
+            trainer.strategy.plan()
+        _check_context(trainer.strategy, data)
+    else:
+        found = type(trainer.strategy).__name__
+        fault(f"trainer.strategy is {found}, which has no generators: use lrl.AsyncSingleDevice.")
+    if trainer.state.fn != "fit":
+        return
+    _check_objective(policy, data)
+    _check_sync(trainer, data)
+    if trainer.limit_train_batches == 0:
+        fault("trainer.limit_train_batches is 0: nothing would be trained. Leave it out, or use `lrl validate`.")
+    if 0 < trainer.max_steps < policy.warmup_steps:
+        log.warning(
+            "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches model.lr.",
+            *(policy.warmup_steps, trainer.max_steps),
+        )
+
+
+def _check_objective(policy: PolicyModule, data: RolloutDataModule) -> None:
+    """The formula, its baseline and its reference."""
+    objective, advantages = policy.objective, data.advantages
+    if objective.needs_group_mean and not isinstance(advantages, GroupMean):
+        fault(
+            f"model.objective {type(objective).__name__} works on rewards less the group's mean, and data.advantages "
+            f"is {type(advantages).__name__}: use lrl.GroupMean."
+        )
+    if 2 <= data.sampling.n < advantages.min_rollouts:
+        fault(
+            f"data.rollouts_per_group is {data.sampling.n} and data.advantages {type(advantages).__name__} needs "
+            f"{advantages.min_rollouts} answers a group: raise data.rollouts_per_group."
+        )
+
+
+def _check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
+    """Weights must move, and often enough for the next group to start."""
+    from lrl.callbacks.find import find_all
+    from lrl.callbacks.weight_sync import WeightSync
+
+    syncs = find_all(trainer, WeightSync)
+    if not syncs:
+        fault(
+            "trainer.callbacks has no lrl.callbacks.WeightSync: the generators would answer with the first weights "
+            "for ever. Add WeightSync()."
+        )
+    if len(syncs) > 1:
+        fault(f"trainer.callbacks has {len(syncs)} lrl.callbacks.WeightSync: keep one, or every version moves twice.")
+    for sync in syncs:
+        if 0 <= data.max_lag < sync.every_n_steps - 1:
+            fault(
+                f"WeightSync.every_n_steps is {sync.every_n_steps} and data.max_lag is {data.max_lag}: step "
+                f"{data.max_lag + 1} would wait for ever. Set data.max_lag to at least {sync.every_n_steps - 1}."
+            )
+
+
+def _check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+    """A generator's context and places against prompts, answers and groups."""
+    server, needed = strategy.server_settings, data.max_model_tokens
+    if server.max_model_len is not None and server.max_model_len < needed:
+        fault(
+            f"strategy.server.max_model_len is {server.max_model_len}, but data.max_prompt_tokens and "
+            f"data.max_response_tokens add up to {needed}. Leave it out, or give at least {needed}."
+        )
+    if data.sampling.n > server.max_num_seqs:
+        log.warning(
+            "data.rollouts_per_group is %d and strategy.server.max_num_seqs %d: a group fills a generator and waits in "
+            "it. Raise max_num_seqs.",
+            *(data.sampling.n, server.max_num_seqs),
+        )
+    if data.micro_batch_tokens < needed:
+        log.warning(
+            "data.micro_batch_tokens is %d and an answer with its prompt may have %d tokens: a longer one makes a "
+            "micro-batch of its own, larger than asked for.",
+            *(data.micro_batch_tokens, needed),
+        )
+
+
+def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> None:
+    """Evaluations must not write over one another, and share the places beside the rollouts."""
+    for name, times in Counter(evaluation.prompts.name for evaluation in evaluations).items():
+        if times > 1:
+            fault(
+                f"trainer.callbacks has {times} lrl.callbacks.Evaluation of prompts named {name!r}, which would write "
+                "over one another's results. Set the `name` of their prompts."
+            )
+    strategy: Any = trainer.strategy
+    asked = sum(evaluation.concurrency for evaluation in evaluations)
+    if asked > SPARE_PLACES and not getattr(strategy, "num_evaluation_generators", 0):
+        log.warning(
+            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d places.", asked, SPARE_PLACES
+        )

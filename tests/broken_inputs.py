@@ -1,0 +1,217 @@
+"""Data sets, model folders and checkpoints with one thing wrong in each, made once for all tests of bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+from tests.tiny_policies import byte_tokenizer, tiny_llama
+
+ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(8)]
+Change = Callable[[Path], Any]
+
+
+def make(folder: Path) -> Path:
+    """Everything that the cases name, under one folder: `run.yaml`, `data`, `models`, `checkpoints`."""
+    model = tiny_llama(folder / "models/whole")
+    for name, break_it in MODELS.items():
+        copy = shutil.copytree(model, folder / "models" / name)
+        break_it(copy)
+    (folder / "data").mkdir()
+    for name, content in DATA.items():
+        path = folder / "data" / name
+        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(as_lines(content))
+    (folder / "data/folder.jsonl").mkdir()
+    (folder / "checkpoints/empty").mkdir(parents=True)
+    for name, checkpoint in checkpoints(model).items():
+        torch.save(checkpoint, folder / f"checkpoints/{name}.ckpt")
+    (folder / "checkpoints/text.ckpt").write_text("no checkpoint")
+    (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
+    return folder
+
+
+def as_lines(rows: list[Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """A small run that is right in everything."""
+    answers = {"class_path": "lrl.rewards.ExactMatch"}
+    return {
+        "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(folder / "models/whole")}},
+        "data": {
+            "class_path": "lrl.RolloutDataModule",
+            "init_args": {
+                "prompts": {"class_path": "lrl.Prompts", "init_args": {"source": str(folder / "data/rows.jsonl")}},
+                "rewards": [answers],
+                "groups_per_step": 4,
+                "max_prompt_tokens": 64,
+                "max_response_tokens": 32,
+            },
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "devices": 2,
+            "strategy": {"class_path": "lrl.AsyncSingleDevice", "init_args": {"generator_devices": 1}},
+            "max_steps": 4,
+            "max_epochs": -1,
+            "logger": False,
+            "enable_model_summary": False,
+            "callbacks": [{"class_path": "lrl.callbacks.WeightSync"}],
+        },
+    }
+
+
+def config(**values: Any) -> Change:
+    """A change of config.json; None takes a name out."""
+    return in_json("config.json", **values)
+
+
+def in_json(name: str, **values: Any) -> Change:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / name).read_text()) | values
+        (folder / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return change
+
+
+def without(*names: str) -> Change:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def written(name: str, content: bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:9000])
+
+
+def without_a_shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = {
+        "lm_head.weight": "model-00001-of-00002.safetensors",
+        "model.norm.weight": "model-00002-of-00002.safetensors",
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def with_a_broken_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("[]")
+
+
+def with_a_larger_tokenizer(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] |= {f"<{n}>": 259 + n for n in range(50)}
+    file.write_text(json.dumps(content))
+
+
+def with_added_tokens(folder: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"<{n}>" for n in range(50)])
+    tokenizer.save_pretrained(folder)
+
+
+def without_template(folder: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+
+
+def with_a_strict_template(folder: Path) -> None:
+    rule = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(rule + "{{ m.content }}{% endfor %}")
+
+
+CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+MODELS: dict[str, Change] = {
+    "no-config": without("config.json"),
+    "broken-config": written("config.json", b"{"),
+    "no-type": config(model_type=None),
+    "unknown-type": config(model_type="oddball"),
+    "own-code": config(model_type="oddball", auto_map=CODE),
+    "tokenizer-code": in_json(
+        "tokenizer_config.json", tokenizer_class="Odd", auto_map={"AutoTokenizer": ["t.T", None]}
+    ),
+    "odd-heads": config(num_attention_heads=3),
+    "word-for-number": config(hidden_size="big"),
+    "other-size": config(hidden_size=32, head_dim=16),
+    "other-vocabulary": config(vocab_size=100),
+    "more-layers": config(num_hidden_layers=3),
+    "few-positions": config(max_position_embeddings=64),
+    "end-beyond": config(eos_token_id=5000),
+    "no-weights": without("model.safetensors"),
+    "cut-weights": cut,
+    "empty-weights": written("model.safetensors", b""),
+    "no-shard": without_a_shard,
+    "broken-index": with_a_broken_index,
+    "no-tokenizer": without("tokenizer.json", "tokenizer_config.json"),
+    "broken-tokenizer": written("tokenizer.json", b"{"),
+    "larger-tokenizer": with_a_larger_tokenizer,
+    "added-tokens": with_added_tokens,
+    "not-a-language-model": config(model_type="vit"),
+    "no-template": without_template,
+    "strict-template": with_a_strict_template,
+    # Right all the same:
+    "sampling": in_json("generation_config.json", do_sample=True, top_p=0.8, top_k=20, repetition_penalty=1.05),
+    "code-unused": config(auto_map=CODE),
+}
+
+CHAT = [{"role": "user", "content": "2+2="}]
+DATA: dict[str, list[Any] | bytes] = {
+    "rows.jsonl": ROWS,
+    "empty.jsonl": [],
+    "broken.jsonl": b'{"prompt": "1"}\n{"prompt": \n',
+    "latin.jsonl": '{"prompt": "é"}\n'.encode("latin-1"),
+    "strings.jsonl": ["1+1=", "2+2="],
+    "questions.jsonl": [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS],
+    "no-answers.jsonl": [{"prompt": row["prompt"]} for row in ROWS],
+    "blank.jsonl": [*ROWS, {"prompt": " ", "answer": ""}, {"prompt": "", "answer": ""}],
+    "numbers.jsonl": [{"prompt": n, "answer": "1"} for n in range(8)],
+    "answered.jsonl": [{"prompt": [*CHAT, {"role": "assistant", "content": "4"}], "answer": "4"}] * 4,
+    "chats.jsonl": [{"prompt": CHAT, "answer": "4"}] * 4,
+    "system.jsonl": [{"prompt": [{"role": "system", "content": "Be brief."}, *CHAT], "answer": "4"}] * 4,
+    "added.jsonl": [*ROWS, {"prompt": "1<7>=", "answer": "1"}],
+    "long.jsonl": [{"prompt": "1+" * 200 + "1=", "answer": "201"}] * 8,
+    "twins.jsonl": ROWS + ROWS,
+    "broken.parquet": b"no parquet",
+    "broken.json": b"[{]",
+}
+
+
+def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
+    """What Lightning would have saved after one step, right and wrong."""
+    from lrl.preflight.model import shape_of
+
+    sizes = shape_of(str(model), None).tensors
+    weights = {f"network.{name}": torch.zeros(size) for name, size in sizes.items()}
+    ledgers = {}
+    for groups in (4, 2):
+        pacing = Pacing(prompts_per_epoch=8, groups_per_step=groups, max_lag=1)
+        ledgers[groups] = Ledger(pacing).state_dict(0) | {"steps_done": 1, "done_through": groups}
+    whole = {
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": weights,
+        "global_step": 1,
+        "RolloutDataModule": {"advantages": {}, "ledger": ledgers[4]},
+    }
+    smaller = {name: tensor[..., :32] if "norm" in name else tensor for name, tensor in weights.items()}
+    return {
+        "whole": whole,
+        "other-model": whole | {"state_dict": smaller},
+        "other-groups": whole | {"RolloutDataModule": {"advantages": {}, "ledger": ledgers[2]}},
+        "other-module": {"state_dict": weights, "global_step": 1},
+        "no-weights": {"global_step": 1},
+    }

@@ -1,0 +1,155 @@
+"""Who wrote each trained token: its behaviour log-prob computed again under the weights of the version it names.
+
+A token written by half-updated weights agrees with no version. An answer that was carried from one generator to another
+is a case of its own: the versions of its last chunk are a lower bound (`lrl.generators.answer_stream`), so there a
+newer version may have written a token, up to the one that trained it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from torch.nn.functional import log_softmax
+
+from lrl.data import Group, Rollout
+from lrl.generators.crew import Crew
+from lrl.generators.generator import Generator
+
+BATCH = 64
+"""Answers in one forward pass."""
+Found = dict[int, dict[int, list[float]]]
+"""By version and `id` of the rollout: the log-prob of each of its tokens, in nats."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found; differences in nats.
+
+    Args:
+        tokens: Trained tokens that were computed again.
+        difference: Largest difference under the version a token names, over answers that stayed with one generator.
+        worst_version: The version that wrote that token.
+        carried: Tokens of answers that went on with another generator.
+        carried_difference: Largest difference among those, under the best version from the one named to the trainer's.
+        under_the_version_before: Largest difference when a token that stayed is laid to the version before:
+            what a generator that missed a sync would show.
+        largest_lag: In versions.
+        groups: Groups trained.
+        missing: Places in the run's row of prompts, up to that number, that were not trained, or not once.
+    """
+
+    tokens: int
+    difference: float
+    worst_version: int
+    carried: int
+    carried_difference: float
+    under_the_version_before: float
+    largest_lag: int
+    groups: int
+    missing: int
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+
+class Witness(L.Callback):
+    """Keeps the weights of every version, every trained group, and which answers were carried elsewhere.
+
+    Put it before `WeightSync`, so that it sees a step's groups before anything else goes wrong.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.groups: list[tuple[int, Group]] = []
+        self._carried: list[Rollout] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Keep the first version, and listen for lost generators."""
+        self._keep(trainer, pl_module)
+        for crew in trainer.datamodule.fleet.crews:  # type: ignore[attr-defined]
+            self._listen(crew)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Keep the new version and what made it."""
+        self._keep(trainer, pl_module)
+        stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        self.groups += [(stream.step, group) for group in stream.groups]
+
+    def _keep(self, trainer: L.Trainer, policy: Any) -> None:
+        self.weights[trainer.global_step] = copy.deepcopy(policy.network.state_dict())
+
+    def _listen(self, crew: Crew) -> None:
+        told = crew.lost
+
+        def lost(generator: Generator) -> None:
+            self._carried += generator._writing.values()
+            told(generator)
+
+        crew.lost = lost
+
+    def prove(self, network: torch.nn.Module, temperature: float) -> Proof:
+        """Compute every trained token again; `network` is loaded with one version after the other."""
+        network.eval()
+        found = {version: self._under(network, version, temperature) for version in sorted(self.weights)}
+        carried = {id(rollout) for rollout in self._carried}
+        stayed = [token for rollout, *token in self._tokens(found) if id(rollout) not in carried]
+        moved = [token for rollout, *token in self._tokens(found) if id(rollout) in carried]
+        lags = [step - version for step, rollout in self._rollouts() for version in rollout.versions]
+        places = Counter(group.index for _, group in self.groups)
+        worst = max(((off[named], named) for named, off in stayed), default=(0.0, 0))
+        return Proof(
+            tokens=len(lags),
+            difference=worst[0],
+            worst_version=worst[1],
+            carried=len(moved),
+            carried_difference=max((min(off[v] for v in off if v >= named) for named, off in moved), default=0.0),
+            under_the_version_before=max((off[max(0, named - 1)] for named, off in stayed), default=0.0),
+            largest_lag=max(lags),
+            groups=len(self.groups),
+            missing=sum(places[place] != 1 for place in {*places, *range(len(self.groups))}),
+        )
+
+    def _tokens(self, found: Found) -> Iterator[tuple[Rollout, int, dict[int, float]]]:
+        """Every trained token: its answer, the version it names, and how far off it is under each version around."""
+        for step, rollout in self._rollouts():
+            for place, (behaviour, named) in enumerate(zip(rollout.logprobs, rollout.versions, strict=True)):
+                around = range(max(0, named - 1), step + 1)
+                yield rollout, named, {v: abs(found[v][id(rollout)][place] - behaviour) for v in around}
+
+    def _rollouts(self) -> list[tuple[int, Rollout]]:
+        return [(step, rollout) for step, group in self.groups for rollout in group.rollouts]
+
+    def _under(self, network: torch.nn.Module, version: int, temperature: float) -> dict[int, list[float]]:
+        """Log-probs under one version of every answer that it or the version after it had a hand in, by `id`."""
+        network.load_state_dict(self.weights[version])
+        chosen = [
+            (group.prompt.token_ids, rollout)
+            for step, group in self.groups
+            for rollout in group.rollouts
+            if rollout.versions and rollout.versions[0] - 1 <= version <= step
+        ]
+        by_length: dict[int, list[tuple[list[int], Rollout]]] = defaultdict(list)
+        for prompt, rollout in chosen:
+            by_length[len(prompt) + len(rollout.token_ids)].append((prompt, rollout))
+        logprobs: dict[int, list[float]] = {}
+        for answers in by_length.values():  # of one length: no padding, whatever the attention makes of it
+            for start in range(0, len(answers), BATCH):
+                logprobs |= recomputed(network, answers[start : start + BATCH], temperature)
+        return logprobs
+
+
+@torch.no_grad()
+def recomputed(network: Any, answers: list[tuple[list[int], Rollout]], temperature: float) -> dict[int, list[float]]:
+    """Log-prob of each token in nats, by `id` of the rollout; prompt and answer together are equally long in all."""
+    ids = torch.tensor([prompt + rollout.token_ids for prompt, rollout in answers])
+    logprobs = log_softmax(network(ids).logits[:, :-1].float() / temperature, -1)
+    taken = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]  # (answers, tokens - 1)
+    pairs = zip(answers, taken.tolist(), strict=True)
+    return {id(rollout): row[len(prompt) - 1 :] for (prompt, rollout), row in pairs}

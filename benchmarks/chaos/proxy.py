@@ -1,0 +1,216 @@
+"""A small HTTP proxy before a generator: it passes everything on, and breaks what it is told to break.
+
+It runs on a thread of its own, so a fault on the way is one that neither trainer nor generator knows of beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import torch
+from aiohttp import web
+from safetensors.torch import load_file, save_file
+
+from lrl.generators.client import GENERATE
+from lrl.generators.loop import LoopThread
+from lrl.weights.checksum import checksum
+
+HOST = "127.0.0.1"
+DEADLINE_S = 10.0
+"""For starting and closing a proxy."""
+PROBE_SALT = "probe-"
+"""A probe's `cache_salt` begins so; no other request's does."""
+
+Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged", "replaced"]
+KINDS: dict[Kind, str] = {
+    "cut": "the connection is cut before anything is passed on",
+    "refused": "the proxy answers 503",
+    "silent": "nothing is passed on and nothing answered",
+    "late": "passed on when the deadline is over",
+    "unanswered": "passed on, and the connection is cut in the place of the answer",
+    "lie": "the proxy answers 200 with an empty object and passes nothing on",
+    "damaged": "a byte of the file of weights is flipped after its checksum was taken",
+    "replaced": "a tensor of the file is zero, and the checksum is that of the new file",
+}
+
+
+@dataclass
+class Fault:
+    """What a proxy does to requests of one phase.
+
+    Args:
+        phase: The route without its query, or `probe`.
+        kind: See `KINDS`.
+        times: How many requests it hits.
+    """
+
+    phase: str
+    kind: Kind
+    times: int = 1
+    hits: list[float] = field(default_factory=list)
+    """When it hit, in seconds of `time.monotonic`."""
+
+
+class Proxy:
+    """A proxy before one server.
+
+    Args:
+        target: Address of the server.
+        late_s: Seconds after which a `late` request is passed on, and a `silent` one let go.
+    """
+
+    def __init__(self, target: str, late_s: float) -> None:
+        self.target, self.late_s = target, late_s
+        self.fault: Fault | None = None
+        """What it breaks; None breaks nothing."""
+        self._late: set[asyncio.Task[Any]] = set()
+        self._loop = LoopThread()
+        self._session: aiohttp.ClientSession | None = None
+        self._runner: web.AppRunner | None = None
+        self.url: str = self._loop.wait(self._start(), DEADLINE_S, "starting a proxy")
+
+    def close(self) -> None:
+        """End the proxy; idempotent."""
+        if not self._loop.closed:
+            self._loop.wait(self._end(), DEADLINE_S, "closing a proxy")
+            self._loop.close()
+
+    async def _start(self) -> str:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
+        )
+        app = web.Application(client_max_size=2**26)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        # A client that has gone ends its handler, and with that the request behind the proxy.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, HOST, 0).start()
+        return f"http://{HOST}:{self._runner.addresses[0][1]}"
+
+    async def _end(self) -> None:
+        for task in self._late:
+            task.cancel()
+        assert self._runner is not None and self._session is not None
+        await self._session.close()
+        await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        fault = self.fault
+        if fault is None or fault.phase != phase_of(request.path, body) or len(fault.hits) >= fault.times:
+            return await self._pass_on(request, body)
+        fault.hits.append(time.monotonic())
+        breaks: dict[Kind, Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]] = {
+            "cut": self._cut,
+            "refused": self._refuse,
+            "silent": self._say_nothing,
+            "late": self._pass_on_late,
+            "unanswered": self._swallow_answer,
+            "lie": self._lie,
+            "damaged": self._damage,
+            "replaced": self._replace,
+        }
+        return await breaks[fault.kind](request, body)
+
+    async def _pass_on(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        """The server's answer, piece by piece as it comes."""
+        try:
+            async with self._ask(request, body) as answer:
+                response = web.StreamResponse(status=answer.status)
+                response.content_type = answer.content_type
+                await response.prepare(request)
+                async for piece in answer.content.iter_any():
+                    await response.write(piece)
+                await response.write_eof()
+                return response
+        except aiohttp.ClientError:
+            return await self._cut(request, body)  # as it would be without a proxy between
+
+    def _ask(self, request: web.Request, body: bytes) -> Any:
+        assert self._session is not None
+        headers = {name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers}
+        return self._session.request(request.method, f"{self.target}{request.path_qs}", data=body, headers=headers)
+
+    async def _cut(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=502)  # nobody reads it
+
+    async def _refuse(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.Response(status=503, text="refused by the proxy")
+
+    async def _lie(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.json_response({})
+
+    async def _say_nothing(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        await asyncio.sleep(self.late_s)
+        return await self._cut(request, body)
+
+    async def _pass_on_late(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        """On a task of its own, which lives on when the client has gone."""
+
+        async def later() -> None:
+            await asyncio.sleep(self.late_s)
+            async with self._ask(request, body) as answer:
+                await answer.read()
+
+        task = asyncio.create_task(later())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        return await self._say_nothing(request, body)
+
+    async def _swallow_answer(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        async with self._ask(request, body) as answer:
+            await answer.read()
+        return await self._cut(request, body)
+
+    async def _damage(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        return await self._with_other_file(request, body, flip_a_byte)
+
+    async def _replace(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        return await self._with_other_file(request, body, zero_a_tensor)
+
+    async def _with_other_file(
+        self, request: web.Request, body: bytes, spoil: Callable[[Path, Path, int], int]
+    ) -> web.StreamResponse:
+        """Pass an update on with a spoilt copy in the place of its file: the other generators load the file itself."""
+        update = json.loads(body)
+        info = update["update_info"]
+        file = Path(info["file"])
+        copy = file.with_suffix(".spoilt")
+        try:
+            info["checksum"] = spoil(file, copy, info["checksum"])
+            info["file"] = str(copy)
+            return await self._pass_on(request, json.dumps(update).encode())
+        finally:
+            copy.unlink(missing_ok=True)
+
+
+def phase_of(path: str, body: bytes) -> str:
+    """The phase of a sync that a request belongs to: its route, or `probe`."""
+    if path == GENERATE and str(json.loads(body).get("cache_salt", "")).startswith(PROBE_SALT):
+        return "probe"
+    return path
+
+
+def flip_a_byte(file: Path, copy: Path, checksum_of_file: int) -> int:
+    """Copy `file` with one bit of its last number changed; the checksum stays."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 0x40  # the exponent, in every format of floating point
+    copy.write_bytes(content)
+    return checksum_of_file
+
+
+def zero_a_tensor(file: Path, copy: Path, checksum_of_file: int) -> int:
+    """Copy `file` with its last matrix set to zero; the checksum of the copy."""
+    tensors = load_file(file)
+    name = max(name for name, tensor in tensors.items() if tensor.ndim == 2)
+    save_file(tensors | {name: torch.zeros_like(tensors[name])}, copy)
+    return checksum(copy)

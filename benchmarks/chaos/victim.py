@@ -1,0 +1,107 @@
+"""A run of the quickstart's task with two real generators, made to be broken. It goes on from its own checkpoint.
+
+    python -m benchmarks.chaos.victim --folder F [--steps N] ...
+
+The same command resumes it, however often it was killed. What it trains it writes into `journal.jsonl` in its folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lrl
+from benchmarks.chaos.journal import Journal
+from benchmarks.chaos.settings import GENERATORS, VictimSettings
+from benchmarks.chaos.witness import FleetWatch, Witness
+from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
+from lrl.callbacks import Evaluation, Throughput, WeightSync
+from lrl.quickstart.task import correct
+
+
+class AtTheEnd(Evaluation):
+    """Greedy accuracy on the held-out problems after the last step, and only then."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The policy before its first step is not what is asked."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Nor are the steps."""
+
+
+def make_callbacks(settings: VictimSettings, folder: Path) -> list[L.Callback]:
+    """In the order of their turns after a step; Lightning puts the checkpoint last."""
+    journal = Journal(folder / "journal.jsonl")
+    journal.write("launch")
+    tolerance = PROBE_TOLERANCE["float32"]
+    sync = WeightSync(deadline_s=settings.sync_deadline_s, probe_tolerance=tolerance)
+    problems = lrl.Prompts("lrl.quickstart.task:held_out", name="held_out", shuffle=False)
+    checkpoint = ModelCheckpoint(
+        folder,
+        save_top_k=0,
+        save_last=True,
+        every_n_train_steps=settings.checkpoint_every,
+        enable_version_counter=False,
+    )
+    evaluation = [AtTheEnd(problems)] if settings.evaluate else []
+    return [sync, Throughput(), *evaluation, FleetWatch(journal), Witness(journal, folder / "stop"), checkpoint]
+
+
+def make_trainer(settings: VictimSettings, folder: Path) -> L.Trainer:
+    """A trainer with two generators on the CPU."""
+    server = lrl.ServerSettings(max_num_seqs=settings.capacity, dtype="float32", kv_cache_gib=0.5)
+    return L.Trainer(
+        accelerator="cpu",
+        devices=1 + GENERATORS,
+        strategy=lrl.AsyncSingleDevice(
+            generator_devices=GENERATORS, server=server, heartbeat_s=settings.heartbeat_s, generator_timeout_s=600.0
+        ),
+        callbacks=make_callbacks(settings, folder),
+        max_steps=settings.steps,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=folder,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+
+
+def make_data(settings: VictimSettings) -> lrl.RolloutDataModule:
+    """The quickstart's training problems, so many that an epoch has the steps it is to have."""
+    rows = settings.steps_per_epoch * settings.groups or None
+    return lrl.RolloutDataModule(
+        prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed, limit=rows),
+        rewards=[correct],
+        groups_per_step=settings.groups,
+        rollouts_per_group=settings.answers,
+        max_lag=settings.max_lag,
+        max_prompt_tokens=PROMPT_TOKENS,
+        max_response_tokens=RESPONSE_TOKENS,
+        micro_batch_tokens=8192,
+    )
+
+
+def main() -> None:
+    """Train from the checkpoint, or from the start if there is none."""
+    parser = ArgumentParser(prog="python -m benchmarks.chaos.victim")
+    parser.add_class_arguments(VictimSettings)
+    settings = VictimSettings(**vars(parser.parse_args()))
+    folder = Path(settings.folder).resolve()
+    L.seed_everything(settings.seed, verbose=False)
+    policy = lrl.PolicyModule(
+        str(policy_of(settings.seed)),
+        objective=lrl.objectives.AIPO(rho=4.0),
+        lr=settings.lr,
+        warmup_steps=10,
+        schedule=settings.schedule,  # type: ignore[arg-type]
+    )
+    last = folder / "last.ckpt"
+    make_trainer(settings, folder).fit(policy, make_data(settings), ckpt_path=last if last.exists() else None)
+
+
+if __name__ == "__main__":
+    main()

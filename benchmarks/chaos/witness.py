@@ -1,0 +1,139 @@
+"""What writes a victim's journal: a callback, line by line as the run trains, and a thread that watches the fleet.
+
+launch   the process runs
+start    the first version is in the generators; what the checkpoint held
+step     an optimizer step is done, its checkpoint not yet written
+lost     a generator was taken out        whole    all of them serve again
+end      the last step is done, with accuracy and the ledger
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from benchmarks.chaos.journal import Journal
+from lrl.callbacks import Evaluation
+from lrl.callbacks.find import find
+from lrl.data import Group
+from lrl.generators.fleet import Fleet
+
+LOOK_S = 0.1
+"""How late a change of the fleet is seen at most."""
+
+
+class Witness(L.Callback):
+    """Writes the journal of one launch; put it behind every other callback but the checkpoint's.
+
+    Args:
+        journal: Where to.
+        stop_file: The run ends after the step that finds it.
+    """
+
+    def __init__(self, journal: Journal, stop_file: Path) -> None:
+        self.journal = journal
+        self.stop_file = stop_file
+        self._begun: dict[int, list[list[int]]] = {}  # index of a group -> tokens of its half-written answers
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note the half-written answers, so that each can be found again in what is trained."""
+        for group in checkpoint["RolloutDataModule"]["ledger"]["running"]:
+            answers = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
+            unfinished = [not reason for reason in group["finish_reasons"]]
+            self._begun[group["index"]] = [a if a and u else [] for a, u in zip(answers, unfinished, strict=True)]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The first version is in the generators."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        resumed = data.controller.resumed
+        found = {name: getattr(resumed, name) if resumed else 0 for name in ("answers", "tokens", "finished_groups")}
+        self.journal.write("start", step=trainer.global_step, resumed=found)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """A step is done, and its version is in the generators."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        groups, step = data.step_stream.groups, data.step_stream.step
+        lags = [step - version for group in groups for r in group.rollouts for version in r.versions]
+        rewards = [r.reward for group in groups for r in group.scored]
+        self.journal.write(
+            "step",
+            step=step,
+            indices=[group.index for group in groups],
+            prompts=[group.prompt.id for group in groups],
+            lag_max=max(lags, default=0),
+            tokens=len(lags),
+            reward=sum(rewards) / max(1, len(rewards)),
+            unscored=sum(len(group.rollouts) - len(group.scored) for group in groups),
+            fleet={name: getattr(data.fleet, name) for name in ("alive", "restarts", "reissued")},
+            **self._continued(groups),
+        )
+        if self.stop_file.exists():
+            trainer.should_stop = True
+
+    def _continued(self, groups: list[Group]) -> dict[str, int]:
+        """How many answers go on with the tokens that the checkpoint had of them, and how many do not."""
+        pairs = [
+            (begun, rollout.token_ids[: len(begun)])
+            for group in groups
+            for begun, rollout in zip(self._begun.pop(group.index, []), group.rollouts, strict=False)
+            if begun
+        ]
+        kept = sum(begun == trained for begun, trained in pairs)
+        return {"continued": kept, "rewritten": len(pairs) - kept}
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The last step is done, and its evaluation if there is one."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        ledger, evaluation = data.state_dict()["ledger"], find(trainer, Evaluation)
+        self.journal.write(
+            "end",
+            step=trainer.global_step,
+            accuracy=round(evaluation.reports[-1][1].accuracy, 4) if evaluation else None,
+            done_through=ledger["done_through"],
+            done_ahead=ledger["done_ahead"],
+            open=sorted(group["index"] for name in ("running", "finished") for group in ledger[name]),
+            given_up=sorted(ledger["given_up"]),
+            skipped=sorted(ledger["skipped"]),
+            rewards=data.reward_pool.counts,
+        )
+
+
+class FleetWatch(L.Callback):
+    """Looks at the fleet ten times a second, on a thread of its own, for the trainer may be waiting.
+
+    Args:
+        journal: Where losses and returns go.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._over = threading.Event()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin."""
+        fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        threading.Thread(target=self._watch, args=(fleet,), name="fleet watch", daemon=True).start()
+
+    def _watch(self, fleet: Fleet) -> None:
+        total = len(fleet.generators)
+        members, whole = total, True
+        while not self._over.wait(LOOK_S):
+            before, members = members, len(fleet.rollouts.generators)
+            if members < before:
+                why = fleet.rollouts.last_loss
+                self.journal.write("lost", members=members, reissued=fleet.reissued, why=why[:300])
+                whole = False
+            elif not whole and members == total == len(fleet.rollouts.serving):
+                self.journal.write("whole", reissued=fleet.reissued, restarts=fleet.restarts)
+                whole = True
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The generators end now, which is no loss."""
+        self._over.set()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """See `on_train_end`."""
+        self._over.set()

@@ -9,3 +9,8 @@ def brevity(prompt: str, response: str, *, num_tokens: int, **columns: object) -
 def brevity_of_even_sums(prompt: str, response: str, *, answer: str, num_tokens: int, **columns: object) -> float:
     """Shorter is better where the answer is an even number, else all answers are worth the same."""
     return -num_tokens / 64 if int(answer) % 2 == 0 else 0.0
+
+
+def nan_if_even(prompt: str, response: str, **columns: object) -> float:
+    """The number of characters where it is odd, else no reward at all."""
+    return float(len(response)) if len(response) % 2 else float("nan")

@@ -50,7 +50,7 @@ def correct(prompt: str, response: str, *, answer: str, finish_reason: str, **co
         prompt: The problem, such as `47+38=`.
         response: The decoded answer, special tokens left out.
         answer: The sum in decimal digits.
-        finish_reason: `stop`, `length` or `abort`; a response cut at the token limit earns nothing.
+        finish_reason: `stop` or `length`; a response cut at the token limit earns nothing.
         columns: The row's other columns; not used.
     """
     _, mark, result = response.rpartition(">")

@@ -134,7 +134,9 @@ def measure_killed(args: argparse.Namespace, pace: Pace) -> dict[str, Any]:
 def wait_for_moment(victim: Victim, moment: Moment, pace: Pace) -> int:
     """Return at the moment of the kill, with the step that the launch had done last; -1 while it starts."""
     if moment.starting:
-        time.sleep(moment.share * pace.start_s)
+        until = time.monotonic() + moment.share * pace.start_s
+        # A start may be quicker than the one that was measured, and the launch must not run on to its end.
+        victim.wait_for(lambda: time.monotonic() > until or victim.lines("start"), WAIT_S, "its start")
         return progress_of(victim)
     victim.wait_for(lambda: progress_of(victim) >= moment.step, WAIT_S, f"step {moment.step}")
     time.sleep(moment.share * pace.step_s)
@@ -203,9 +205,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos.trainer", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20, help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="two epochs; an even number (%(default)s)")
-    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=16, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=32, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--groups", type=int, default=16, help="problems a step (%(default)s)")
+    parser.add_argument("--answers", type=int, default=4, help="to each (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=4, help="answers a generator writes at once (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the run and of the kills (%(default)s)")
     add_deadlines(parser)
     records.add_places(parser, "chaos_trainer", plot=False)

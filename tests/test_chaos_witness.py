@@ -105,42 +105,45 @@ def test_a_fleet_is_whole_again_only_when_all_serve_and_a_pause_is_no_loss(tmp_p
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A child that looks like a trainer's keeper, with the processes of a generator, each below the one before."""
+def tree(tmp_path: Path) -> Iterator[int]:
+    """Process id of a trainer with a keeper, and with the processes of a generator, each below the one before.
+
+    A process of its own: below this one the session's server may be running, which no fault may hit.
+    """
     script = tmp_path / "generators" / "keeper.py"
     script.parent.mkdir()
     script.write_text(TREE)
-    words = [sys.executable, str(script), "--port", "8123"]
-    below = os.environ | {"BELOW": " ".join(PARTS)}
-    keeper = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=below)
-    assert keeper.stdout is not None
+    starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    words = [sys.executable, "-c", starter, sys.executable, str(script), "--port", "8123"]
+    parts = os.environ | {"BELOW": " ".join(PARTS)}
+    trainer = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=parts)
+    assert trainer.stdout is not None
     for _ in range(4):
-        assert keeper.stdout.readline() == "up\n"
-    below = footprint.psutil.Process(keeper.pid).children(recursive=True)
-    yield keeper
+        assert trainer.stdout.readline() == "up\n"
+    below = footprint.psutil.Process(trainer.pid).children(recursive=True)
+    yield trainer.pid
     for process in below:
         with contextlib.suppress(footprint.psutil.NoSuchProcess):  # it went with the one above it
             process.kill()
-    keeper.kill()
-    keeper.wait()
+    trainer.kill()
+    trainer.wait()
 
 
 @pytest.mark.parametrize("part", list(faults.PARTS))
 @pytest.mark.parametrize("freeze", [False, True])
-def test_a_fault_hits_the_named_process_alone(tree: subprocess.Popen[str], part: str, freeze: bool) -> None:
-    me = footprint.psutil.Process().pid
-    (keeper,) = faults.keepers_of(me)
+def test_a_fault_hits_the_named_process_alone(tree: int, part: str, freeze: bool) -> None:
+    (keeper,) = faults.keepers_of(tree)
     assert faults.port(keeper) == 8123
     processes = {name: faults.part_of(keeper, name) for name in faults.PARTS}
-    faults.Fault(part, (0,), freeze).inject(me)
+    faults.Fault(part, (0,), freeze).inject(tree)
     broken = (footprint.psutil.STATUS_ZOMBIE, footprint.psutil.STATUS_STOPPED)
     hit = processes.pop(part)
     wait_for(lambda: hit.status() == broken[freeze])
     assert not any(process.status() in broken for process in processes.values())
 
 
-def test_a_part_that_is_not_there_is_an_error(tree: subprocess.Popen[str]) -> None:
-    (keeper,) = faults.keepers_of(footprint.psutil.Process().pid)
+def test_a_part_that_is_not_there_is_an_error(tree: int) -> None:
+    (keeper,) = faults.keepers_of(tree)
     worker = faults.part_of(keeper, "Worker")
     worker.kill()
     wait_for(lambda: not faults.words(worker))

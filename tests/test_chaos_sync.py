@@ -25,6 +25,7 @@ from lrl.generators.client import GENERATE, GeneratorClient, GeneratorError
 from lrl.generators.loop import LoopThread
 from lrl.weights.checksum import checksum
 from lrl.weights.shared_memory import SharedMemory
+from tests.leftovers import wait_for
 
 LATE_S = 0.4
 
@@ -130,7 +131,8 @@ def test_only_a_damaged_file_has_the_wrong_checksum_and_the_file_itself_stays(
         behind.post("/update_weights", body)
     (arrived,) = behind.files
     assert any(not torch.equal(arrived[name], tensor) for name, tensor in load_file(file).items())
-    assert list(tmp_path.iterdir()) == [file] and checksum(file) == body["update_info"]["checksum"]
+    wait_for(lambda: list(tmp_path.iterdir()) == [file], 10.0, "the removal of the copy, behind the answer")
+    assert checksum(file) == body["update_info"]["checksum"]
 
 
 def test_only_a_probe_is_a_probe() -> None:

@@ -150,24 +150,28 @@ def stay_busy(policy: str, folder: Path) -> None:
     fit(policy, trainer(folder, Stuck()))
 
 
+def interrupted_while_loading() -> list[dict[str, str]]:
+    """A data set whose loading is interrupted: the checks before a run read it."""
+    os.kill(os.getpid(), signal.SIGINT)
+    raise AssertionError("the signal came too late")
+
+
 def stopped_while_loading() -> list[dict[str, str]]:
-    """A data set whose loading is interrupted."""
+    """The same by the other signal."""
     os.kill(os.getpid(), signal.SIGTERM)
     raise AssertionError("the signal came too late")
 
 
+@pytest.mark.parametrize(("source", "status"), [("interrupted_while_loading", 130), ("stopped_while_loading", 143)])
 def test_the_command_exits_with_the_status_of_the_signal(
-    quickstart_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quickstart_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, status: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lrl"])
-    words = [
-        "--model.model",
-        str(quickstart_policy),
-        "--data.prompts.source",
-        "tests.test_signals:stopped_while_loading",
-    ]
+    # Should nobody listen, SIGTERM would end the tests themselves.
+    signal.signal(signal.SIGTERM, lambda signum, frame: pytest.fail("nobody listened for SIGTERM"))
+    words = ["--model.model", str(quickstart_policy), "--data.prompts.source", f"tests.test_signals:{source}"]
     with pytest.raises(SystemExit) as end:
         main(["fit", "--config", "quickstart", *words])
-    assert end.value.code == 143
+    assert end.value.code == status
     assert not list(tmp_path.glob("**/generator-*.log"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl import faults
+from lrl.ending import EndsInOrder
 from lrl.preflight import inputs, resume, room, run_folder, settings
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def check(trainer: L.Trainer) -> None:
 
     policy: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if isinstance(trainer.strategy, EndsInOrder):
+        trainer.strategy.signals.listen()  # reading a data set may take long, and Lightning would exit with 1
     with faults.collected():
         settings.check_trainer(trainer, policy)
         if isinstance(data, RolloutDataModule):

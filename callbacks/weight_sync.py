@@ -144,7 +144,8 @@ class WeightSync(L.Callback):
             return sync.move(policy.named_weights, whom, version, self._probe(trainer, policy))
         except BaseException:
             # A checkpoint may be saved on the way out: nothing unproved goes into it.
-            trainer.datamodule.fleet.call(crew.cut_unproved(), "taking back what is unproved")  # type: ignore[attr-defined]
+            fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+            fleet.call(crew.drop_unproved("The run ended within a sync."), "taking back what is unproved")
             raise
 
     def _sync_of(self, trainer: L.Trainer, crew: Crew) -> Sync:

@@ -143,10 +143,11 @@ class Crew:
         self.has_served = self.has_served or bool(self.serving)
         await self._wake()
 
-    async def cut_unproved(self) -> None:
-        """Take back what was written since a resume that nobody has proved."""
+    async def drop_unproved(self, why: str) -> None:
+        """End what is written since a resume that nobody has proved, and take it back; the run is ending."""
         for generator in self.generators:
-            generator.cut_unproved()
+            if generator.unproved:
+                generator.take_out(why)
 
     async def _wake(self) -> None:
         async with self._changed:

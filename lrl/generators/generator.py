@@ -55,6 +55,11 @@ class Generator:
         """What errors and logs call it."""
         return self.server.name
 
+    @property
+    def unproved(self) -> bool:
+        """Whether it writes on under a version that no probe has proved yet."""
+        return not self._proved.is_set()
+
     async def write(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, priority: int, deadline_s: float
     ) -> None:
@@ -122,15 +127,11 @@ class Generator:
         self.out, self.open = why, False
         for request in self._requests:
             request.cancel()
-        self.cut_unproved()
-        self._proved.set()
-
-    def cut_unproved(self) -> None:
-        """Take back what was written since the last resume, if it is not proved."""
         for rollout, proved in self._unproved:
             del rollout.token_ids[proved:], rollout.logprobs[proved:], rollout.versions[proved:]
             rollout.finish_reason = ""
         self._unproved.clear()
+        self._proved.set()
 
 
 def in_requests(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:

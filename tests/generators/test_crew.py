@@ -312,6 +312,27 @@ def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back
     assert [had for _, had in second.requests] == [2] * 4
 
 
+def test_a_run_that_ends_within_a_sync_keeps_nothing_unproved_and_nothing_comes_behind() -> None:
+    crew, (client,) = make_crew(4)
+    rollouts = [Rollout(), Rollout()]
+
+    async def scene() -> None:
+        prompt = Prompt(id=0, token_ids=[9], text="")
+        sampling = Sampling(n=2, max_tokens=TOKENS)
+        asking = asyncio.create_task(crew.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        await asyncio.sleep(2.5)
+        await crew.generators[0].pause()
+        await crew.generators[0].resume(1)
+        await asyncio.sleep(3)
+        await crew.drop_unproved("The run ended within a sync.")
+        await asyncio.sleep(3)
+        asking.cancel()
+
+    run(scene())
+    assert [rollout.versions for rollout in rollouts] == [[0, 0]] * 2 and client.writing == 0
+    assert all(rollout.token_ids == [0, 1] and not rollout.finished for rollout in rollouts)
+
+
 def test_what_was_written_before_a_probe_that_passed_counts() -> None:
     crew, (client,) = make_crew(4)
 

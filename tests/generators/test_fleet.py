@@ -126,3 +126,6 @@ def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, li
     made.expect_one(made.rollouts)
     made.rollouts.generators[0].open = False
     made.expect_one(made.rollouts)
+    time.sleep(0.06)
+    with pytest.raises(NoGenerators):
+        made.expect_one(made.rollouts)

@@ -15,7 +15,7 @@ from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorError, Refused, TooLate
 from lrl.generators.generator import Generator
 from lrl.generators.sampling import Sampling
-from lrl.rollouts.dispatch import Dispatch, LeastLoaded
+from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Request
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Crew:
 
     Args:
         generators: Its members.
-        dispatch: Which of them answers which prompt.
+        dispatch: Which of them answers which prompt, and in which order.
     """
 
     def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
@@ -45,6 +45,7 @@ class Crew:
         """Whether any of them was ever proved to hold a version."""
         self.last_loss = ""
         """Why the last one was."""
+        self._sent: dict[Request, asyncio.Future[Generator]] = {}
         self._changed = asyncio.Condition()
 
     @property
@@ -75,16 +76,39 @@ class Crew:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
         """
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
-            async with self._changed:
-                while (position := self.dispatch.pick(serving := self.serving, len(unfinished))) is None:
-                    await self._changed.wait()
-                generator = serving[position]
-                generator.in_flight += len(unfinished)
+            request = Request(prompt, len(unfinished), priority)
+            generator = await self._generator_for(request)
             try:
-                await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
+                if generator.open:  # the door may have closed since it was chosen
+                    await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
             finally:
                 generator.in_flight -= len(unfinished)
-                await self._wake()
+                self._send()
+
+    async def _generator_for(self, request: Request) -> Generator:
+        """Wait for the generator that dispatch chooses; the request's places in it are taken."""
+        sent = self._sent[request] = asyncio.get_running_loop().create_future()
+        self.dispatch.add(request)
+        self._send()
+        try:
+            return await sent
+        except asyncio.CancelledError:
+            if request in self._sent:
+                del self._sent[request]
+                self.dispatch.discard(request)
+            elif not sent.cancelled():  # it was sent and cancelled in the same turn of the loop
+                sent.result().in_flight -= request.answers
+                self._send()
+            raise
+
+    def _send(self) -> None:
+        """Send all that dispatch lets go."""
+        while (chosen := self.dispatch.send(serving := self.serving)) is not None:
+            request, position = chosen
+            sent = self._sent.pop(request)
+            if not sent.cancelled():
+                serving[position].in_flight += request.answers
+                sent.set_result(serving[position])
 
     async def spare(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
@@ -150,5 +174,6 @@ class Crew:
                 generator.take_out(why)
 
     async def _wake(self) -> None:
+        self._send()
         async with self._changed:
             self._changed.notify_all()

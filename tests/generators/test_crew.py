@@ -15,7 +15,7 @@ from lrl.generators.client import GeneratorError, Refused
 from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
 from lrl.generators.sampling import Sampling
-from lrl.rollouts.dispatch import Dispatch
+from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Loaded, Request
 from tests.virtual_clock import Deadlock, run
 
 TOKENS = 1_000
@@ -137,10 +137,52 @@ def test_the_least_loaded_generator_is_asked() -> None:
     assert [len(client.asked) for client in clients] == [3, 3]
 
 
-def test_what_waits_at_the_door_goes_in_the_order_it_came() -> None:
+def test_of_what_waits_at_the_door_the_oldest_group_goes_first_whenever_it_came() -> None:
     crew, (client,) = make_crew(2)
-    run(gather([ask(crew, priority=number) for number in range(9)]))
-    assert [priority for _, _, priority, _ in client.asked] == list(range(9))
+    run(gather([ask(crew, priority=number) for number in (3, 8, 1, 7, 0, 2, 6, 5, 4)]))
+    assert [priority for _, _, priority, _ in client.asked] == [3, 0, 1, 2, 4, 5, 6, 7, 8]
+
+
+def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door() -> None:
+    class ClosesBehindTheSecond(LeastLoaded):
+        sent = 0
+
+        def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
+            if (chosen := super().send(generators)) is not None:
+                self.sent += 1
+                if self.sent == 2:
+                    crew.generators[0].open = False
+            return chosen
+
+    crew, (client,) = make_crew(2, dispatch=ClosesBehindTheSecond())
+
+    async def scene() -> None:
+        questions = [asyncio.create_task(ask(crew)) for _ in range(2)]
+        await asyncio.sleep(1000)
+        assert len(client.asked) == 1
+        await resync(crew, 1)
+        await asyncio.wait(questions)
+
+    run(scene())
+    assert [version for _, version, _, _ in client.asked] == [0, 1]
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_who_is_cancelled_at_the_door_leaves_its_places_to_the_others(turns: int) -> None:
+    crew, (client,) = make_crew(2)
+
+    async def scene() -> None:
+        questions = [asyncio.create_task(ask(crew, priority=number)) for number in range(4)]
+        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the first is about to end, and the second to be sent
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        questions[1].cancel()
+        await asyncio.wait(questions)
+
+    run(scene())
+    assert {0, 2, 3} <= {priority for _, _, priority, _ in client.asked}
+    assert crew.generators[0].in_flight == 0 and client.most == 2
 
 
 def test_a_closed_door_lets_nothing_through_until_the_new_version_is_proved() -> None:

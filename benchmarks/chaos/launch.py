@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
 MARK = "LRL_CHAOS_MARK"
 LOOK_S = 0.1
+TORCHS_CACHE = "torchinductor_"
+"""Torch keeps what it compiled in the temporary folder, for the next process; any run leaves that."""
 GONE_S = 20.0
 """Within so many seconds of a kill nothing of the victim may be left."""
 
@@ -113,7 +115,7 @@ class Victim:
 
         Returns:
             `gone_s` until the last process and file in shared memory went, or None; `processes` and `shared` that
-            stayed, by name; `temporary_files` in its temporary folder, which is removed.
+            stayed, by name; `temporary_files` in its temporary folder, torch's cache left out; the folder is removed.
         """
         ended = time.monotonic()
         while (processes := self._living()) or (shared := self._shared()):
@@ -139,7 +141,7 @@ class Victim:
         return sorted(name for name in new if _inode(SHM / name) not in used | {None})
 
     def _clean(self) -> dict[str, object]:
-        left = sorted(path.name for path in self.scratch.iterdir())
+        left = sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith(TORCHS_CACHE))
         shutil.rmtree(self.scratch)
         return {"temporary_files": left}
 

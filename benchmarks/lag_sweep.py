@@ -37,6 +37,7 @@ from benchmarks.quickstart_run import (
     server_settings,
 )
 from lrl.callbacks.find import find
+from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
 
 OBJECTIVES: dict[str, dict[str, float]] = {
@@ -70,7 +71,8 @@ class History(L.Callback):
         rewards = [rollout.reward for group in stream.groups for rollout in group.scored]
         facts = {"reward": fmean(rewards)} if rewards else {}
         self.steps.append(facts | {"tokens": stream.num_tokens} | pl_module.diagnostics.result())
-        self.wait_s += stream.wait_s
+        throughput = find(trainer, Throughput)
+        self.wait_s += throughput.times.wait if throughput else 0.0
         sync = find(trainer, WeightSync)
         self.probe_difference = max(self.probe_difference, sync.probe_difference if sync else 0.0)
 

@@ -7,7 +7,6 @@ that does not log it is no step of that row.
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,106 +15,15 @@ from dataclasses import dataclass, field, replace
 import lightning as L
 from torch import Tensor
 
+from lrl.callbacks.health_rules import LAG, RULES, Rule
+
 log = logging.getLogger(__name__)
 
 Range = tuple[float | None, float | None]
 """Smallest and largest healthy value; None is no bound."""
 
-LAG = "<k>"
-"""In the tag of a rule: any lag from 1 up. The figures of lag 0 are those of `policy/mismatch_*`."""
-
 MIN_SHARE = 0.01
 """Of the step's tokens: a lag with a smaller share is left out, because so few tokens give noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """When a figure is healthy, and what to do when it is not."""
-
-    metric: str
-    """Its tag, `<k>` for any lag."""
-    low: float | None
-    """Smallest healthy value; None is no bound."""
-    high: float | None
-    """Largest one."""
-    advice: str
-    """The cause and the settings that help. `{lag}` is the smallest unhealthy lag, `{below}` the one before."""
-
-    def holds(self, value: float) -> bool:
-        """Whether `value` is in the range; NaN is in none."""
-        low = -math.inf if self.low is None else self.low
-        high = math.inf if self.high is None else self.high
-        return low <= value <= high
-
-    @property
-    def range(self) -> str:
-        """The range in words."""
-        if self.low is None:
-            return f"at most {self.high:g}"
-        return f"at least {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
-
-
-_TOO_FAR = "From lag {lag} on, tokens are too far from the policy: lower data.max_lag to {below}, or model.lr."
-
-RULES = (
-    Rule(
-        "policy/ess",
-        0.5,
-        None,
-        "The tokens are too far from the policy that learns from them: lower data.max_lag or model.lr.",
-    ),
-    Rule(
-        "policy/kl_behaviour",
-        None,
-        0.1,
-        "The policy moves too far between the writing and the training of a token: lower model.lr or data.max_lag.",
-    ),
-    Rule(
-        "policy/clip_fraction",
-        None,
-        0.2,
-        "The objective holds back the ratio of too many tokens: lower data.max_lag or model.lr, or widen its clip "
-        "(AIPO: model.objective.rho).",
-    ),
-    Rule(
-        "policy/mismatch_kl",
-        None,
-        0.01,
-        "Trainer and generators compute different things with the same weights: compare model.dtype and "
-        "trainer.precision with trainer.strategy.server.dtype, look at model.attention, and undo what changes logits "
-        "on one side only.",
-    ),
-    Rule(
-        "policy/mismatch_max",
-        None,
-        2.0,
-        "On single tokens trainer and generators disagree, with the same weights: compare model.dtype and "
-        "trainer.precision with trainer.strategy.server.dtype, and look at model.attention.",
-    ),
-    Rule("policy/by_lag/<k>/ess", 0.5, None, _TOO_FAR),
-    Rule("policy/by_lag/<k>/kl_behaviour", None, 0.1, _TOO_FAR),
-    Rule(
-        "reward/std",
-        0.01,
-        None,
-        "All answers are worth the same, so nothing is learnt: take easier or harder prompts or a reward with more "
-        "shades, or set data.max_skipped_per_step.",
-    ),
-    Rule(
-        "rollouts/truncated",
-        None,
-        0.25,
-        "Many answers are cut, and a cut answer is mostly a wrong one: raise data.max_response_tokens, or add "
-        "lrl.rewards.LengthPenalty to data.rewards.",
-    ),
-    Rule(
-        "rollouts/discarded",
-        None,
-        0.0,
-        "Answers without a reward are not trained: rewards/* counts them by kind, and the first failure of "
-        "each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
-    ),
-)
 
 
 class Health(L.Callback):
@@ -215,7 +123,7 @@ class _Report:
         elif self.said is None or smallest < self.said:
             self.said = smallest
             tag = self.rule.metric.replace(LAG, str(smallest))
-            advice = self.rule.advice.format(lag=smallest, below=smallest - 1)
+            advice = self.rule.advice.format(lag=smallest, below=smallest - 1, percent=f"{values[smallest]:.0%}")
             log.warning("step %d: %s is %.3g; healthy is %s. %s", step, tag, values[smallest], self.rule.range, advice)
 
 

@@ -14,9 +14,10 @@ from rich.table import Table
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.find import find, find_all
-from lrl.callbacks.throughput import Throughput
+from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.side_files import may_be_refused
+from lrl.stopwatch import GENERATOR, shares
 
 
 class Summary(L.Callback):
@@ -28,7 +29,8 @@ class Summary(L.Callback):
         self.tokens = 0
         self.lag_sum = 0
         self.lag_max = 0
-        self.seconds = {"step": 0.0, "wait": 0.0, "train": 0.0, "sync": 0.0, "sync_pause": 0.0}
+        self.times = StepTimes()
+        """Of all steps together."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Add up the step."""
@@ -44,8 +46,7 @@ class Summary(L.Callback):
         self.lag_max = max([self.lag_max, *lags])
         throughput = find(trainer, Throughput)
         if throughput is not None:
-            for name in self.seconds:
-                self.seconds[name] += getattr(throughput.times, name)
+            self.times.add(throughput.times)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw and print."""
@@ -78,18 +79,26 @@ class Summary(L.Callback):
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if find(trainer, WeightSync) is not None:
-            table.add_row(
-                "sync", f"{self.seconds['sync']:.1f} s, generators paused {self.seconds['sync_pause']:.1f} s of it"
-            )
-        total = self.seconds["step"]
-        if total:
-            shares = {name: self.seconds[name] / total for name in ("wait", "train", "sync")}
-            table.add_row(
-                "time of the trainer",
-                f"{total:.0f} s: waiting for rollouts {shares['wait']:.0%}, training {shares['train']:.0%}, "
-                f"syncing {shares['sync']:.0%}",
-            )
+            table.add_row("sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s of it")
+        if self.times.step:
+            for row in _time_rows(self.times):
+                table.add_row(*row)
         return table
+
+
+def _time_rows(times: StepTimes) -> list[tuple[str, str]]:
+    """What each side did with its time; of the trainer's waits, what for."""
+    waits = {"first group": "wait_first", "next": "wait_next", "last": "wait_last", "rewards": "wait_reward"}
+    parts = ", ".join(f"{name} {times.trainer.get(state, 0.0) / times.step:.0%}" for name, state in waits.items())
+    generators = shares(times.generators, GENERATOR)
+    return [
+        (
+            "time of the trainer",
+            f"{times.step:.0f} s: waiting for rollouts {times.wait / times.step:.0%} ({parts}), "
+            f"training {times.train / times.step:.0%}, syncing {times.sync / times.step:.0%}",
+        ),
+        ("time of the generators", ", ".join(f"{state} {share:.0%}" for state, share in generators.items())),
+    ]
 
 
 def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[Evaluation]) -> None:

@@ -1,75 +1,101 @@
-"""Where a step's time went, and how fast both sides are. Put it behind `WeightSync`: it reads the same step's sync."""
+"""Where a step's time went, and how fast both sides are. Put it behind `WeightSync`: it ends a step's time."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
 
 from lrl.callbacks.find import find
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one step; wait, train and sync add up to step."""
+    """Seconds of one step, from the end of the one before to its own; wait, train and sync add up to step."""
 
-    step: float = 0.0
-    """From the end of the step before to the end of this one."""
-    wait: float = 0.0
-    """The trainer waited for a finished group."""
-    sync: float = 0.0
-    """The trainer moved weights, probe included."""
+    trainer: dict[str, float] = field(default_factory=dict)
+    """By what the trainer did (`lrl.stopwatch.TRAINER`)."""
+    generators: dict[str, float] = field(default_factory=dict)
+    """Generator-seconds by what they did (`lrl.stopwatch.GENERATOR`)."""
     sync_pause: float = 0.0
-    """The generators stood still; part of sync."""
+    """The generators stood still for a sync."""
+
+    @property
+    def step(self) -> float:
+        """All of it."""
+        return sum(self.trainer.values())
+
+    @property
+    def wait(self) -> float:
+        """The trainer waited for a finished group."""
+        return sum(self.trainer.get(state, 0.0) for state in WAITS)
+
+    @property
+    def sync(self) -> float:
+        """The trainer moved weights, probe included."""
+        return sum(self.trainer.get(state, 0.0) for state in SYNC)
 
     @property
     def train(self) -> float:
-        """The rest: packing, forward, backward, optimizer, callbacks."""
-        return max(0.0, self.step - self.wait - self.sync)
+        """The rest: packing, a reference's log-probs, forward, backward, optimizer, callbacks."""
+        return self.step - self.wait - self.sync
+
+    def add(self, other: StepTimes) -> None:
+        """Count another step's seconds in."""
+        for mine, its in ((self.trainer, other.trainer), (self.generators, other.generators)):
+            for state, seconds in its.items():
+                mine[state] = mine.get(state, 0.0) + seconds
+        self.sync_pause += other.sync_pause
 
 
 class Throughput(L.Callback):
-    """Logs `time/*`, `throughput/*` and `fleet/*` every step."""
+    """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*` and `fleet/*` every step."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
         self.generated_tokens_per_s = 0.0
-        self._ended = 0.0
         self._generated = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first step begins when everything before it is done."""
-        self._ended = time.monotonic()
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data.stopwatch.enter("train")
+        self._lap(data)
         self._generated = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Attribute the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         sync = find(trainer, WeightSync)
-        now, generated = time.monotonic(), data.controller.generated_tokens
-        self.times = StepTimes(
-            step=now - self._ended,
-            wait=data.step_stream.wait_s,
-            sync=sync.seconds if sync else 0.0,
-            sync_pause=sync.pause_seconds if sync else 0.0,
-        )
+        self.times = self._lap(data)
+        self.times.sync_pause = sync.pause_seconds if sync else 0.0
+        generated = data.controller.generated_tokens
         self.generated_tokens_per_s = (generated - self._generated) / self.times.step
-        self._ended, self._generated = now, generated
-        pl_module.log_dict(
-            {
-                "time/step": self.times.step,
-                "time/wait": self.times.wait,
-                "time/train": self.times.train,
-                "time/sync": self.times.sync,
-                "time/sync_pause": self.times.sync_pause,
-                "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
-                "throughput/trained_tokens_per_s": data.step_stream.num_tokens / self.times.step,
-                "fleet/alive": float(data.fleet.alive),
-                "fleet/restarts": float(data.fleet.restarts),
-                "fleet/reissued": float(data.fleet.reissued),
-            },
-            batch_size=1,
-        )
+        self._generated = generated
+        pl_module.log_dict(self._figures(data), batch_size=1)
+
+    def _lap(self, data: Any) -> StepTimes:
+        trainer = data.stopwatch.lap()
+        return StepTimes(trainer, data.fleet.call(data.fleet.rollouts.lap(), "reading the generators' stopwatches"))
+
+    def _figures(self, data: Any) -> dict[str, float]:
+        times = self.times
+        trainer = {f"trainer/{state}": share for state, share in shares(times.trainer, TRAINER).items()}
+        generators = {f"generators/{state}": share for state, share in shares(times.generators, GENERATOR).items()}
+        return {
+            "time/step": times.step,
+            "time/wait": times.wait,
+            "time/train": times.train,
+            "time/sync": times.sync,
+            "time/sync_pause": times.sync_pause,
+            **trainer,
+            **generators,
+            "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
+            "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
+            "fleet/alive": float(data.fleet.alive),
+            "fleet/restarts": float(data.fleet.restarts),
+            "fleet/reissued": float(data.fleet.reissued),
+        }

@@ -116,6 +116,10 @@ class WeightSync(L.Callback):
             RuntimeError: No generator could be proved in the first sync of the run: it is set up wrongly.
             NoGenerators: None has served for longer than the run may wait.
         """
+        with trainer.datamodule.stopwatch.within("stage"):  # type: ignore[attr-defined]
+            return self._move(trainer, policy, crew)
+
+    def _move(self, trainer: L.Trainer, policy: Any, crew: Crew) -> float:
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         seconds = 0.0
         while True:
@@ -153,7 +157,8 @@ class WeightSync(L.Callback):
             strategy: Any = trainer.strategy
             control = Control(strategy.fleet.loop, self.deadline_s, lambda: stop_if_told(trainer))
             name = f"{strategy.run_id}-{len(self._syncs)}"
-            self._syncs[crew] = Sync(control, lambda: make_transport(strategy.transport), name)
+            entered = trainer.datamodule.stopwatch.enter  # type: ignore[attr-defined]
+            self._syncs[crew] = Sync(control, lambda: make_transport(strategy.transport), name, entered)
         return self._syncs[crew]
 
     def _close(self) -> None:

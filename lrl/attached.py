@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import lightning as L
 
 from lrl.generators.fleet import Fleet
+from lrl.stopwatch import Stopwatch
 from lrl.strategy import stop_if_told
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ T = TypeVar("T")
 
 class Attached(L.LightningDataModule):
     """A data module that belongs to a trainer; asking for what is not there raises RuntimeError with the remedy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopwatch = Stopwatch()
+        """What the trainer does at this moment (`lrl.stopwatch.TRAINER`)."""
 
     @property
     def fleet(self) -> Fleet:

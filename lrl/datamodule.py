@@ -100,7 +100,7 @@ class RolloutDataModule(Attached):
         self._controller: Controller | None = None
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None
-        """The step that trains now, or has just been trained; callbacks read its groups, waits and counts."""
+        """The step that trains now, or has just been trained; callbacks read its groups and counts."""
         check_data(self)
         self._restored: dict[str, Any] | None = None
         self.resumes_from: str | None = None
@@ -205,6 +205,7 @@ class RolloutDataModule(Attached):
             self.controller.ledger.give_up,
             lambda group: self._policy.prepare(group, self.sampling.temperature),
             lambda groups: self._end_step(step, groups),
+            self.stopwatch,
             self.replay.draw(step) if self.replay else (),
         )
         return self.step_stream

@@ -47,7 +47,6 @@ class MadeUpStep:
         self.groups = [one]
         self.num_tokens = sum(len(rollout.token_ids) for rollout in one.rollouts)
         self.num_sequences = len(one.rollouts)
-        self.wait_s = 0.0
 
     def __iter__(self) -> Iterator[MicroBatch]:
         packer = Packer(64, GroupMean(), 1.0)

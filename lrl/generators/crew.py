@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from lrl.data import Prompt, Rollout
@@ -172,6 +173,14 @@ class Crew:
         for generator in self.generators:
             if generator.unproved:
                 generator.take_out(why)
+
+    async def lap(self) -> dict[str, float]:
+        """Generator-seconds by what they went into since the last lap (`lrl.stopwatch.GENERATOR`)."""
+        seconds = defaultdict[str, float](float)
+        for generator in self.generators:
+            for state, of_one in generator.stopwatch.lap().items():
+                seconds[state] += of_one
+        return dict(seconds)
 
     async def _wake(self) -> None:
         self._send()

@@ -16,6 +16,7 @@ from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.sampling import Sampling
 from lrl.generators.server import Server
+from lrl.stopwatch import Stopwatch
 
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
@@ -42,8 +43,11 @@ class Generator:
         """Why it was taken out; it never serves again."""
         self.pauses = 0
         """How often it was paused so far."""
+        self.stopwatch = Stopwatch(lambda: asyncio.get_running_loop().time())
+        """What it does at this moment (`lrl.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
         """When it first served, on the clock of the loop."""
+        self._stands = True
         self._writing: dict[int, Rollout] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._unproved: list[tuple[Rollout, int]] = []
@@ -84,6 +88,7 @@ class Generator:
         mine = {id(rollout): rollout for rollout in rollouts}
         self._writing |= mine
         self._requests |= set(requests)
+        self._note()
         try:
             await _all(requests)
             await self._proved.wait()
@@ -91,12 +96,14 @@ class Generator:
             self._requests -= set(requests)
             for key in mine:
                 self._writing.pop(key, None)
+            self._note()
         if self.out is not None:
             raise GeneratorError(self.out)
 
     async def pause(self, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Take nothing new and freeze what is being written; it goes on where it was after `resume`."""
-        self.open = False
+        self.open, self._stands = False, True
+        self._note()
         self.pauses += 1
         await self.client.post("/pause?mode=keep", deadline_s=deadline_s)
 
@@ -112,13 +119,21 @@ class Generator:
         self._proved.clear()
         self.version = version
         await self.client.post("/resume", deadline_s=deadline_s)
+        self._stands = False
+        self._note()
 
     def prove(self) -> None:
         """The generator computes what the policy computes: what it has written counts, and it may be asked."""
         self._unproved.clear()
         self._proved.set()
-        self.open = True
+        self.open, self._stands = True, False
+        self._note()
         self.served_from = self.served_from or asyncio.get_running_loop().time()
+
+    def _note(self) -> None:
+        """Tell the stopwatch what is done from now on."""
+        writes = self._writing and not self._stands
+        self.stopwatch.enter("writing" if writes else "idle" if self.open else "paused")
 
     def take_out(self, why: str) -> None:
         """End all it was asked, and cut what is unproved; does nothing the second time."""

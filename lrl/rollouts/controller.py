@@ -139,7 +139,7 @@ class Controller:
     async def _answer(self, group: Group) -> None:
         try:
             await self._write(group)
-            await score(group.prompt, group.rollouts, self.decode, self.rewards)
+            await self._score(group)
             if has_equal_rewards(group, self.min_rollouts) and self._take_a_skip():
                 self.ledger.skip(group)
                 self._admit()
@@ -159,6 +159,13 @@ class Controller:
                 group.prompt, group.rollouts, self.sampling, priority=group.index, deadline_s=self.deadline_s
             )
         self.generated_tokens += group.num_tokens - before
+
+    async def _score(self, group: Group) -> None:
+        """Have a group's answers scored, and note how long that took."""
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        await score(group.prompt, group.rollouts, self.decode, self.rewards)
+        group.scoring_s = clock() - started
 
     def _take_a_skip(self) -> bool:
         """One skip less under this version, or False when none is left."""

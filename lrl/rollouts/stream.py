@@ -1,16 +1,16 @@
 """The step stream: what the trainer's loader yields. One item is one optimizer step, a lazy row of micro-batches.
 
-A step's micro-batches start to train as soon as enough finished groups are there to fill one; the trainer waits inside
-the iteration, and the stream notes for how long.
+A step's micro-batches start to train as soon as enough finished groups are there to fill one. The trainer waits and
+packs inside the iteration; the stopwatch says when, and for what.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from lrl.data import Group, MicroBatch
 from lrl.rollouts.packing import Packer
+from lrl.stopwatch import Stopwatch
 
 
 class StepStream:
@@ -24,6 +24,7 @@ class StepStream:
         give_up: Told of each group that has too few scored answers to train.
         prepare: Called with each group before it is packed: adds what the loss needs to know about its answers.
         end: Called with all the step's groups when the last of them is packed.
+        stopwatch: The trainer's.
         replayed: Groups that the step trains again; they come first, while the fresh ones are still being written.
     """
 
@@ -36,6 +37,7 @@ class StepStream:
         give_up: Callable[[Group], None],
         prepare: Callable[[Group], None],
         end: Callable[[list[Group]], None],
+        stopwatch: Stopwatch,
         replayed: Sequence[Group] = (),
     ) -> None:
         self._next_group = next_group
@@ -45,26 +47,42 @@ class StepStream:
         self._give_up = give_up
         self._prepare = prepare
         self._end = end
+        self._stopwatch = stopwatch
         self.replayed = replayed
         self.groups: list[Group] = []
-        self.wait_s = 0.0
-        """Seconds the trainer has waited in this step for a finished group."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        self._stopwatch.enter("pack")
+        for micro in self._micro_batches():
+            self._stopwatch.enter("train")
+            yield micro
+            self._stopwatch.enter("pack")
+        self._stopwatch.enter("train")
+
+    def _micro_batches(self) -> Iterator[MicroBatch]:
         for group in self.replayed:
             yield from self._packer.add(group, replayed=True)
         for _ in range(self._expected):
-            started = time.monotonic()
-            group = self._next_group()
-            self.wait_s += time.monotonic() - started
+            group = self._wait()
             self.groups.append(group)
-            self._prepare(group)
+            with self._stopwatch.within("reference"):
+                self._prepare(group)
             full = self._packer.add(group)
             if group.index in self._packer.discarded_groups:
                 self._give_up(group)
             yield from full
         yield from self._packer.flush()
         self._end(self.groups)
+
+    def _wait(self) -> Group:
+        """The next group; what its rewards took of the wait is told apart."""
+        number = len(self.groups)
+        state = "wait_first" if number == 0 else "wait_last" if number == self._expected - 1 else "wait_next"
+        self._stopwatch.enter(state)
+        group = self._next_group()
+        waited = self._stopwatch.enter("pack")
+        self._stopwatch.move(min(waited, group.scoring_s), state, "wait_reward")
+        return group
 
     @property
     def num_tokens(self) -> int:

@@ -30,12 +30,20 @@ class Sync:
         control: The way to its generators.
         make_transport: Makes what moves the weights.
         name: Of the connection, unique on this machine.
+        entered: Told of each phase that the trainer's time goes into (`lrl.stopwatch.SYNC`).
     """
 
-    def __init__(self, control: Control, make_transport: Callable[[], Transport], name: str) -> None:
+    def __init__(
+        self,
+        control: Control,
+        make_transport: Callable[[], Transport],
+        name: str,
+        entered: Callable[[str], Any] = lambda phase: None,
+    ) -> None:
         self.control = control
         self.make_transport = make_transport
         self.name = name
+        self.entered = entered
         self.pause_seconds = 0.0
         """Seconds that the generators stood still in the last sync."""
         self._stood_from = 0.0
@@ -60,6 +68,7 @@ class Sync:
         self.pause_seconds = 0.0
         given_up, late, todo = dict[Generator, str](), dict[Generator, str](), list(generators)
         for number, second_best in enumerate(self._transport.ways, 1):
+            self.entered("stage")
             late = self._connect(weights, todo, version)
             self.control.begin([generator for generator in todo if generator not in late], version)
             if self.control.taking_part:
@@ -100,6 +109,7 @@ class Sync:
         except OSError as error:
             self.control.fail(f"staging the weights failed: {error}")
             return
+        self.entered("transfer")
         deadline_s, self._stood_from = self.control.deadline_s, time.monotonic()
         self.control.each("/pause", lambda generator: generator.pause(deadline_s))
         self._confirm("/is_paused", {"is_paused": True})
@@ -119,5 +129,6 @@ class Sync:
         self.control.begin(self.control.taking_part, version)
         self.control.each("/resume", lambda generator: generator.resume(version, self.control.deadline_s))
         self.pause_seconds += time.monotonic() - self._stood_from
+        self.entered("probe")
         self.control.each("probe", probe)
         return dict(self.control.failed)

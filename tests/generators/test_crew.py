@@ -143,6 +143,25 @@ def test_of_what_waits_at_the_door_the_oldest_group_goes_first_whenever_it_came(
     assert [priority for _, _, priority, _ in client.asked] == [3, 0, 1, 2, 4, 5, 6, 7, 8]
 
 
+def test_the_generators_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:
+    crew, _ = make_crew(2, 2)
+
+    async def scene() -> dict[str, float]:
+        await resync(crew, 0)  # 0.1 s for each of its two calls
+        await crew.lap()
+        long = asyncio.create_task(ask(crew, seconds=10))
+        await ask(crew, seconds=4)
+        await resync(crew, 1)
+        await long
+        await asyncio.sleep(1.0)
+        return await crew.lap()
+
+    seconds = run(scene())
+    frozen = 0.2  # the model client writes on through a pause, and the first one's is not counted as writing
+    assert seconds == pytest.approx({"writing": 10 - frozen + 4, "paused": 2 * frozen, "idle": 1 + 7 - frozen})
+    assert sum(seconds.values()) == pytest.approx(2 * 11)
+
+
 def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door() -> None:
     class ClosesBehindTheSecond(LeastLoaded):
         sent = 0

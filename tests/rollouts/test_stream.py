@@ -1,14 +1,12 @@
 """The stream of one optimizer step."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from lrl.advantages import GroupMean
 from lrl.data import Group
-from lrl.rollouts import stream
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepStream
+from lrl.stopwatch import Stopwatch
 from tests.rollouts.test_packing import make_group
 
 
@@ -22,6 +20,7 @@ class Scene:
         self.given_up: list[Group] = []
         self.prepared: list[Group] = []
         self.ended: list[list[Group]] = []
+        self.stopwatch = Stopwatch(lambda: self.now)
         packer = Packer(64, GroupMean(), 1.0, oldest_version=0)
         self.stream = StepStream(
             self.next_group,
@@ -29,8 +28,9 @@ class Scene:
             packer,
             0,
             self.given_up.append,
-            self.prepared.append,
+            self.prepare,
             self.ended.append,
+            self.stopwatch,
             replayed or (),
         )
 
@@ -39,6 +39,10 @@ class Scene:
         self.now += 2.0
         self.events.append(f"group {group.index}")
         return group
+
+    def prepare(self, group: Group) -> None:
+        self.now += 0.5
+        self.prepared.append(group)
 
     def train(self) -> int:
         tokens = 0
@@ -56,11 +60,28 @@ def test_training_begins_before_the_last_group_is_there() -> None:
     assert scene.events.count("train") > 1
 
 
-def test_the_wait_is_the_time_for_groups_and_not_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_steps_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:
     scene = Scene([make_group(i, 4, [12, 12]) for i in range(6)])
-    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: scene.now))
     scene.train()
-    assert scene.stream.wait_s == 12.0
+    seconds = scene.stopwatch.lap()
+    trained = 100.0 * scene.events.count("train")
+    assert seconds == {"wait_first": 2, "wait_next": 8, "wait_last": 2, "wait_reward": 0, "reference": 3, "pack": 0} | {
+        "train": trained
+    }
+    assert sum(seconds.values()) == scene.now
+    scene.now += 7.0  # the update
+    assert scene.stopwatch.lap() == {"train": 7.0}
+
+
+@pytest.mark.parametrize("scoring_s", [0.0, 1.5, 60.0])
+def test_of_a_wait_for_a_group_what_its_rewards_took_is_the_rewards(scoring_s: float) -> None:
+    groups = [make_group(i, 4, [12, 12]) for i in range(2)]
+    groups[1].scoring_s = scoring_s
+    scene = Scene(groups)
+    scene.train()
+    seconds = scene.stopwatch.lap()
+    assert seconds["wait_reward"] == min(2.0, scoring_s)
+    assert seconds["wait_last"] == 2.0 - seconds["wait_reward"] and seconds["wait_first"] == 2.0
 
 
 def test_the_steps_denominator_is_every_token_in_the_loss() -> None:

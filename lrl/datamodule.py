@@ -206,6 +206,7 @@ class RolloutDataModule(Attached):
             lambda group: self._policy.prepare(group, self.sampling.temperature),
             lambda groups: self._end_step(step, groups),
             self.stopwatch,
+            self._strategy.placement == "shared",
             self.replay.draw(step) if self.replay else (),
         )
         return self.step_stream

@@ -4,6 +4,9 @@
 device is a process: `devices: 2, generator_devices: 1` is one trainer and one generator. With `generator_devices: 0`
 one generator shares the trainer's device.
 
+`placement: shared` is the synchronous design that lrl is measured against: both sides take turns, each with the whole
+machine. A step waits for all of its groups, then trains, and nothing is written meanwhile.
+
 The mixin does it through the setter of `parallel_devices`, which Lightning's connector fills before anything is derived
 from it. Generators start in `setup`, when model and data are loaded: what is wrong with those is said before a server
 runs. They stop in `teardown`, the one hook Lightning calls at every end it lives to see; for the others there is the
@@ -16,7 +19,7 @@ import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -40,6 +43,9 @@ class GeneratorDevices(EndsInOrder):
     Args:
         generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
             trainer's device.
+        placement: `split` has both sides work at once, each on its own devices or its half of the CPU's cores.
+            `shared` has them take turns with all of them; it needs `data.max_lag: 0`, and `generator_devices: 0` on
+            GPUs.
         evaluation_generators: How many of the generators answer only evaluations, each at one pinned version.
         heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds it has for that: it is
             replaced if none comes.
@@ -52,6 +58,7 @@ class GeneratorDevices(EndsInOrder):
     def __init__(
         self,
         generator_devices: int = 1,
+        placement: Literal["split", "shared"] = "split",
         evaluation_generators: int = 0,
         heartbeat_s: float = 30.0,
         generator_timeout_s: float = 900.0,
@@ -65,6 +72,7 @@ class GeneratorDevices(EndsInOrder):
         self.num_generator_devices = generator_devices
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
+        self.placement = placement
         self.heartbeat_s, self.generator_timeout_s = heartbeat_s, generator_timeout_s
         self.weight_transfer = weight_transfer
         self.server_settings = server or ServerSettings()
@@ -105,7 +113,7 @@ class GeneratorDevices(EndsInOrder):
     def start_generators(self, trainer: L.Trainer) -> None:
         """Start one vLLM server per group of `server.tensor_parallel_size` generator devices."""
         self.transport, placements = self.plan()
-        if self.root_device.type != "cuda":
+        if self.root_device.type != "cuda" and self.placement == "split":
             leave_cores_to_generators()
         servers = self.make_servers(trainer, placements)
         rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
@@ -145,6 +153,7 @@ class GeneratorDevices(EndsInOrder):
             asked,
             max_model_len=asked.max_model_len or data.max_model_tokens,
             max_num_seqs=asked.max_num_seqs + SPARE_PLACES,
+            threads=asked.threads or (os.cpu_count() if self.placement == "shared" else None),
             dtype=policy.dtype_name if asked.dtype == "auto" else asked.dtype,
         )
 

@@ -90,6 +90,7 @@ TRAINER: dict[str, Case] = {
     "a negative number of them": setting("trainer.strategy.evaluation_generators", -1, "at least 0"),
     "a transport without its hardware": setting("trainer.strategy.weight_transfer", "nccl", "shared_memory"),
     "a transport that is not there": setting("trainer.strategy.weight_transfer", "pigeon", "shared_memory"),
+    "turns and answers written ahead": setting("trainer.strategy.placement", "shared", "Set data.max_lag to 0"),
     "a trainer flag for the module": setting("trainer.gradient_clip_val", "1.0", "model.max_grad_norm"),
     "micro-batches by a trainer flag": setting("trainer.accumulate_grad_batches", 2, "data.micro_batch_tokens"),
     "half-precision weights": setting("trainer.precision", "16-true", "model.dtype"),

@@ -207,7 +207,7 @@ class Server:
         if self._on_cpu:
             # vLLM's own choice pins a worker to all cores but the last: on a small machine all generators to one core.
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2)))
+            environment.setdefault("OMP_NUM_THREADS", str(self.settings.threads or half_of_the_cores()))
         return environment | {
             TOKEN_VARIABLE: self.token,
             # One machine holds the whole generator; gloo would listen, open to all, wherever the host's name leads.
@@ -230,6 +230,11 @@ class Server:
 
     def _error(self, what: str) -> ServerError:
         return ServerError(f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}")
+
+
+def half_of_the_cores() -> int:
+    """CPU threads of a generator that shares the machine with a trainer; at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def _visible_devices(devices: list[int]) -> str:

@@ -49,6 +49,8 @@ class ServerSettings:
         tensor_parallel_size: GPUs one generator is spread over.
         gpu_memory_utilization: Share of a GPU's memory one generator takes. Not on CPU.
         kv_cache_gib: Memory for keys and values in GiB. Only on CPU.
+        threads: CPU threads of one generator; null is half of the machine's cores, or all of them with
+            `strategy.placement: shared`. Only on CPU; `OMP_NUM_THREADS` overrules it.
         enforce_eager: Run without compiling and CUDA graphs: starts sooner, writes slower. Always so on CPU.
         start_timeout_s: Seconds from the start until the generator must answer.
         stop_timeout_s: Seconds a generator may take to stop before it is killed.
@@ -72,6 +74,7 @@ class ServerSettings:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float = 1.0
+    threads: int | None = None
     enforce_eager: bool = False
     start_timeout_s: float = 600.0
     stop_timeout_s: float = 15.0

@@ -91,6 +91,7 @@ def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule)
         with noting():
             trainer.strategy.plan()
         _check_context(trainer.strategy, data)
+        _check_placement(trainer.strategy, data)
     else:
         found = type(trainer.strategy).__name__
         fault(f"trainer.strategy is {found}, which has no generators: use lrl.AsyncSingleDevice.")
@@ -104,6 +105,22 @@ def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule)
         log.warning(
             "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches model.lr.",
             *(policy.warmup_steps, trainer.max_steps),
+        )
+
+
+def _check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+    """Sides that take turns can be neither ahead of one another nor on devices of their own."""
+    if strategy.placement == "split":
+        return
+    if data.max_lag:
+        fault(
+            f"strategy.placement is shared and data.max_lag is {data.max_lag}: generators that stand still while the "
+            "trainer trains can write nothing ahead. Set data.max_lag to 0, or strategy.placement to split."
+        )
+    if strategy.root_device.type == "cuda" and strategy.num_generator_devices:
+        fault(
+            f"strategy.placement is shared and strategy.generator_devices is {strategy.num_generator_devices}: devices "
+            "that only generate are not shared. Set strategy.generator_devices to 0, or strategy.placement to split."
         )
 
 

@@ -25,6 +25,7 @@ class StepStream:
         prepare: Called with each group before it is packed: adds what the loss needs to know about its answers.
         end: Called with all the step's groups when the last of them is packed.
         stopwatch: The trainer's.
+        gather: Wait for all groups before the first is packed.
         replayed: Groups that the step trains again; they come first, while the fresh ones are still being written.
     """
 
@@ -38,6 +39,7 @@ class StepStream:
         prepare: Callable[[Group], None],
         end: Callable[[list[Group]], None],
         stopwatch: Stopwatch,
+        gather: bool,
         replayed: Sequence[Group] = (),
     ) -> None:
         self._next_group = next_group
@@ -48,6 +50,7 @@ class StepStream:
         self._prepare = prepare
         self._end = end
         self._stopwatch = stopwatch
+        self._gather = gather
         self.replayed = replayed
         self.groups: list[Group] = []
 
@@ -62,9 +65,8 @@ class StepStream:
     def _micro_batches(self) -> Iterator[MicroBatch]:
         for group in self.replayed:
             yield from self._packer.add(group, replayed=True)
-        for _ in range(self._expected):
-            group = self._wait()
-            self.groups.append(group)
+        arriving = (self._wait() for _ in range(self._expected))
+        for group in list(arriving) if self._gather else arriving:
             with self._stopwatch.within("reference"):
                 self._prepare(group)
             full = self._packer.add(group)
@@ -82,6 +84,7 @@ class StepStream:
         group = self._next_group()
         waited = self._stopwatch.enter("pack")
         self._stopwatch.move(min(waited, group.scoring_s), state, "wait_reward")
+        self.groups.append(group)
         return group
 
     @property

@@ -13,7 +13,7 @@ from tests.rollouts.test_packing import make_group
 class Scene:
     """A trainer at a row of groups, and a clock that moves only when somebody waits or works."""
 
-    def __init__(self, groups: list[Group], replayed: list[Group] | None = None) -> None:
+    def __init__(self, groups: list[Group], replayed: list[Group] | None = None, gather: bool = False) -> None:
         self.groups = iter(groups)
         self.events: list[str] = []
         self.now = 0.0
@@ -31,6 +31,7 @@ class Scene:
             self.prepare,
             self.ended.append,
             self.stopwatch,
+            gather,
             replayed or (),
         )
 
@@ -58,6 +59,14 @@ def test_training_begins_before_the_last_group_is_there() -> None:
     scene.train()
     assert scene.events.index("train") < scene.events.index("group 3")
     assert scene.events.count("train") > 1
+
+
+def test_who_takes_turns_trains_nothing_before_the_last_group_is_there_and_then_the_same() -> None:
+    groups = [make_group(i, 4, [12, 12]) for i in range(6)]
+    scene = Scene(groups, gather=True)
+    assert scene.train() == 6 * 24
+    assert scene.events.index("train") > scene.events.index("group 5")
+    assert scene.prepared == scene.stream.groups == groups
 
 
 def test_a_steps_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:

@@ -41,7 +41,8 @@ class WeightSync(L.Callback):
 
     Args:
         every_n_steps: Steps between syncs; above 1, `data.max_lag` must be at least one less.
-        deadline_s: Seconds that each phase of a sync may take.
+        deadline_s: Seconds that each phase of a sync may take; those that move nothing (pause, resume) have at most
+            twice `strategy.heartbeat_s`.
         probe_tolerance: Largest mean difference in nats between the policy's and a generator's log-probs of the probe's
             tokens; None takes a value that suits the generators' dtype.
     """
@@ -155,7 +156,8 @@ class WeightSync(L.Callback):
     def _sync_of(self, trainer: L.Trainer, crew: Crew) -> Sync:
         if crew not in self._syncs:
             strategy: Any = trainer.strategy
-            control = Control(strategy.fleet.loop, self.deadline_s, lambda: stop_if_told(trainer))
+            fleet = strategy.fleet
+            control = Control(fleet.loop, self.deadline_s, 2 * fleet.heartbeat_s, lambda: stop_if_told(trainer))
             name = f"{strategy.run_id}-{len(self._syncs)}"
             entered = trainer.datamodule.stopwatch.enter  # type: ignore[attr-defined]
             self._syncs[crew] = Sync(control, lambda: make_transport(strategy.transport), name, entered)

@@ -25,6 +25,8 @@ UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_u
 ON_THE_WAY: tuple[Kind, ...] = get_args(Kind)[:6]
 TAKING_OUT: tuple[Kind, ...] = ("cut", "refused", "silent", "lie")
 """A resume or a probe that only comes late reaches a generator that is out already."""
+UNHEARD: tuple[Kind, ...] = ("silent", "late")
+"""Who does not answer when it is told to pause stands still."""
 STAYS = 1_000_000
 """Requests: more than there are."""
 WAIT_S = 300.0
@@ -95,7 +97,11 @@ class Outcome:
 
 def make_plan() -> list[Planned]:
     """Every phase with every kind once, and three faults that stay."""
-    plan = [Planned(phase=phase, kind=kind) for kind in ON_THE_WAY for phase in [INIT, *UPDATE]]
+    plan = [
+        Planned(phase=phase, kind=kind, takes_out=phase == "/pause" and kind in UNHEARD)
+        for kind in ON_THE_WAY
+        for phase in [INIT, *UPDATE]
+    ]
     plan += [Planned(phase="/update_weights", kind="damaged")]
     plan += [Planned(phase=STAGE, kind=kind) for kind in ("full", "fills up")]
     plan += [Planned(phase="/update_weights", kind="replaced", takes_out=True)]

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lrl.generators.client import TooLate
 from lrl.generators.generator import Generator, gather
 from lrl.generators.loop import LoopThread
 
@@ -34,6 +35,7 @@ class Control:
     Args:
         loop: What carries the calls.
         deadline_s: Seconds for each phase.
+        silence_s: Seconds for a call that takes milliseconds when nothing is wrong; at most `deadline_s`.
         interrupted: Called while waiting; it raises to end the wait.
         collective: Whether the transfer needs every generator, so that one failure is everybody's.
     """
@@ -42,11 +44,13 @@ class Control:
         self,
         loop: LoopThread,
         deadline_s: float,
+        silence_s: float,
         interrupted: Callable[[], None] | None = None,
         collective: bool = False,
     ) -> None:
         self.loop = loop
         self.deadline_s = deadline_s
+        self.silence_s = min(silence_s, deadline_s)
         self.interrupted = interrupted
         self.collective = collective
         self.version = 0
@@ -54,13 +58,15 @@ class Control:
         """Who has not failed so far, in their order."""
         self.failed: dict[Generator, str] = {}
         """Who has, and at what."""
+        self.silent: set[Generator] = set()
+        """Who of these let the deadline of a short call pass: it stands still, and would not hear a second one."""
 
     def begin(self, generators: Sequence[Generator], version: int) -> None:
         """From here on, the calls go to `generators`."""
-        self.version, self.taking_part, self.failed = version, list(generators), {}
+        self.version, self.taking_part, self.failed, self.silent = version, list(generators), {}, set()
 
-    def each(self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]]) -> None:
-        """Run one phase for all that take part, at once."""
+    def each(self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]], short: bool = False) -> None:
+        """Run one phase for all that take part, at once; `short` if its calls are given `silence_s`."""
         started, asked = time.monotonic(), [generator for generator in self.taking_part if generator.out is None]
         self.failed |= {generator: generator.out for generator in self.taking_part if generator.out is not None}
         what = f"{phase} for weight version {self.version}"
@@ -69,6 +75,8 @@ class Control:
         for generator, error in zip(asked, errors, strict=True):
             if error is not None:
                 self.failed[generator] = f"{what} failed after {time.monotonic() - started:.1f} s: {error}"
+                if short and isinstance(error, TooLate):
+                    self.silent.add(generator)
         self.taking_part = [generator for generator in asked if generator not in self.failed]
 
     def fail(self, why: str) -> None:

@@ -5,7 +5,8 @@
 Each phase has a deadline, and names itself, the generator and the seconds when it fails. A pause and a version are also
 asked for: a call that comes back is no proof, and weights must not change under a generator that writes. Until the
 resume a failure harms nobody: the generator stands still, and the attempt is made again, at last by the transport's
-second-best way. A generator that fails all attempts, or its probe, is given up by name; it never writes on.
+second-best way. A generator that fails all attempts or its probe, or that does not answer at all when it is told to
+pause, is given up by name; it never writes on.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Sync:
             if self.control.taking_part:
                 self._deliver(weights, second_best)
             late |= self.control.failed
+            given_up |= {generator: late.pop(generator) for generator in self.control.silent}
             given_up |= self._prove(probe, version)
             if not late:
                 return given_up
@@ -110,8 +112,8 @@ class Sync:
             self.control.fail(f"staging the weights failed: {error}")
             return
         self.entered("transfer")
-        deadline_s, self._stood_from = self.control.deadline_s, time.monotonic()
-        self.control.each("/pause", lambda generator: generator.pause(deadline_s))
+        self._stood_from = time.monotonic()
+        self.control.each("/pause", lambda generator: generator.pause(self.control.silence_s), short=True)
         self._confirm("/is_paused", {"is_paused": True})
         try:
             self._transport.send(self.control)
@@ -120,14 +122,17 @@ class Sync:
         self._confirm("/weight_info", {"weight_version": str(self.control.version)})
 
     def _confirm(self, route: str, expected: dict[str, Any]) -> None:
-        self.control.each(route, lambda generator: generator.confirm(route, expected, self.control.deadline_s))
+        def confirm(generator: Generator) -> Coroutine[Any, Any, None]:
+            return generator.confirm(route, expected, self.control.silence_s)
+
+        self.control.each(route, confirm, short=True)
 
     def _prove(self, probe: Probe, version: int) -> dict[Generator, str]:
         """Let those who have the weights write on, and probe them; who fails."""
         if not self.control.taking_part:
             return {}
         self.control.begin(self.control.taking_part, version)
-        self.control.each("/resume", lambda generator: generator.resume(version, self.control.deadline_s))
+        self.control.each("/resume", lambda generator: generator.resume(version, self.control.silence_s))
         self.pause_seconds += time.monotonic() - self._stood_from
         self.entered("probe")
         self.control.each("probe", probe)

@@ -44,7 +44,7 @@ def make_generator(workers: int) -> Any:
 
 
 def control_of(generators: list[Any], loop: LoopThread, version: int = 0, **settings: Any) -> Control:
-    control = Control(loop, **{"deadline_s": 5.0} | settings)
+    control = Control(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
     control.begin(generators, version)
     return control
 

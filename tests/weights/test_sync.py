@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.generators.client import GeneratorError
+from lrl.generators.client import GeneratorError, TooLate
 from lrl.generators.generator import Generator
 from lrl.generators.loop import LoopThread
 from lrl.weights import Control, Transport, Weights
@@ -34,6 +34,7 @@ class Client:
         self.posted: list[str] = []
         self.failing: dict[str, int] = {}
         self.lying: set[str] = set()
+        self.silent: set[str] = set()
         self.holds: Any = None
         self.state = {"/is_paused": {"is_paused": False}, "/weight_info": {"weight_version": "default"}}
 
@@ -43,6 +44,8 @@ class Client:
         if self.failing.get(route, 0) > 0:
             self.failing[route] -= 1
             raise GeneratorError(f"{route} answered 500: no")
+        if route in self.silent:
+            raise TooLate(f"{route} did not answer within {deadline_s} s.")
         if route in self.lying:
             return
         if route == "/update_weights":
@@ -125,7 +128,7 @@ async def probe(generator: Generator) -> None:
 
 
 def make_sync(loop: LoopThread, kind: type[Direct] = Direct) -> tuple[Sync, list[Generator]]:
-    return Sync(Control(loop, 5.0), kind, "run-0"), make_generators()
+    return Sync(Control(loop, 5.0, 5.0), kind, "run-0"), make_generators()
 
 
 def posted(generator: Generator) -> list[str]:
@@ -171,6 +174,21 @@ def test_who_fails_every_attempt_is_named_with_phase_and_seconds_and_never_opens
     assert healthy.open and not failing.open
     if phase != "/resume":
         assert "/resume" not in posted(failing)
+
+
+@pytest.mark.parametrize("phase", ["/pause?mode=keep", "/is_paused", "/weight_info"])
+def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(loop: LoopThread, phase: str) -> None:
+    sync, (healthy, frozen) = make_sync(loop)
+    frozen.client.silent = {phase}  # type: ignore[attr-defined]
+    failed = sync.move(weights, [healthy, frozen], 3, probe)
+    assert list(failed) == [frozen] and phase.split("?")[0] in failed[frozen]
+    assert posted(frozen).count(phase) == 1 and not frozen.open
+    assert posted(healthy).count("/resume") == 1 and healthy.open
+
+
+def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> None:
+    assert Control(loop, 10.0, 60.0).silence_s == 10.0
+    assert Control(loop, 300.0, 60.0).silence_s == 60.0
 
 
 @pytest.mark.parametrize("times", [1, 2])

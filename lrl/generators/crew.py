@@ -16,6 +16,7 @@ from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorError, Refused, TooLate
 from lrl.generators.generator import Generator
 from lrl.generators.sampling import Sampling
+from lrl.rollouts.desk import Desk
 from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Request
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Crew:
         self.generators = list(generators)
         self.newcomers: list[Generator] = []
         """They answer already and wait for the next sync, at which they join."""
-        self.dispatch = dispatch or LeastLoaded()
+        self.desk = Desk(dispatch or LeastLoaded(), lambda: self.serving)
         self.reissued = 0
         """Answers that went on elsewhere because their generator was taken out."""
         self.lost: Callable[[Generator], None] = lambda generator: None
@@ -46,7 +47,6 @@ class Crew:
         """Whether any of them was ever proved to hold a version."""
         self.last_loss = ""
         """Why the last one was."""
-        self._sent: dict[Request, asyncio.Future[Generator]] = {}
         self._changed = asyncio.Condition()
 
     @property
@@ -78,38 +78,12 @@ class Crew:
         """
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             request = Request(prompt, len(unfinished), priority)
-            generator = await self._generator_for(request)
+            generator = await self.desk.enter(request)
             try:
                 if generator.open:  # the door may have closed since it was chosen
                     await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
             finally:
-                generator.in_flight -= len(unfinished)
-                self._send()
-
-    async def _generator_for(self, request: Request) -> Generator:
-        """Wait for the generator that dispatch chooses; the request's places in it are taken."""
-        sent = self._sent[request] = asyncio.get_running_loop().create_future()
-        self.dispatch.add(request)
-        self._send()
-        try:
-            return await sent
-        except asyncio.CancelledError:
-            if request in self._sent:
-                del self._sent[request]
-                self.dispatch.discard(request)
-            elif not sent.cancelled():  # it was sent and cancelled in the same turn of the loop
-                sent.result().in_flight -= request.answers
-                self._send()
-            raise
-
-    def _send(self) -> None:
-        """Send all that dispatch lets go."""
-        while (chosen := self.dispatch.send(serving := self.serving)) is not None:
-            request, position = chosen
-            sent = self._sent.pop(request)
-            if not sent.cancelled():
-                serving[position].in_flight += request.answers
-                sent.set_result(serving[position])
+                self.desk.leave(generator, len(unfinished))
 
     async def spare(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
@@ -183,6 +157,6 @@ class Crew:
         return dict(seconds)
 
     async def _wake(self) -> None:
-        self._send()
+        self.desk.send()
         async with self._changed:
             self._changed.notify_all()

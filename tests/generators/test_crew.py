@@ -15,8 +15,8 @@ from lrl.generators.client import GeneratorError, Refused
 from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
 from lrl.generators.sampling import Sampling
+from lrl.planning.clock import Deadlock, run
 from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Loaded, Request
-from tests.virtual_clock import Deadlock, run
 
 TOKENS = 1_000
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from lrl.data import Group, Prompt, Rollout
 from lrl.generators.sampling import Sampling
+from lrl.planning.clock import VirtualClock
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from tests.checkpoint_file import as_file, from_file
-from tests.virtual_clock import VirtualClock
 
 MAX_TOKENS = 6
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from lrl.data import Group, Prompt, Rollout
 from lrl.generators.sampling import Sampling
+from lrl.planning.clock import Deadlock, run
 from lrl.rollouts.controller import Controller, has_equal_rewards
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.saved import Resumed
 from tests.checkpoint_file import through_a_file
-from tests.virtual_clock import Deadlock, run
 
 TOKENS = 4
 SAMPLING = Sampling(n=2, max_tokens=9)

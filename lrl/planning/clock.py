@@ -3,6 +3,8 @@
 A run of hours takes milliseconds, and always the same way. Where a real loop would hang, this one raises `Deadlock`.
 """
 
+from __future__ import annotations
+
 import asyncio
 import selectors
 from collections.abc import Coroutine

@@ -1,10 +1,8 @@
 """Groups become micro-batches by token budget, while groups are still arriving.
 
-Answers differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. Here a row is as
-long as the micro-batch's longest rollout, and shorter ones share rows by best-fit decreasing. A micro-batch is cut as
-soon as the waiting rollouts hold a whole budget of tokens; each cut takes the longest of them, and leaves the shortest,
-which fit anywhere, for later. An objective that looks across a group has its groups whole: a cut then takes as many of
-them as fit the budget, and at least one.
+Answers differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. What goes into a
+micro-batch is decided by lengths alone (`lrl.rollouts.cuts`). An objective that looks across a group has its groups
+whole.
 
 Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they have no gradient, under other objectives
 they may.
@@ -12,11 +10,11 @@ they may.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from lrl.advantages import Advantages
 from lrl.data import Group, MicroBatch, Rollout
+from lrl.rollouts.cuts import Cuts
 from lrl.rollouts.rows import Sequence, fill_rows
 
 
@@ -47,15 +45,11 @@ class Packer:
         whole_groups: bool = False,
         mask_truncated: bool = False,
     ) -> None:
-        if micro_batch_tokens < 1:
-            raise ValueError(f"micro_batch_tokens={micro_batch_tokens}: the budget must be at least 1 token")
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: greedy answers have no log-prob to learn from; use 1.0")
-        self.micro_batch_tokens = micro_batch_tokens
         self.advantages = advantages
         self.temperature = temperature
         self.oldest_version = oldest_version
-        self.whole_groups = whole_groups
         self.mask_truncated = mask_truncated
         self.tokens = 0
         """Answer tokens in the loss so far: the step's denominator once every group is in."""
@@ -67,7 +61,7 @@ class Packer:
         """Answers without a reward, and those of discarded groups."""
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored answers for a baseline."""
-        self._waiting: list[Sequence] = []
+        self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups)
 
     def add(self, group: Group, replayed: bool = False) -> Iterator[MicroBatch]:
         """Takes a finished group in, at once, and returns an iterator over the micro-batches that are full by now.
@@ -84,12 +78,14 @@ class Packer:
         for rollout, advantages in zip(scored, self.advantages.of(scored), strict=True):
             trained = self._trained(rollout, None if replayed else self.oldest_version)
             self._take(Sequence(group.index, group.prompt.token_ids, rollout, advantages, trained))
-        return self._full()
+        return map(self._filled, self._cuts.full())
 
     def flush(self) -> Iterator[MicroBatch]:
         """The micro-batches of all that still waits."""
-        while self._waiting:
-            yield self._cut()
+        return map(self._filled, self._cuts.flush())
+
+    def _filled(self, rows: list[list[Sequence]]) -> MicroBatch:
+        return fill_rows(rows, self.temperature)
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
         if self.mask_truncated and rollout.finish_reason == "length":
@@ -102,52 +98,4 @@ class Packer:
         self.masked_tokens += len(sequence.trained) - trained
         if trained:
             self.sequences += 1
-            self._waiting.append(sequence)
-
-    def _full(self) -> Iterator[MicroBatch]:
-        while sum(map(len, self._waiting)) >= self.micro_batch_tokens:
-            yield self._cut()
-
-    def _cut(self) -> MicroBatch:
-        """One micro-batch out of the waiting rollouts."""
-        if self.whole_groups:
-            chosen, self._waiting = self._first_groups()
-            rows, _ = _best_fit(chosen, max_rows=len(chosen))
-        else:
-            longest = max(map(len, self._waiting))
-            rows, self._waiting = _best_fit(self._waiting, max_rows=max(1, self.micro_batch_tokens // longest))
-        return fill_rows(rows, self.temperature)
-
-    def _first_groups(self) -> tuple[list[Sequence], list[Sequence]]:
-        """The waiting groups that fit the budget together, at least one, and the rest; first come, first cut."""
-        chosen: list[Sequence] = []
-        groups = dict.fromkeys(sequence.group for sequence in self._waiting)
-        for group in groups:
-            members = [sequence for sequence in self._waiting if sequence.group == group]
-            if chosen and sum(map(len, chosen + members)) > self.micro_batch_tokens:
-                break
-            chosen += members
-        taken = {sequence.group for sequence in chosen}
-        return chosen, [sequence for sequence in self._waiting if sequence.group not in taken]
-
-
-def _best_fit(sequences: list[Sequence], max_rows: int) -> tuple[list[list[Sequence]], list[Sequence]]:
-    """Best-fit decreasing into at most `max_rows` rows as long as the longest; the rows, and what did not fit."""
-    ordered = sorted(sequences, key=len, reverse=True)
-    length = len(ordered[0])
-    rows: list[list[Sequence]] = []
-    free: list[tuple[int, int]] = []  # (free tokens, row), sorted: the first that is large enough fits best
-    left = []
-    for sequence in ordered:
-        best = bisect_left(free, (len(sequence), 0))
-        if best < len(free):
-            space, row = free.pop(best)
-        elif len(rows) < max_rows:
-            space, row = length, len(rows)
-            rows.append([])
-        else:
-            left.append(sequence)
-            continue
-        rows[row].append(sequence)
-        insort(free, (space - len(sequence), row))
-    return rows, left
+            self._cuts.take(sequence)

@@ -44,8 +44,8 @@ class LentServer:
 class Borrowing(lrl.AsyncSingleDevice):
     """The strategy with lent servers in the place of its own; with more than one, the last is for evaluation."""
 
-    def __init__(self, *servers: LentServer) -> None:
-        super().__init__(generator_devices=len(servers), evaluation_generators=len(servers) - 1)
+    def __init__(self, *servers: LentServer, **settings: Any) -> None:
+        super().__init__(generator_devices=len(servers), evaluation_generators=len(servers) - 1, **settings)
         self.lent = servers
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:

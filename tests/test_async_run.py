@@ -16,7 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
 from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
+from lrl.callbacks.find import find
+from lrl.callbacks.throughput import StepTimes
 from lrl.data import Group, Rollout
+from lrl.stopwatch import GENERATOR, TRAINER
 from tests.lent_server import Borrowing, LentServer, start_server
 
 STEPS, GROUPS, ANSWERS = 6, 2, 4
@@ -51,6 +54,18 @@ class Witness(L.Callback):
         return [(step, rollout) for step, group in self.groups for rollout in group.rollouts]
 
 
+class Times(L.Callback):
+    """Every step's attribution."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepTimes] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        throughput = find(trainer, Throughput)
+        assert throughput is not None
+        self.steps.append(throughput.times)
+
+
 def data_module(**settings: Any) -> lrl.RolloutDataModule:
     defaults: dict[str, Any] = {
         "prompts": PROMPTS,
@@ -75,13 +90,14 @@ def fit(
     ckpt_path: str | None = None,
     for_evaluation: tuple[LentServer, ...] = (),
     learning: dict[str, Any] | None = None,
+    placement: str = "split",
     **settings: Any,
 ) -> Witness:
     witness = Witness()
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2 + len(for_evaluation),
-        strategy=Borrowing(server, *for_evaluation),
+        strategy=Borrowing(server, *for_evaluation, placement=placement),
         callbacks=[WeightSync(), Throughput(), *(callbacks or []), witness],
         max_steps=steps,
         max_epochs=-1,
@@ -113,6 +129,33 @@ def test_no_trained_token_lags_more_than_max_lag(
     assert min(lags) >= 0
     assert max(lags) <= max_lag
     assert len({group.index for _, group in witness.groups}) == len(witness.groups) == STEPS * GROUPS
+
+
+@pytest.mark.parametrize(("placement", "max_lag"), [("shared", 0), ("split", 1)])
+def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
+    lent_server: LentServer,
+    policy_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    placement: str,
+    max_lag: int,
+) -> None:
+    written_meanwhile: list[int] = []
+    original = lrl.PolicyModule.compute_loss
+
+    def observed(policy: Any, micro: Any) -> Any:
+        written_meanwhile.append(sum(g.in_flight for g in policy.trainer.datamodule.fleet.rollouts.generators))
+        return original(policy, micro)
+
+    monkeypatch.setattr(lrl.PolicyModule, "compute_loss", observed)
+    times = Times()
+    settings: dict[str, Any] = {"max_lag": max_lag, "micro_batch_tokens": 64, "placement": placement}
+    fit(lent_server, policy_folder, tmp_path, steps=3, callbacks=[times], **settings)
+    assert bool(any(written_meanwhile)) == (placement == "split")
+    for step in times.steps:
+        assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
+        assert step.wait > 0 and step.train > 0 and step.sync > 0
+        assert step.generators["writing"] > 0 and step.generators["paused"] > 0
 
 
 def test_an_answer_written_over_a_sync_carries_several_versions_and_stays_within_the_bound(

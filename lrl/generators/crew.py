@@ -45,6 +45,8 @@ class Crew:
         """Told of each generator that was taken out."""
         self.has_served = False
         """Whether any of them was ever proved to hold a version."""
+        self.alone_since: float | None = None
+        """When a trainer first found none of them serving, since one last did; on `time.monotonic`."""
         self.last_loss = ""
         """Why the last one was."""
         self._changed = asyncio.Condition()
@@ -139,7 +141,8 @@ class Crew:
         """A sync is over: leave out who failed it, and open the door to the others."""
         for generator, why in failed.items():
             self.take_out(generator, why)
-        self.has_served = self.has_served or bool(self.serving)
+        if self.serving:
+            self.has_served, self.alone_since = True, None
         await self._wake()
 
     async def drop_unproved(self, why: str) -> None:

@@ -62,7 +62,6 @@ class Fleet:
         self._backoffs: Counter[int] = Counter()  # number of a server -> its replacements since it last served for long
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._alone_since: dict[Crew, float] = {}
         self._said = 0.0
 
     @property
@@ -120,9 +119,10 @@ class Fleet:
         """
         now = time.monotonic()
         if crew.serving or not crew.has_served:
-            self._alone_since.pop(crew, None)
+            crew.alone_since = None
             return
-        waited = now - self._alone_since.setdefault(crew, now)
+        crew.alone_since = crew.alone_since or now
+        waited = now - crew.alone_since
         if waited > self.patience_s:
             raise NoGenerators(
                 f"No generator has served for {waited:.0f} s (strategy.generator_timeout_s={self.patience_s:g}). The "

@@ -117,13 +117,17 @@ def test_a_run_without_a_generator_says_so_and_ends_when_its_patience_does(
         made.expect_one(made.rollouts)
 
 
-def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, list[ModelServer]]) -> None:
+@pytest.mark.parametrize("looked", [True, False], ids=["seen by a look", "between two looks"])
+def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, list[ModelServer]], looked: bool) -> None:
     made, _ = fleet
     made.rollouts.has_served = True
     made.expect_one(made.rollouts)
     time.sleep(0.06)
     made.rollouts.generators[0].open = True
-    made.expect_one(made.rollouts)
+    if looked:
+        made.expect_one(made.rollouts)
+    else:
+        made.call(made.rollouts.settle({}), "a sync that went well")
     made.rollouts.generators[0].open = False
     made.expect_one(made.rollouts)
     time.sleep(0.06)

@@ -22,7 +22,7 @@ MAX_TEXT = 2000
 
 
 class RolloutLog(L.Callback):
-    """Logs `reward/*`, `rollouts/*` and `rewards/*` every step, histograms and sample answers every few.
+    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `lengths/*` every step, histograms and sample answers every few.
 
     Args:
         every_n_steps: Optimizer steps between histograms and samples.
@@ -53,6 +53,7 @@ class RolloutLog(L.Callback):
                 "rollouts/replayed_groups": float(len(stream.replayed)),
             }
             | resumed_scalars(data.controller.resumed, stream.step)
+            | (data.lengths.recall() if data.lengths else {})
             | {f"rewards/{kind}": float(counts[kind]) for kind in (*KINDS, "retried", "replaced")},
             batch_size=1,
         )

@@ -98,4 +98,5 @@ class Throughput(L.Callback):
             "fleet/alive": float(data.fleet.alive),
             "fleet/restarts": float(data.fleet.restarts),
             "fleet/reissued": float(data.fleet.reissued),
+            "fleet/moved": float(data.fleet.moved),
         }

@@ -70,6 +70,8 @@ class Group:
     rollouts: list[Rollout] = field(default_factory=list)
     admitted_by: int = 0
     """Version that the generators held at the group's admission; none of its tokens is older."""
+    due: int = 0
+    """Step that trains it when groups are trained in the order of their admission; a checkpoint does not need it."""
     scoring_s: float = 0.0
     """Seconds between its last token and its last reward."""
 

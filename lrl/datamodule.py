@@ -13,14 +13,17 @@ from typing import Any, Literal
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl import lightning_noise
-from lrl.advantages import Advantages, GroupMean, rewards_of
+from lrl.advantages import Advantages, GroupMean
 from lrl.attached import Attached
 from lrl.data import Group
 from lrl.generators.sampling import Sampling
 from lrl.preflight.settings import check_data
 from lrl.rewards import Reward, RewardPool
 from lrl.rollouts.controller import Controller
+from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Moving
+from lrl.rollouts.hindsight import Hindsight
 from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.lengths import Lengths
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
@@ -52,6 +55,9 @@ class RolloutDataModule(Attached):
         mask_truncated: Whether an answer that was cut at `max_response_tokens` counts in the baseline alone: none of
             its tokens is in the loss.
         replay: Trains older groups again, beside a step's own; null never does.
+        dispatch: Which generator answers which prompt, in which order; default `lrl.rollouts.dispatch.LeastLoaded`.
+        moving: Lets half-written answers go on with idle generators; null never does.
+        lengths: Learns which prompts have long answers; null does so only if `dispatch` or `moving` needs it.
         reward_workers: Processes that score answers.
         reward_timeout_s: Seconds a reward may take for one answer.
         reward_memory_gib: What scoring may allocate in one of those processes, in GiB; null for no limit. Linux only.
@@ -76,6 +82,9 @@ class RolloutDataModule(Attached):
         max_skipped_per_step: int = 0,
         mask_truncated: bool = False,
         replay: Replay | None = None,
+        dispatch: Dispatch | None = None,
+        moving: Moving | None = None,
+        lengths: Lengths | None = None,
         reward_workers: int = 1,
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
@@ -94,6 +103,11 @@ class RolloutDataModule(Attached):
         self.max_skipped_per_step = max_skipped_per_step
         self.mask_truncated = mask_truncated
         self.replay = replay
+        self.dispatch = dispatch or LeastLoaded()
+        self.moving = moving
+        self.lengths = lengths or (Lengths() if moving or self.dispatch.needs_lengths else None)
+        self.dispatch.lengths = self.lengths
+        self._hindsight = Hindsight(self.advantages, replay, self.lengths)
         self.rollout_timeout_s = rollout_timeout_s
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
         self.reward_pool = RewardPool(rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures)
@@ -151,6 +165,8 @@ class RolloutDataModule(Attached):
         return self._controller
 
     def _make_controller(self) -> Controller:
+        desk = self.fleet.rollouts.desk
+        desk.dispatch, desk.moving = self.dispatch, self.moving
         controller = Controller(
             self.prompts,
             self.fleet.rollouts,
@@ -204,18 +220,12 @@ class RolloutDataModule(Attached):
             step,
             self.controller.ledger.give_up,
             lambda group: self._policy.prepare(group, self.sampling.temperature),
-            lambda groups: self._end_step(step, groups),
+            lambda groups: self._hindsight.end_step(step, groups),
             self.stopwatch,
             self._strategy.placement == "shared",
             self.replay.draw(step) if self.replay else (),
         )
         return self.step_stream
-
-    def _end_step(self, step: int, groups: list[Group]) -> None:
-        """Every group of the step is packed: what looks back on whole steps learns of them."""
-        self.advantages.end_step(rewards_of([rollout for group in groups for rollout in group.rollouts]))
-        if self.replay is not None:
-            self.replay.add(step, groups)
 
     def _next_group(self, step: int) -> Group:
         return self.fleet.loop.wait(
@@ -227,10 +237,7 @@ class RolloutDataModule(Attached):
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger after the steps that are done, in plain types and tensors; the same on every rank."""
-        state: dict[str, Any] = {"advantages": self.advantages.state_dict(), "ledger": self._ledger_state()}
-        if self.replay is not None:
-            state["replay"] = self.replay.state_dict()
-        return state
+        return self._hindsight.state_dict() | {"ledger": self._ledger_state()}
 
     def _ledger_state(self) -> dict[str, Any] | None:
         """The controller's state; before there is one, what was loaded."""
@@ -242,6 +249,4 @@ class RolloutDataModule(Attached):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue behind what was trained."""
         self._restored = state_dict["ledger"]
-        self.advantages.load_state_dict(state_dict["advantages"])
-        if self.replay is not None and "replay" in state_dict:
-            self.replay.load_state_dict(state_dict["replay"])
+        self._hindsight.load_state_dict(state_dict)

@@ -27,10 +27,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMAND_LINE = r"^    (?:PYTHONPATH=\. )?(lrl (?:fit|validate) .*?)(?:  .*)?$"
 COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTILINE)
-FAMILIES = "reward|rewards|rollouts|policy|time|throughput|fleet|eval"
+FAMILIES = "reward|rewards|rollouts|policy|time|throughput|fleet|eval|lengths"
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
 LIGHTNINGS_OWN = {"epoch"}
-NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference"}
+RECALL = {f"lengths/recall_{tail}" for tail in (20, 10, 5)}
+NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference", *RECALL}
 NEEDS_A_RESUME = {"rollouts/resumed_answers", "rollouts/resumed_tokens"}
 
 

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lrl.callbacks import Evaluation
 from lrl.callbacks.find import find_all
 from lrl.cli import main, recipes
+from lrl.rollouts.dispatch import LeastLoaded
 from tests.data_rows import gsm8k_rows, math_rows
 from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
 
@@ -114,6 +115,21 @@ def test_settings_on_the_command_line_change_what_they_say(build: Any, name: str
     changes = ["--trainer.max_steps", "20", "--data.max_lag", "0"]
     trainer, policy, data = build("--config", name, *changes, "--model.objective", "AIPO", "--model.objective.rho", "2")
     assert (trainer.max_steps, data.max_lag, policy.objective.rho) == (20, 0, 2.0)
+
+
+def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: Path) -> None:
+    config = tmp_path / "tails.yaml"
+    rule = {"class_path": "lrl.rollouts.dispatch.SkewnessAware", "init_args": {"combine": "sum", "long_tail": 0.1}}
+    rule["init_args"]["decode_time"] = {"step_ms": 5.0}
+    config.write_text(yaml.safe_dump({"data": {"init_args": {"dispatch": rule}}}))
+    moving = ("--data.moving", "Moving", "--data.moving.prefill_ms", "0.5")
+    _, _, data = build("--config", "quickstart", "--config", str(config), *moving)
+    assert (data.dispatch.combine, data.dispatch.long_tail, data.dispatch.decode_time.step_ms) == ("sum", 0.1, 5.0)
+    assert data.dispatch.lengths is data.lengths is not None and data.moving.prefill_ms == 0.5
+
+    lengths = ("--data.lengths", "Lengths", "--data.lengths.seen_prompts", "9")
+    _, _, data = build("--config", "quickstart", "--data.dispatch", "LeastLoaded", *lengths)
+    assert isinstance(data.dispatch, LeastLoaded) and data.lengths.seen_prompts == 9 and data.moving is None
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", gsm8k_rows(3)), ("math", math_rows(3))])

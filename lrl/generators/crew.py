@@ -62,7 +62,14 @@ class Crew:
         return sum(generator.capacity for generator in self.generators)
 
     async def answer(
-        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+        self,
+        prompt: Prompt,
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        deadline_s: float,
+        due: int = 0,
     ) -> None:
         """Have every unfinished rollout written to its end, by whichever generator dispatch picks and has room.
 
@@ -74,18 +81,21 @@ class Crew:
             sampling: How to draw.
             priority: Lower goes first.
             deadline_s: Seconds for a request, once it has a generator.
+            due: The step that trains the answers, for dispatch.
 
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
         """
+        target: Generator | None = None
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
-            request = Request(prompt, len(unfinished), priority)
-            generator = await self.desk.enter(request)
+            written = sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished)
+            request = Request(prompt, len(unfinished), priority, due, written)
+            generator = await self.desk.enter(request, unfinished, target)
             try:
                 if generator.open:  # the door may have closed since it was chosen
                     await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
             finally:
-                self.desk.leave(generator, len(unfinished))
+                target = self.desk.leave(generator, request)
 
     async def spare(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
@@ -160,6 +170,6 @@ class Crew:
         return dict(seconds)
 
     async def _wake(self) -> None:
-        self.desk.send()
+        self.desk.send_soon()
         async with self._changed:
             self._changed.notify_all()

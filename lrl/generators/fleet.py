@@ -79,6 +79,11 @@ class Fleet:
         """Answers that went on with another generator than the one that began them."""
         return sum(crew.reissued for crew in self.crews)
 
+    @property
+    def moved(self) -> int:
+        """Answers that went on with an idle generator."""
+        return sum(crew.desk.moved for crew in self.crews)
+
     def start(self, interrupted: Callable[[], None] | None = None) -> None:
         """Start all servers, wait until they answer, and begin to watch them.
 

@@ -16,6 +16,7 @@ from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.sampling import Sampling
 from lrl.generators.server import Server
+from lrl.rollouts.dispatch import Request
 from lrl.stopwatch import Stopwatch
 
 CONTROL_DEADLINE_S = 60.0
@@ -35,6 +36,7 @@ class Generator:
         self.client = GeneratorClient(server.url, server.name, server.token, server.trust)
         self.capacity = capacity
         self.in_flight = 0
+        """Answers for rollouts that it writes or is about to."""
         self.version = -1
         """What it holds; -1 before its first sync."""
         self.open = False
@@ -47,9 +49,11 @@ class Generator:
         """What it does at this moment (`lrl.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
         """When it first served, on the clock of the loop."""
+        self.load: dict[Request, Sequence[Rollout]] = {}
+        """What takes its places: each request with its answers."""
         self._stands = True
         self._writing: dict[int, Rollout] = {}
-        self._requests: set[asyncio.Task[None]] = set()
+        self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
         self._unproved: list[tuple[Rollout, int]] = []
         self._proved = asyncio.Event()
         self._proved.set()
@@ -64,15 +68,35 @@ class Generator:
         """Whether it writes on under a version that no probe has proved yet."""
         return not self._proved.is_set()
 
+    @property
+    def outstanding_tokens(self) -> float:
+        """Expected tokens that the answers in flight still need, at least one each."""
+        return sum(
+            max(1.0, request.written + request.tokens - len(rollout.token_ids))
+            for request, rollouts in self.load.items()
+            for rollout in rollouts
+            if not rollout.finished
+        )
+
+    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
+        """The places of `request`, for the answers that it is for, are taken until `free`."""
+        self.in_flight += request.answers
+        self.load[request] = rollouts
+
+    def free(self, request: Request) -> None:
+        """The places of `request` are others'."""
+        self.in_flight -= request.answers
+        del self.load[request]
+
     async def write(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, priority: int, deadline_s: float
     ) -> None:
-        """Write `rollouts` to their end, and wait until the version that wrote them is proved.
+        """Write `rollouts` to their end or to `interrupt`, and wait until the version that wrote them is proved.
 
         Raises:
             GeneratorError: A request failed, or the generator was taken out; the rollouts keep what is proved.
         """
-        requests = [
+        requests = {
             asyncio.create_task(
                 self.client.write(
                     prompt.token_ids,
@@ -82,23 +106,34 @@ class Generator:
                     priority=priority,
                     deadline_s=deadline_s,
                 )
-            )
+            ): part
             for part in in_requests(rollouts)
-        ]
+        }
         mine = {id(rollout): rollout for rollout in rollouts}
         self._writing |= mine
-        self._requests |= set(requests)
+        self._requests |= requests
         self._note()
         try:
-            await _all(requests)
+            await _all(list(requests))
             await self._proved.wait()
         finally:
-            self._requests -= set(requests)
+            for request in requests:
+                del self._requests[request]
             for key in mine:
                 self._writing.pop(key, None)
             self._note()
         if self.out is not None:
             raise GeneratorError(self.out)
+
+    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
+        """Stop writing `rollouts`: their `write` returns soon, and they keep what has come.
+
+        Returns:
+            Whether any was being written.
+        """
+        those = {id(rollout) for rollout in rollouts}
+        cancelled = [request.cancel() for request, part in self._requests.items() if id(part[0]) in those]
+        return any(cancelled)
 
     async def pause(self, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Take nothing new and freeze what is being written; it goes on where it was after `resume`."""

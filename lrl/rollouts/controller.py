@@ -33,12 +33,13 @@ class Answers(Protocol):
     """Who writes answers; a `Fleet`, or a model of one."""
 
     async def answer(
-        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
         """Write every unfinished rollout to its end, in place.
 
         Tokens, behaviour log-probs and versions grow as they are streamed, and `finish_reason` is set at the end. A
-        rollout that has tokens is continued. `len(rollouts) == sampling.n`.
+        rollout that has tokens is continued. `len(rollouts) == sampling.n`. Older groups have a lower `priority`; `due`
+        is the step that trains the group.
         """
 
 
@@ -156,7 +157,12 @@ class Controller:
         if not all(rollout.finished for rollout in group.rollouts):
             # Older groups first: they are what the trainer waits for.
             await self.fleet.answer(
-                group.prompt, group.rollouts, self.sampling, priority=group.index, deadline_s=self.deadline_s
+                group.prompt,
+                group.rollouts,
+                self.sampling,
+                priority=group.index,
+                due=group.due,
+                deadline_s=self.deadline_s,
             )
         self.generated_tokens += group.num_tokens - before
 

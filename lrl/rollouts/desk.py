@@ -1,4 +1,9 @@
-"""Where requests wait until dispatch sends them to a generator with room. The crew has one, and so has its model."""
+"""Where requests wait until dispatch sends them to a generator with room, and from where half-written answers move on.
+
+    enter -> wait for dispatch -> the places are taken -> leave -> enter again with what is unfinished
+
+A crew has one, and so has its model.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,33 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from lrl.rollouts.dispatch import Dispatch, Loaded, Request
+from lrl.data import Rollout
+from lrl.rollouts.dispatch import Dispatch, Moving, Request
+from lrl.rollouts.dispatch.base import has_room
+from lrl.rollouts.dispatch.moving import Writing
 
 
-class Counted(Loaded, Protocol):
-    """A generator whose answers in flight are counted here."""
+class Places(Writing, Protocol):
+    """A generator as the desk sees it."""
 
-    in_flight: int
+    open: bool
+    """Whether it may be asked."""
+
+    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
+        """The places of `request`, for the answers that it is for, are taken until `free`."""
+
+    def free(self, request: Request) -> None:
+        """The places of `request` are others'."""
+
+    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
+        """Stop writing `rollouts`, which keep what has come; whether any was being written."""
 
 
-G = TypeVar("G", bound=Counted)
+G = TypeVar("G", bound=Places)
 
 
 class Desk(Generic[G]):
-    """Requests that wait, and the answers that each generator is writing.
+    """Requests that wait, and the places of those that are written.
 
     Args:
         dispatch: Which generator answers which request, and in which order.
@@ -28,34 +46,87 @@ class Desk(Generic[G]):
 
     def __init__(self, dispatch: Dispatch, serving: Callable[[], Sequence[G]]) -> None:
         self.dispatch = dispatch
+        self.moving: Moving | None = None
+        """Whether half-written answers move to idle generators; None for never."""
+        self.moved = 0
+        """Answers that did."""
         self._serving = serving
-        self._sent: dict[Request, asyncio.Future[G]] = {}
+        self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
+        self._sending = False
+        self._targets: dict[Request, G] = {}  # of what is being interrupted
+        self._under: dict[Request, int] = {}  # the version under which a request moved to where it is
 
-    async def enter(self, request: Request) -> G:
-        """Wait for the generator that dispatch chooses; the request's places in it are taken until `leave`."""
-        sent = self._sent[request] = asyncio.get_running_loop().create_future()
+    async def enter(self, request: Request, rollouts: Sequence[Rollout], target: G | None = None) -> G:
+        """Take the places of `request`, until `leave`.
+
+        Args:
+            request: What needs a generator.
+            rollouts: Its answers.
+            target: Where it moves to, if it does; it may have become busy since.
+
+        Returns:
+            `target`, or the generator that dispatch chooses, as soon as it does.
+        """
+        if target is not None and target.open and has_room(target, request):
+            self.dispatch.estimate(request)
+            self._under[request] = target.version
+            self.moved += request.answers
+            target.reserve(request, rollouts)
+            return target
+        sent: asyncio.Future[G] = asyncio.get_running_loop().create_future()
+        self._waiting[request] = rollouts, sent
         self.dispatch.add(request)
-        self.send()
+        self.send_soon()
         try:
             return await sent
         except asyncio.CancelledError:
-            if request in self._sent:
-                del self._sent[request]
+            if request in self._waiting:
+                del self._waiting[request]
                 self.dispatch.discard(request)
             elif not sent.cancelled():  # it was sent and cancelled in the same turn of the loop
-                self.leave(sent.result(), request.answers)
+                self.leave(sent.result(), request)
             raise
 
-    def leave(self, generator: G, answers: int) -> None:
-        """These answers are no longer written there: others may have their places."""
-        generator.in_flight -= answers
-        self.send()
+    def leave(self, generator: G, request: Request) -> G | None:
+        """The places of `request` are others'; where its unfinished answers move to, if they were interrupted."""
+        generator.free(request)
+        self._under.pop(request, None)
+        self.send_soon()
+        asyncio.get_running_loop().call_soon(self._move)
+        return self._targets.pop(request, None)
 
-    def send(self) -> None:
-        """Send all that dispatch lets go; call it when a generator has begun to serve."""
-        while (chosen := self.dispatch.send(serving := self._serving())) is not None:
-            request, position = chosen
-            sent = self._sent.pop(request)
-            if not sent.cancelled():
-                serving[position].in_flight += request.answers
-                sent.set_result(serving[position])
+    def send_soon(self) -> None:
+        """Send behind all that is ready to run now: dispatch then knows a step's requests before the first one goes.
+
+        Call it when a generator has begun to serve.
+        """
+        if not self._sending:
+            self._sending = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        """Send all that dispatch lets go; what goes wrong in it is raised where the requests wait."""
+        self._sending = False
+        try:
+            while (chosen := self.dispatch.send(serving := self._serving())) is not None:
+                request, position = chosen
+                rollouts, sent = self._waiting.pop(request)
+                if not sent.cancelled():
+                    serving[position].reserve(request, rollouts)
+                    sent.set_result(serving[position])
+        except Exception as error:
+            for _, sent in self._waiting.values():
+                if not sent.done():
+                    sent.set_exception(error)
+            self._waiting.clear()
+
+    def _move(self) -> None:
+        """Let half-written answers go on with idle generators, when nothing waits; none twice under one version."""
+        if self.moving is None or self._waiting or self._targets:
+            return
+        serving = self._serving()
+        version = max((generator.version for generator in serving), default=0)
+        fixed = {request: under for request, under in self._under.items() if under == version}
+        for request, source, target in list(self.moving.plan(serving, fixed)):
+            if serving[source].interrupt(serving[source].load[request]):
+                self._targets[request] = serving[target]

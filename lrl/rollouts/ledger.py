@@ -72,6 +72,7 @@ class Ledger:
             if not any(self.next_index in book for book in (self._steps, self.running, self.finished)):
                 group = open_group(self.next_index)
                 group.admitted_by = generator_version
+                group.due = self.pacing.step_of(self._started - len(self.skipped))
                 self._open[generator_version] += 1
                 self._started += 1
                 self.running[group.index] = group
@@ -176,6 +177,13 @@ class Ledger:
             self._open.update(group.admitted_by for group in groups)
         self._started = done + len(self.finished) + len(self.running)
         self._restart_what_is_too_old(state["steps_done"])
+        for place, group in enumerate(self._in_order(), start=self.pacing.groups_before(state["steps_done"])):
+            group.due = self.pacing.step_of(place)
+
+    def _in_order(self) -> list[Group]:
+        """The open groups in the order of their admission."""
+        groups = [*self.finished.values(), *self.running.values()]
+        return sorted(groups, key=lambda group: (group.admitted_by, group.index))
 
     def _check_steps(self, steps_done: int, trained: int) -> None:
         if trained != (expected := self.pacing.groups_before(steps_done)):
@@ -190,7 +198,7 @@ class Ledger:
         if not self.pacing.wait_for_stragglers:
             return
         trained, kept, late = self.pacing.groups_before(steps_done), 0, []
-        for group in sorted([*self.finished.values(), *self.running.values()], key=lambda group: group.admitted_by):
+        for group in self._in_order():
             if trained + kept < self.pacing.groups_before(group.admitted_by + self.pacing.max_lag + 1):
                 kept += 1
             else:

@@ -60,6 +60,11 @@ class Pacing:
         """Groups that `step` trains."""
         return self.groups_before(step + 1) - self.groups_before(step)
 
+    def step_of(self, group: int) -> int:
+        """The step that trains this group of the run, when they are trained in their order and none is skipped."""
+        epochs, within = divmod(group, self.prompts_per_epoch)
+        return epochs * self.steps_per_epoch + within // self.groups_per_step
+
     def may_have_started(self, generator_version: int) -> int:
         """Groups of the run, the skipped ones not counted, that may have been admitted while the generators hold
         `generator_version`."""

@@ -69,6 +69,16 @@ class ModelClient:
         await asyncio.sleep(0.1)
 
 
+class Known:
+    """Expects what the model client writes."""
+
+    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+        return prompt.token_ids[0]
+
+    def quantile(self, share: float) -> float:
+        return 100 * share
+
+
 def make_crew(*capacities: int, dispatch: Dispatch | None = None) -> tuple[Crew, list[ModelClient]]:
     generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
     for generator in generators:
@@ -140,7 +150,34 @@ def test_the_least_loaded_generator_is_asked() -> None:
 def test_of_what_waits_at_the_door_the_oldest_group_goes_first_whenever_it_came() -> None:
     crew, (client,) = make_crew(2)
     run(gather([ask(crew, priority=number) for number in (3, 8, 1, 7, 0, 2, 6, 5, 4)]))
-    assert [priority for _, _, priority, _ in client.asked] == [3, 0, 1, 2, 4, 5, 6, 7, 8]
+    assert [priority for _, _, priority, _ in client.asked] == list(range(9))
+
+
+def test_what_goes_wrong_in_a_rule_is_raised_where_the_requests_wait() -> None:
+    class Broken(LeastLoaded):
+        def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
+            raise ZeroDivisionError("in the rule")
+
+    crew, _ = make_crew(2, dispatch=Broken())
+    with pytest.raises(ZeroDivisionError, match="in the rule"):
+        run(ask(crew))
+
+
+def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
+    crew, _ = make_crew(8)
+    (generator,) = crew.generators
+    crew.desk.dispatch.lengths = Known()
+
+    async def scene() -> list[float]:
+        questions = [asyncio.create_task(ask(crew, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
+        outstanding = []
+        for _ in range(4):
+            await asyncio.sleep(2.2)
+            outstanding.append(generator.outstanding_tokens)
+        await asyncio.wait(questions)
+        return [*outstanding, generator.outstanding_tokens]
+
+    assert run(scene()) == [2 * 3 + 28, 2 * 1 + 26, 24, 22, 0]
 
 
 def test_the_generators_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:

@@ -44,7 +44,7 @@ class Waiting:
         """index of a group -> what its answers are worth"""
 
     async def answer(
-        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
         assert len(rollouts) == sampling.n and not all(rollout.finished for rollout in rollouts)
         assert priority not in self.writing, "two write one group"

@@ -48,7 +48,7 @@ class ModelFleet:
         self.error = ConnectionError("generator 1 is gone")
 
     async def answer(
-        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
         self.asked.append((prompt.id, priority))
         for token in range(min(len(rollout.token_ids) for rollout in rollouts if not rollout.finished), TOKENS):

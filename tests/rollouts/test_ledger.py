@@ -339,3 +339,19 @@ def test_a_checkpoint_of_a_run_with_other_steps_is_refused(other: tuple) -> None
     state = Run(make_pacing((4, 2, 0, True)), 1, seed=0).go(3).ledger.state_dict(3)
     with pytest.raises(ValueError, match="groups_per_step"):
         Ledger(make_pacing(other)).load_state_dict(state, prompt_at)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(0, STEPS - 1))
+def test_a_group_is_due_in_the_step_that_trains_it_in_order_through_a_resume(
+    shape: tuple[int, int, int, bool], resume_at: int
+) -> None:
+    ledger = Ledger(make_pacing(shape))
+    for step in range(STEPS):
+        admit(ledger, step)
+        if step == resume_at:
+            ledger = resumed(ledger, step)
+        finish(ledger, *sorted(ledger.running))
+        for _ in range(ledger.pacing.groups_in(step)):
+            group = ledger.take(step)
+            assert group is not None and group.due == step <= group.admitted_by + ledger.pacing.max_lag

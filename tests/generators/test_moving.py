@@ -1,0 +1,89 @@
+"""Half-written answers that move to an idle generator, with a crew of model clients on a virtual clock."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.generators.crew import Crew
+from lrl.planning.clock import run
+from lrl.rollouts.dispatch import LeastLoaded, Loaded, Moving, Request
+from tests.generators.test_crew import Known, ModelClient, ask, gather, make_crew, resync
+
+
+def make_moving_crew(*capacities: int, moving: Moving) -> tuple[Crew, list[ModelClient]]:
+    crew, clients = make_crew(*capacities)
+    crew.desk.moving, crew.desk.dispatch.lengths = moving, Known()
+    return crew, clients
+
+
+def test_half_written_answers_go_on_with_an_idle_generator_behind_their_tokens() -> None:
+    crew, (first, second) = make_moving_crew(8, 8, moving=Moving())
+    run(gather([ask(crew, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
+    assert first.requests == [(2, 0), (2, 0)] and second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
+    assert [priority for _, _, priority, _ in second.asked] == [1, 3, 0, 0]  # the longest moved, and one was enough
+    assert crew.desk.moved == 2 and crew.reissued == 0
+    assert not crew.desk._targets and not crew.desk._under and all(not generator.load for generator in crew.generators)
+
+
+@pytest.mark.parametrize(
+    ("moving", "known"), [(Moving(prefill_ms=1.0), True), (Moving(margin=50.0), True), (Moving(), False), (None, True)]
+)
+def test_what_gains_less_than_it_costs_stays(moving: Moving | None, known: bool) -> None:
+    crew, (_, second) = make_moving_crew(8, 8, moving=moving)  # type: ignore[arg-type]
+    crew.desk.dispatch.lengths = Known() if known else None
+    run(gather([ask(crew, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
+    assert crew.desk.moved == 0 and len(second.requests) == 2
+
+
+def test_nothing_moves_while_something_waits() -> None:
+    class HoldsThree(LeastLoaded):
+        def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
+            return None if request.answers == 3 and not released else super().pick(request, generators)
+
+    crew, _ = make_moving_crew(8, 8, moving=Moving())
+    crew.desk.dispatch, released = HoldsThree(), False
+    crew.desk.dispatch.lengths = Known()
+
+    async def scene() -> None:
+        nonlocal released
+        questions = [asyncio.create_task(ask(crew, n, seconds)) for n, seconds in ((2, 100), (2, 3), (2, 100), (3, 9))]
+        await asyncio.sleep(9.5)
+        assert crew.desk.moved == 0 and crew.generators[1].in_flight == 0
+        released = True
+        crew.desk.send_soon()
+        await asyncio.wait(questions)
+
+    run(scene())
+    assert crew.desk.moved > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(2, 8), min_size=2, max_size=3),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 60)), min_size=2, max_size=16),
+    st.lists(st.floats(0.5, 70), max_size=3),
+)
+def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
+    capacities: list[int], groups: list[tuple[int, int]], syncs: list[float]
+) -> None:
+    crew, clients = make_moving_crew(*capacities, moving=Moving(prefill_ms=0.0, margin=1.0))
+
+    async def sync(version: int, at: float) -> None:
+        await asyncio.sleep(at)
+        await resync(crew, version)
+
+    questions = [ask(crew, n, seconds, place) for place, (n, seconds) in enumerate(groups)]
+    run(gather([*questions, *(sync(version, at) for version, at in enumerate(sorted(syncs), start=1))]))
+    placed = Counter((priority, version) for client in clients for _, version, priority, _ in client.asked)
+    for place, (n, _) in enumerate(groups):
+        assert all(placed[place, version] <= 1 + n for version in range(len(syncs) + 1))
+    assert all(client.most <= max(capacity, 3) for client, capacity in zip(clients, capacities, strict=True))
+    assert (
+        not crew.desk._targets
+        and not crew.desk._under
+        and all(generator.in_flight == 0 for generator in crew.generators)
+    )

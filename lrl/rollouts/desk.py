@@ -122,11 +122,11 @@ class Desk(Generic[G]):
 
     def _move(self) -> None:
         """Let half-written answers go on with idle generators, when nothing waits; none twice under one version."""
-        if self.moving is None or self._waiting or self._targets:
+        serving, lengths = self._serving(), self.dispatch.lengths
+        if self.moving is None or lengths is None or self._waiting or self._targets:
             return
-        serving = self._serving()
         version = max((generator.version for generator in serving), default=0)
         fixed = {request: under for request, under in self._under.items() if under == version}
-        for request, source, target in list(self.moving.plan(serving, fixed)):
+        for request, source, target in list(self.moving.plan(serving, lengths, fixed)):
             if serving[source].interrupt(serving[source].load[request]):
                 self._targets[request] = serving[target]

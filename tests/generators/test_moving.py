@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.data import Prompt
 from lrl.generators.crew import Crew
 from lrl.planning.clock import run
 from lrl.rollouts.dispatch import LeastLoaded, Loaded, Moving, Request
@@ -87,3 +88,14 @@ def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
         and not crew.desk._under
         and all(generator.in_flight == 0 for generator in crew.generators)
     )
+
+
+def test_an_answer_that_outgrew_what_was_expected_may_still_move() -> None:
+    class OutgrownAtTen(Known):
+        def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+            return 10 if written < 10 else written + 50
+
+    crew, (_, second) = make_moving_crew(8, 8, moving=Moving())
+    crew.desk.dispatch.lengths = OutgrownAtTen()
+    run(gather([ask(crew, seconds=seconds, priority=place) for place, seconds in enumerate((100, 20, 90, 20))]))
+    assert crew.desk.moved == 2 and (1, 20) in second.requests

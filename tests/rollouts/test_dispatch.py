@@ -306,6 +306,17 @@ def test_nothing_is_held_when_the_trainer_is_near(steps_ahead: int, version: int
     assert len(send_all(dispatch, generators)) == 1
 
 
+def test_what_is_discarded_while_it_is_held_is_never_sent() -> None:
+    generators, dispatch = [Model(has=[request(10)])], tail()
+    gone, kept = request(90, due=9), request(91, due=9)
+    for held in (gone, kept):
+        dispatch.add(held)
+    assert not send_all(dispatch, generators)
+    dispatch.discard(gone)
+    generators[0].has.clear()
+    assert [sent for sent, _ in send_all(dispatch, generators)] == [kept]
+
+
 def test_a_generator_with_nothing_else_to_do_takes_what_is_held() -> None:
     generators, dispatch = [Model(has=[request(10)]), Model()], tail()
     dispatch.add(request(90, due=9))

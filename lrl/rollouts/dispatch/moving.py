@@ -7,7 +7,7 @@ from typing import Protocol
 
 from lrl.data import Rollout
 from lrl.faults import above, at_least
-from lrl.rollouts.dispatch.base import Loaded, Request
+from lrl.rollouts.dispatch.base import ExpectedLengths, Loaded, Request
 from lrl.rollouts.dispatch.decode_time import DecodeTime
 
 
@@ -23,8 +23,7 @@ class Moving:
     """Moves requests from busy generators to idle ones when nothing waits, those with most to write first.
 
     A request moves if its answers then end sooner by at least `margin` times what the move costs: the generator that
-    goes on with them reads prompt and tokens first. The crew moves none twice under one version. Answers are expected
-    to go on as dispatch's lengths say; without lengths one token is expected, and nothing moves.
+    goes on with them reads prompt and tokens first. The crew moves none twice under one version.
 
     Args:
         decode_time: How long a generator takes for a token.
@@ -42,36 +41,45 @@ class Moving:
         self.prefill_ms = prefill_ms
         self.margin = margin
 
-    def plan(self, generators: Sequence[Writing], fixed: Mapping[Request, int]) -> Iterator[tuple[Request, int, int]]:
+    def plan(
+        self, generators: Sequence[Writing], lengths: ExpectedLengths, fixed: Mapping[Request, int]
+    ) -> Iterator[tuple[Request, int, int]]:
         """The requests that move, each with the positions of its old and its new generator.
 
         Args:
             generators: All that may be asked.
+            lengths: How long answers are expected to go on.
             fixed: Requests that stay where they are.
         """
-        answers = [generator.in_flight for generator in generators]
-        idle = [position for position, count in enumerate(answers) if count == 0]
-        for left, request, source in self._candidates(generators, fixed) if idle else ():
-            target = min(idle, key=lambda position: answers[position])
-            rollouts = [rollout for rollout in generators[source].load[request] if not rollout.finished]
-            if answers[target] + len(rollouts) > generators[target].capacity:
-                continue
-            now, then = answers[source], answers[target] + len(rollouts)
-            gain_ms = left * (self.decode_time.per_token(now) - self.decode_time.per_token(then))
-            read = sum(len(request.prompt.token_ids) + len(rollout.token_ids) for rollout in rollouts)
-            if gain_ms > self.margin * self.prefill_ms * read:
-                answers[source] -= request.answers
-                answers[target] = then
+        idle = [position for position, generator in enumerate(generators) if generator.in_flight == 0]
+        if not idle:
+            return
+        writing = [sum(map(len, map(unfinished, generator.load.values()))) for generator in generators]
+        for left, request, source in self._candidates(generators, lengths, fixed):
+            target = min(idle, key=lambda position: writing[position])
+            answers = unfinished(generators[source].load[request])
+            then = writing[target] + len(answers)
+            gain_ms = left * (self.decode_time.per_token(writing[source]) - self.decode_time.per_token(then))
+            read = sum(len(request.prompt.token_ids) + len(answer.token_ids) for answer in answers)
+            if then <= generators[target].capacity and gain_ms > self.margin * self.prefill_ms * read:
+                writing[source] -= len(answers)
+                writing[target] = then
                 yield request, source, target
 
     def _candidates(
-        self, generators: Sequence[Writing], fixed: Mapping[Request, int]
+        self, generators: Sequence[Writing], lengths: ExpectedLengths, fixed: Mapping[Request, int]
     ) -> list[tuple[float, Request, int]]:
-        """Requests with the tokens that the longest of their answers still needs, and where they are written."""
+        """(tokens that the least written of its answers needs, request, where it is), the most tokens first."""
         found = []
         for position, generator in enumerate(generators):
             for request, rollouts in generator.load.items():
-                written = [len(rollout.token_ids) for rollout in rollouts if not rollout.finished]
+                written = [len(rollout.token_ids) for rollout in unfinished(rollouts)]
                 if written and request not in fixed:
-                    found.append((request.written + request.tokens - min(written), request, position))
+                    left = lengths.expected(request.prompt, min(written)) - min(written)
+                    found.append((left, request, position))
         return sorted(found, key=lambda candidate: -candidate[0])
+
+
+def unfinished(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Those that are still written."""
+    return [rollout for rollout in rollouts if not rollout.finished]

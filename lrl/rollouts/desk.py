@@ -108,7 +108,7 @@ class Desk(Generic[G]):
         """Send all that dispatch lets go; what goes wrong in it is raised where the requests wait."""
         self._sending = False
         try:
-            while (chosen := self.dispatch.send(serving := self._serving())) is not None:
+            while self._waiting and (chosen := self.dispatch.send(serving := self._serving())) is not None:
                 request, position = chosen
                 rollouts, sent = self._waiting.pop(request)
                 if not sent.cancelled():

@@ -52,6 +52,7 @@ class Ledger:
         self.finished: dict[int, Group] = {}  # in order of arrival
         self.given_up: dict[int, int] = {}  # index -> prompt id
         self.skipped: dict[int, int] = {}  # index -> prompt id
+        self._ready: dict[int, dict[int, Group]] = {}  # version at admission -> its finished groups, in that order
         self._handed: dict[int, Group] = {}  # to the newest step
         self._handed_to = 0
         self._started = 0  # groups running, finished, skipped, handed out or trained
@@ -75,14 +76,14 @@ class Ledger:
                 group.due = self.pacing.step_of(self._started - len(self.skipped))
                 self._open[generator_version] += 1
                 self._started += 1
-                self.running[group.index] = group
+                self._run(group)
                 admitted.append(group)
             self.next_index += 1
         return admitted
 
     def finish(self, group: Group) -> None:
         """Move a running group to finished."""
-        self.finished[group.index] = self.running.pop(group.index)
+        self._put(self.running.pop(group.index))
 
     def skip(self, group: Group) -> None:
         """Note that a running group will not be trained: no step counts it, and one more group may start.
@@ -104,13 +105,13 @@ class Ledger:
             self._handed.clear()
         self._settle(step)
         oldest = min(self._open, default=step)
-        for group in self.finished.values():
-            if group.admitted_by == oldest or not self.pacing.wait_for_stragglers:
-                self._close(self.finished.pop(group.index))
-                self._steps[group.index] = step
-                self._handed[group.index] = group
-                return group
-        return None
+        may_go = self._ready.get(oldest, {}) if self.pacing.wait_for_stragglers else self.finished
+        if (group := next(iter(may_go.values()), None)) is None:
+            return None
+        self._remove(group)
+        self._steps[group.index] = step
+        self._handed[group.index] = group
+        return group
 
     def give_up(self, group: Group) -> None:
         """Note that a group that was handed out had nothing to train: its prompt is listed, not lost."""
@@ -119,10 +120,28 @@ class Ledger:
     def restart(self, groups: list[Group]) -> None:
         """Move running and finished groups, which nobody is writing, back to waiting: they are generated anew."""
         for group in groups:
-            del (self.running if group.index in self.running else self.finished)[group.index]
-            self._close(group)
+            if group.index in self.running:
+                self._close(self.running.pop(group.index))
+            else:
+                self._remove(group)
         self._started -= len(groups)
         self.next_index = self._done_through
+
+    def _run(self, group: Group) -> None:
+        """Into running."""
+        self.running[group.index] = group
+
+    def _put(self, group: Group) -> None:
+        """Into finished."""
+        self.finished[group.index] = group
+        self._ready.setdefault(group.admitted_by, {})[group.index] = group
+
+    def _remove(self, group: Group) -> None:
+        """Out of finished, and no longer open."""
+        del self.finished[group.index], self._ready[group.admitted_by][group.index]
+        if not self._ready[group.admitted_by]:
+            del self._ready[group.admitted_by]
+        self._close(group)
 
     def _close(self, group: Group) -> None:
         self._open[group.admitted_by] -= 1
@@ -171,10 +190,11 @@ class Ledger:
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
         self.given_up = dict(state["given_up"])
         self.skipped = dict(state["skipped"])
-        for name, book in (("finished", self.finished), ("running", self.running)):
-            groups = [load_group(saved, prompt_at(saved["index"])) for saved in state[name]]
-            book.update((group.index, group) for group in groups)
-            self._open.update(group.admitted_by for group in groups)
+        for name, put in (("finished", self._put), ("running", self._run)):
+            for saved in state[name]:
+                group = load_group(saved, prompt_at(saved["index"]))
+                self._open[group.admitted_by] += 1
+                put(group)
         self._started = done + len(self.finished) + len(self.running)
         self._restart_what_is_too_old(state["steps_done"])
         for place, group in enumerate(self._in_order(), start=self.pacing.groups_before(state["steps_done"])):

@@ -1,0 +1,163 @@
+"""What the controller costs: processor time and memory per answer, with more and more answers in flight.
+
+    python -m benchmarks.controller_cost
+    python -m benchmarks.controller_cost --in-flight 100 1000 --repeats 3
+
+The real controller, ledger, pacing, dispatch and crew on the virtual clock; in place of vLLM a client that waits for as
+long as an answer takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
+256 answers, answers of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. An answer is
+one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
+time, with Python's garbage collector and without: the collector also walks what the process holds besides (torch alone
+is most of 190,000 objects), and hardly runs with 100 answers in flight. Memory is what tracemalloc counts when all
+answers are in flight, which have no token then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import shlex
+import sys
+import time
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks import records
+from lrl.data import Rollout
+from lrl.generators.crew import Crew
+from lrl.generators.generator import Generator
+from lrl.generators.sampling import Sampling
+from lrl.planning.answers import fill
+from lrl.planning.clock import run
+from lrl.planning.simulate import NoRewards, Row
+from lrl.rollouts.controller import Controller
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+
+ANSWERS = 8
+"""Of a group."""
+CAPACITY = 256
+"""Of a generator."""
+TOKENS = 64
+"""Of an answer."""
+HEAD = (
+    "| answers in flight | generators | µs per answer | spread | without collector | spread | bytes of each | spread |"
+    "\n|---|---|---|---|---|---|---|---|"
+)
+
+
+class ModelClient:
+    """A generator's client; the answers to a prompt end together, after 1 to 4 s."""
+
+    async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any) -> None:
+        """See `GeneratorClient.write`."""
+        await asyncio.sleep(1.0 + how["priority"] * 0.618 % 3.0)
+        for rollout in rollouts:
+            fill(rollout, [(how["version"](), TOKENS)])
+
+
+def make_controller(in_flight: int, steps: int) -> Controller:
+    """With generators that hold version 0; a step has as many answers as are in flight."""
+    server: Any = SimpleNamespace(url="", name="generator", token="", trust=None)
+    generators = [Generator(server, CAPACITY) for _ in range(-(-in_flight // CAPACITY))]
+    for generator in generators:
+        generator.open, generator.version = True, 0
+        generator.client = ModelClient()  # type: ignore[assignment]
+    pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // ANSWERS, max_lag=0, last_step=steps)
+    prompts, sampling = Row(10**9, 1), Sampling(n=ANSWERS)
+    return Controller(prompts, Crew(generators), NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 1e9)
+
+
+async def seconds(in_flight: int, steps: int, collects: bool) -> float:
+    """Processor seconds of so many steps, with or without the garbage collector."""
+    controller = make_controller(in_flight, steps)
+    gc.collect()
+    if not collects:
+        gc.disable()
+    started = time.process_time()
+    for step in range(steps):
+        await controller.new_version(step)
+        for _ in range(in_flight // ANSWERS):
+            await controller.next_group(step)
+    gc.enable()
+    return time.process_time() - started
+
+
+async def size(in_flight: int) -> int:
+    """Bytes that are held while so many answers are in flight."""
+    controller = make_controller(in_flight, 1)
+    gc.collect()
+    tracemalloc.start()
+    await controller.new_version(0)
+    await asyncio.sleep(0.5)
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    crew: Any = controller.fleet
+    assert sum(generator.in_flight for generator in crew.generators) == in_flight // ANSWERS * ANSWERS
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    return held
+
+
+def measure(in_flight: int, answers: int, repeats: int) -> dict[str, Any]:
+    """One row: least, median and most of fresh runs."""
+    whole = in_flight // ANSWERS * ANSWERS
+    steps = max(1, answers // whole)
+    run(seconds(in_flight, 1, True))  # whatever is made once is made now
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(repeats):
+        for collects in times:
+            times[collects].append(1e6 * run(seconds(in_flight, steps, collects)) / (steps * whole))
+    return {
+        "in_flight": whole,
+        "generators": -(-in_flight // CAPACITY),
+        "answers": steps * whole,
+        "repeats": repeats,
+        "us_per_answer": spread(times[True]),
+        "us_per_answer_without_collector": spread(times[False]),
+        "bytes_per_answer": spread([run(size(in_flight)) / whole for _ in range(repeats)]),
+    }
+
+
+def spread(values: Sequence[float]) -> list[float | None]:
+    """Least, median and most."""
+    return [records.rounded(value) for value in (min(values), median(values), max(values))]
+
+
+def row(record: dict[str, Any]) -> str:
+    """A measurement as a line of the table."""
+    cells = [f"{record['in_flight']:,}", str(record["generators"])]
+    for name, digits in (("us_per_answer", 1), ("us_per_answer_without_collector", 1), ("bytes_per_answer", 0)):
+        least, middle, most = record[name]
+        cells += [f"{middle:,.{digits}f}", f"{least:,.{digits}f} to {most:,.{digits}f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure each number of answers and print the table."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.controller_cost", description="The controller's cost.")
+    parser.add_argument("--in-flight", nargs="+", type=int, default=[100, 1000, 10_000], help="answers (%(default)s)")
+    parser.add_argument("--answers", type=int, default=40_000, help="written in each repeat (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=7, help="fresh runs of each (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/controller_cost.jsonl"), help="(%(default)s)"
+    )
+    args = parser.parse_args(words)
+    command = shlex.join(["python", "-m", "benchmarks.controller_cost", *words])
+    print(HEAD)
+    for in_flight in args.in_flight:
+        record = measure(in_flight, args.answers, args.repeats)
+        records.append(args.out, record | {"command": command})
+        print(row(record), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+"""Costs that a measured run's own log is explained by, so that other runs can be forecast from it.
+
+Least squares of relative errors with coefficients that are not negative: a second is worth as much in a short stretch
+as in a long one, and nothing costs less than nothing. What a log has no example of (prefill in none of its stretches,
+say) costs nothing in the fit; and from answers that were always as many, the cost of a step and that of an answer
+cannot be told apart. So fit to a log whose batches grow and shrink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+from scipy.optimize import nnls
+
+from lrl.planning.linear import LinearGenerator, LinearTrainer
+from lrl.planning.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord
+
+
+def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
+    """Costs of one of the run's generators.
+
+    Args:
+        records: The run's timeline.
+        kv_tokens: Tokens whose keys and values fit, which no log says.
+
+    Raises:
+        ValueError: The timeline has no stretch of a generator's work, or no step.
+    """
+    work = [record for record in records if isinstance(record, GeneratorRecord)]
+    steps = [record.tokens / record.answers if record.answers else 0.0 for record in work]
+    rows = [
+        (count, record.tokens, count * record.context_tokens, record.prefill_tokens)
+        for count, record in zip(steps, work, strict=True)
+    ]
+    step_s, answer_s, context_token_s, prefill_token_s = _fit(rows, [record.seconds for record in work], "generator")
+    return LinearGenerator(
+        kv_tokens=kv_tokens,
+        step_s=step_s,
+        answer_s=answer_s,
+        context_token_s=context_token_s,
+        prefill_token_s=prefill_token_s,
+        pause_s=median(record.pause_s for record in _steps(records)),
+    )
+
+
+def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
+    """Costs of the run's trainer.
+
+    Raises:
+        ValueError: The timeline has no micro-batch, or no step.
+    """
+    passes = [record for record in records if isinstance(record, MicroBatchRecord)]
+    rows = [(1, record.tokens, record.tokens_squared) for record in passes]
+    fixed_s, token_s, token_squared_s = _fit(rows, [record.seconds for record in passes], "micro_batch")
+    return LinearTrainer(
+        micro_batch_fixed_s=fixed_s,
+        token_s=token_s,
+        token_squared_s=token_squared_s,
+        optimizer_s=median(record.update_s for record in _steps(records)),
+        weights_s=median(record.sync_s for record in _steps(records)),
+    )
+
+
+def _steps(records: Sequence[Record]) -> list[StepRecord]:
+    found = [record for record in records if isinstance(record, StepRecord)]
+    if not found:
+        raise ValueError('The timeline has no record of kind "step". Give that of a run that has trained.')
+    return found
+
+
+def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -> list[float]:
+    """Coefficients c >= 0 of least sum((rows c / seconds - 1)^2)."""
+    used = [place for place, length in enumerate(seconds) if length > 0]
+    if not used:
+        raise ValueError(f'The timeline has no record of kind "{kind}" that took time. Give that of a longer run.')
+    shares = np.array([rows[place] for place in used], dtype=float) / np.array([[seconds[place]] for place in used])
+    scale = shares.max(axis=0)  # tokens squared are 1e9 where a micro-batch is 1
+    scale[scale == 0] = 1.0
+    found, _ = nnls(shares / scale, np.ones(len(used)))
+    return (found / scale).tolist()

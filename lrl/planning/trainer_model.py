@@ -1,0 +1,175 @@
+"""A model of the trainer: the real cuts, in the time that its costs say, and where that time goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lrl.data import Group
+from lrl.planning.answers import Runs
+from lrl.planning.costs import TrainerCosts
+from lrl.planning.fleet_model import ModelFleet
+from lrl.planning.timeline import MicroBatchRecord, Record, StepRecord
+from lrl.rollouts.controller import Controller
+from lrl.rollouts.cuts import Cuts, Rows
+
+
+@dataclass(slots=True)
+class Piece:
+    """A prompt and its answer; see `lrl.rollouts.cuts.Piece`."""
+
+    group: int
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
+@dataclass(slots=True)
+class Waits:
+    """A step's waits, which are sorted by what came behind them."""
+
+    found: list[tuple[float, int]] = field(default_factory=list)
+    """(seconds, tokens of the group that came then)"""
+
+    def by_cause(self, micro_batch_tokens: int) -> tuple[float, float, float]:
+        """Seconds of waiting for the first group, for more, and for the last ones; see `StepRecord`."""
+        first_s = more_s = last_s = 0.0
+        to_come = 0
+        for place, (seconds, tokens) in reversed(list(enumerate(self.found))):
+            to_come += tokens
+            if place == 0:
+                first_s = seconds
+            elif place == len(self.found) - 1 or to_come < micro_batch_tokens:
+                last_s += seconds
+            else:
+                more_s += seconds
+        return first_s, more_s, last_s
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a step trained, and when it was written."""
+
+    tokens: int = 0
+    lags: Counter[int] = field(default_factory=Counter)
+    asked: float = float("inf")
+    ended: float = 0.0
+
+
+class ModelTrainer:
+    """Trains steps, and syncs behind each.
+
+    Args:
+        costs: Seconds of its work.
+        fleet: Who gets the weights.
+        controller: Who has the groups.
+        micro_batch_tokens: Most tokens in one forward pass, padding included.
+        oldest_lag: Tokens with a larger lag are masked; None trains all.
+        alternates: Whether no micro-batch begins before the step's last group is there.
+        record: Told of every step and micro-batch; None for nobody.
+    """
+
+    def __init__(
+        self,
+        costs: TrainerCosts,
+        fleet: ModelFleet,
+        controller: Controller,
+        micro_batch_tokens: int,
+        oldest_lag: int | None,
+        alternates: bool,
+        record: Callable[[Record], None] | None,
+    ) -> None:
+        self.costs = costs
+        self.fleet = fleet
+        self.controller = controller
+        self.oldest_lag = oldest_lag
+        self.alternates = alternates
+        self._cuts = Cuts[Piece](micro_batch_tokens)
+        self._record = record
+        self._loop = asyncio.get_running_loop()
+
+    async def step(self, step: int) -> StepRecord:
+        """Train step `step`, sync, and have the controller admit what may start then."""
+        started = self._loop.time()
+        waits, tally = Waits(), Tally()
+        train_s = await self._train(step, waits, tally)
+        await asyncio.sleep(update_s := self.costs.update_s())
+        sync_s, pause_s = await self._sync(step + 1)
+        first_s, more_s, last_s = waits.by_cause(self._cuts.micro_batch_tokens)
+        record = StepRecord(
+            step=step,
+            started_s=started,
+            seconds=self._loop.time() - started,
+            wait_first_s=first_s,
+            wait_more_s=more_s,
+            wait_last_s=last_s,
+            train_s=train_s,
+            update_s=update_s,
+            sync_s=sync_s,
+            pause_s=pause_s,
+            generation_s=tally.ended - tally.asked,
+            tokens=tally.tokens,
+            lags=dict(sorted(tally.lags.items())),
+        )
+        if self._record is not None:
+            self._record(record)
+        return record
+
+    async def _train(self, step: int, waits: Waits, tally: Tally) -> float:
+        """All forward and backward passes of a step; their seconds."""
+        train_s = 0.0
+        for _ in range(self.controller.ledger.pacing.groups_in(step)):
+            waiting = self._loop.time()
+            group = await self.controller.next_group(step)
+            waited_s = self._loop.time() - waiting
+            waits.found.append((waited_s, self._take(group, step, tally)))
+            if not self.alternates:
+                for rows in self._cuts.full():
+                    train_s += await self._compute(rows)
+        for rows in self._cuts.flush():
+            train_s += await self._compute(rows)
+        return train_s
+
+    def _take(self, group: Group, step: int, tally: Tally) -> int:
+        """Cut from the group's answers what `Packer` would; their tokens, prompts included."""
+        length = 0
+        tally.asked = min(tally.asked, self.fleet.asked.pop(group.index))
+        tally.ended = max(tally.ended, self.fleet.ended.pop(group.index))
+        for rollout in group.rollouts:
+            assert isinstance(rollout.versions, Runs)
+            lags = Counter[int]()
+            for version, tokens in rollout.versions.runs:
+                lags[step - version] += tokens
+            tally.lags += lags
+            trained = sum(n for lag, n in lags.items() if self.oldest_lag is None or lag <= self.oldest_lag)
+            tally.tokens += trained
+            if trained:
+                piece = Piece(group.index, len(group.prompt.token_ids) + len(rollout.token_ids))
+                self._cuts.take(piece)
+                length += len(piece)
+        return length
+
+    async def _compute(self, rows: Rows[Piece]) -> float:
+        """One forward and backward pass; its seconds."""
+        lengths = [len(piece) for row in rows for piece in row]
+        tokens, squared = sum(lengths), sum(length * length for length in lengths)
+        seconds = self.costs.micro_batch_s(tokens, squared)
+        await asyncio.sleep(seconds)
+        if self._record is not None:
+            self._record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
+        return seconds
+
+    async def _sync(self, version: int) -> tuple[float, float]:
+        """Move the weights, then let more groups start; seconds of the sync, and of the longest pause in it.
+
+        The trainer's work on a sync is done beside the writing generators as far as it is longer than their pause.
+        """
+        started = self._loop.time()
+        pause_s = max(generator.costs.sync_pause_s() for generator in self.fleet.generators)
+        await asyncio.sleep(max(0.0, self.costs.sync_s() - pause_s))
+        pause_s = await self.fleet.sync(version)
+        await self.controller.new_version(version)
+        return self._loop.time() - started, pause_s

@@ -1,0 +1,78 @@
+"""Timelines, and the costs that explain them."""
+
+from pathlib import Path
+
+import pytest
+
+from lrl.planning.answers import Lognormal
+from lrl.planning.fit import fit_generator, fit_trainer
+from lrl.planning.linear import LinearGenerator, LinearTrainer
+from lrl.planning.simulate import Simulation
+from lrl.planning.timeline import GeneratorRecord, Record, StepRecord, read, write
+
+GENERATOR = LinearGenerator(
+    kv_tokens=50_000, step_s=0.01, answer_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25
+)
+TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5)
+
+
+def timeline() -> list[Record]:
+    """Of a small run."""
+    records: list[Record] = []
+    scene = Simulation(
+        generators=[GENERATOR] * 2,
+        trainer=TRAINER,
+        lengths=Lognormal(200, 1.0, 2000),
+        steps=6,
+        groups_per_step=8,
+        rollouts_per_group=4,
+        max_num_seqs=16,
+        prompt_tokens=50,
+        max_lag=0,
+    )
+    scene.run(records.append)
+    return records
+
+
+def test_fitted_to_a_simulated_run_the_costs_it_was_simulated_with_come_back(tmp_path: Path) -> None:
+    write(tmp_path / "timeline.jsonl", timeline())
+    records = read(tmp_path / "timeline.jsonl")
+    generator, trainer = fit_generator(records, kv_tokens=50_000), fit_trainer(records)
+    for found, known in ((generator, GENERATOR), (trainer, TRAINER)):
+        for name in known.__slots__:
+            assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-4), name
+
+
+def test_a_timeline_that_is_written_and_read_is_the_same(tmp_path: Path) -> None:
+    records = timeline()
+    write(tmp_path / "timeline.jsonl", records)
+    assert read(tmp_path / "timeline.jsonl") == records
+    assert {type(record).__name__ for record in records} == {"StepRecord", "MicroBatchRecord", "GeneratorRecord"}
+
+
+def test_no_cost_is_negative_however_odd_the_log() -> None:
+    work = [GeneratorRecord(seconds=9.0 - n, tokens=n, answers=n, context_tokens=n * n) for n in range(1, 9)]
+    step = next(record for record in timeline() if isinstance(record, StepRecord))
+    found = fit_generator([*work, step], kv_tokens=1)
+    assert min(found.step_s, found.answer_s, found.context_token_s, found.prefill_token_s) == 0 < found.step_s
+
+
+@pytest.mark.parametrize(
+    "text", ["no JSON", "[]", '{"kind": "epoch"}', '{"kind": "micro_batch", "seconds": 1.0}', '{"seconds": 1.0}']
+)
+def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "timeline.jsonl"
+    write(path, timeline()[:2])
+    with path.open("a") as file:
+        file.write(text + "\n")
+    with pytest.raises(ValueError, match=r"timeline.jsonl, line 3: not a record.*micro_batch: seconds, tokens"):
+        read(path)
+
+
+def test_a_timeline_without_work_says_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match='no record of kind "generator" that took time'):
+        fit_generator([], kv_tokens=1)
+    with pytest.raises(ValueError, match='no record of kind "step"'):
+        fit_generator([GeneratorRecord(seconds=1.0, tokens=9, answers=3)], kv_tokens=1)
+    with pytest.raises(ValueError, match='no record of kind "micro_batch" that took time'):
+        fit_trainer([])

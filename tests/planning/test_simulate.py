@@ -1,0 +1,246 @@
+"""Simulated runs: what holds of a run holds of its forecast."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.data import Prompt, Rollout
+from lrl.generators.crew import Crew
+from lrl.generators.generator import Generator
+from lrl.generators.sampling import Sampling
+from lrl.planning.answers import Lengths, Lognormal, fill
+from lrl.planning.clock import run
+from lrl.planning.fleet_model import ModelFleet
+from lrl.planning.linear import LinearGenerator, LinearTrainer
+from lrl.planning.simulate import Simulation
+from lrl.planning.timeline import GeneratorRecord, MicroBatchRecord, Record
+from lrl.rollouts.dispatch import LeastLoaded, Request
+
+GENERATOR = LinearGenerator(
+    kv_tokens=4000, step_s=0.01, answer_s=0.001, context_token_s=1e-6, prefill_token_s=1e-5, pause_s=0.2
+)
+TRAINER = LinearTrainer(token_s=2e-4, token_squared_s=1e-8, optimizer_s=0.1, weights_s=0.3)
+
+
+class NewestFirst(LeastLoaded):
+    """Another order, to show what does not depend on it."""
+
+    def order(self, request: Request) -> tuple[float, ...]:
+        return (-request.priority,)
+
+
+simulations = st.builds(
+    Simulation,
+    generators=st.integers(1, 3).map(lambda count: [GENERATOR] * count),
+    trainer=st.just(TRAINER),
+    lengths=st.builds(
+        Lognormal,
+        st.just(60),
+        st.sampled_from([0.0, 1.0]),
+        st.just(400),
+        st.sampled_from([0.0, 0.7]),
+        st.integers(0, 99),
+    ),
+    steps=st.integers(1, 5),
+    groups_per_step=st.integers(1, 6),
+    rollouts_per_group=st.integers(1, 4),
+    max_lag=st.integers(0, 2),
+    stragglers=st.sampled_from(["wait", "mask"]),
+    micro_batch_tokens=st.sampled_from([100, 1000]),
+    max_num_seqs=st.integers(4, 12),
+    prompt_tokens=st.just(20),
+    dispatch=st.sampled_from([LeastLoaded, NewestFirst]),
+)
+
+
+def all_tokens(scene: Simulation) -> int:
+    """Tokens of all answers of a run."""
+    groups = range(scene.steps * scene.groups_per_step)
+    return sum(sum(scene.lengths.of(index, index, scene.rollouts_per_group)) for index in groups)
+
+
+@settings(max_examples=60, deadline=None)
+@given(simulations)
+def test_every_answer_is_trained_once_no_token_is_too_old_and_no_generator_writes_too_many(scene: Simulation) -> None:
+    records: list[Record] = []
+    forecast = scene.run(records.append)
+    assert sum(generator.tokens for generator in forecast.generators) == forecast.lags.total() == all_tokens(scene)
+    if scene.stragglers == "wait":
+        assert max(forecast.lags) <= scene.max_lag
+    trained = sum(tokens for lag, tokens in forecast.lags.items() if lag <= scene.max_lag)
+    assert sum(step.tokens for step in forecast.steps) == trained
+    work = [record for record in records if isinstance(record, GeneratorRecord)]
+    assert max(record.answers for record in work) <= scene.max_num_seqs
+
+
+@settings(max_examples=60, deadline=None)
+@given(simulations)
+def test_where_a_step_went_adds_up_to_the_step(scene: Simulation) -> None:
+    records: list[Record] = []
+    forecast, ended = scene.run(records.append), 0.0
+    for step in forecast.steps:
+        parts = [step.wait_first_s, step.wait_more_s, step.wait_last_s, step.train_s, step.update_s, step.sync_s]
+        assert sum(parts) == pytest.approx(step.seconds) and min(parts) >= 0
+        assert step.started_s == pytest.approx(ended)
+        assert GENERATOR.pause_s <= step.pause_s + 1e-9 and step.pause_s <= step.sync_s + 1e-9
+        ended += step.seconds
+    for generator in forecast.generators:
+        assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(ended)
+    passes = [record.seconds for record in records if isinstance(record, MicroBatchRecord)]
+    assert sum(passes) == pytest.approx(sum(step.train_s for step in forecast.steps))
+
+
+@settings(max_examples=15, deadline=None)
+@given(simulations)
+def test_a_simulation_is_the_same_every_time_and_sees_the_same_answers_under_another_dispatch(
+    scene: Simulation,
+) -> None:
+    assert scene.run().steps == scene.run().steps
+    other = replace(scene, dispatch=NewestFirst if scene.dispatch is LeastLoaded else LeastLoaded, stragglers="wait")
+    assert other.run().lags.total() == scene.run().lags.total()
+
+
+@settings(max_examples=60, deadline=None)
+@given(simulations, st.integers(1, 3))
+def test_asynchronous_is_never_slower_than_alternating_on_the_same_split(scene: Simulation, max_lag: int) -> None:
+    # One generator, oldest first, costs without a fixed part per micro-batch: nothing but overlap differs.
+    scene = replace(scene, generators=scene.generators[:1], dispatch=LeastLoaded, stragglers="wait")
+    alternating = replace(scene, max_lag=0, placement="shared").run()
+    asynchronous = replace(scene, max_lag=max_lag).run()
+    assert asynchronous.seconds <= alternating.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(simulations)
+def test_sides_that_share_their_devices_are_never_both_at_work(scene: Simulation) -> None:
+    for step in replace(scene, max_lag=0, placement="shared").run().steps:
+        waited_s = step.wait_first_s + step.wait_more_s + step.wait_last_s
+        assert waited_s == pytest.approx(step.generation_s)
+
+
+def test_a_run_of_equal_answers_takes_the_closed_form() -> None:
+    scene = Simulation(
+        generators=[LinearGenerator(kv_tokens=10**6, step_s=0.5, prefill_token_s=0.25, pause_s=3.0)],
+        trainer=LinearTrainer(token_s=0.125, optimizer_s=2.0, weights_s=5.0),
+        lengths=Lognormal(40, 0.0, 40),
+        steps=3,
+        groups_per_step=2,
+        rollouts_per_group=4,
+        max_lag=0,
+        micro_batch_tokens=200,
+        prompt_tokens=10,
+    )
+    first, last = scene.run().steps[0], scene.run().steps[-1]
+    # Each of two prompts is read once, and all eight answers end together; then there are two micro-batches of 200.
+    assert (first.wait_first_s, first.train_s, first.update_s) == (2 * 10 * 0.25 + 40 * 0.5, 400 * 0.125, 2.0)
+    assert (first.wait_last_s, first.sync_s, first.pause_s) == (0.0, 5.0, 3.0)
+    assert last.seconds == first.seconds and last.lags == {0: 320}
+
+
+def test_waits_are_told_apart_by_what_was_still_to_come() -> None:
+    class OneASecond(Lognormal):
+        def of(self, prompt: int, index: int, answers: int) -> list[int]:
+            return [1 + index]
+
+    scene = Simulation(
+        generators=[LinearGenerator(kv_tokens=100, step_s=1.0)],
+        trainer=LinearTrainer(),
+        lengths=OneASecond(1, 0.0, 1),
+        steps=1,
+        groups_per_step=8,
+        rollouts_per_group=1,
+        micro_batch_tokens=20,
+        prompt_tokens=1,
+    )
+    # Groups of 2, 3, ... 9 tokens come at 1, 2, ... 8 s: the last two fill no micro-batch, the last three would.
+    (step,) = scene.run().steps
+    assert (step.wait_first_s, step.wait_more_s, step.wait_last_s) == (1.0, 5.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"generators": []}, "generators is empty"),
+        ({"placement": "shared"}, "max_lag is 1 with placement shared"),
+    ],
+)
+def test_a_setting_out_of_range_is_named_with_its_value(settings: dict[str, Any], words: str) -> None:
+    good: dict[str, Any] = {"generators": [GENERATOR], "trainer": TRAINER, "lengths": Lognormal(5, 1.0, 9), "steps": 1}
+    with pytest.raises(ValueError, match=words):
+        Simulation(**good | settings)
+
+
+# ---- the model of the fleet against the real crew
+
+
+class Journal(LeastLoaded):
+    """Notes what is sent where, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[int, int]] = []
+        self.times: list[float] = []
+
+    def send(self, generators: Any) -> tuple[Request, int] | None:
+        chosen = super().send(generators)
+        if chosen is not None:
+            self.sent.append((chosen[0].priority, chosen[1]))
+            self.times.append(asyncio.get_running_loop().time())
+        return chosen
+
+
+TOKEN_S = 1e-6
+
+
+class Client:
+    """A real generator's client that takes the same time for every token."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self.lengths = lengths
+
+    async def write(self, prompt_ids: list[int], rollouts: list[Rollout], sampling: Sampling, **how: Any) -> None:
+        lengths = self.lengths.of(how["priority"], how["priority"], len(rollouts))
+        await asyncio.sleep(TOKEN_S * max(lengths))
+        for rollout, length in zip(rollouts, lengths, strict=True):
+            fill(rollout, [(0, length)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 20), st.integers(0, 99))
+def test_the_model_sends_the_same_groups_to_the_same_generators_at_the_same_times_as_the_real_crew(
+    generators: int, answers: int, groups: int, seed: int
+) -> None:
+    lengths = Lognormal(9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed)  # so fine that no two end together
+    costs = LinearGenerator(kv_tokens=10**12, step_s=TOKEN_S)
+
+    def real(dispatch: Journal) -> Crew:
+        server: Any = SimpleNamespace(url="", name="", token="", trust=None)
+        crew = Crew([Generator(server, 6) for _ in range(generators)], dispatch)
+        for generator in crew.generators:
+            generator.open, generator.client = True, Client(lengths)  # type: ignore[assignment]
+        return crew
+
+    async def scene(make: Any) -> Journal:
+        dispatch = Journal()
+        fleet = make(dispatch)
+
+        async def ask(index: int) -> None:
+            await asyncio.sleep(index * 0.37)
+            rollouts = [Rollout() for _ in range(answers)]
+            prompt = Prompt(id=index, token_ids=[1], text="")
+            await fleet.answer(prompt, rollouts, Sampling(n=answers), priority=index, due=0, deadline_s=1.0)
+
+        await asyncio.gather(*map(ask, range(groups)))
+        return dispatch
+
+    model = run(scene(lambda dispatch: ModelFleet([costs] * generators, 6, lengths, dispatch)))
+    crew = run(scene(real))
+    assert model.sent == crew.sent and len(model.sent) == groups
+    assert model.times == pytest.approx(crew.times, abs=1e-3)

@@ -1,0 +1,146 @@
+"""Lengths of answers: a distribution, held as its quantiles.
+
+A step's answers are taken at evenly spread quantiles and not drawn: a plan then has no noise, and the longest of n
+answers grows with n as it does in a run.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+POINTS = 4096
+"""Quantiles that stand for a distribution given by its formula."""
+SIGMA = 1.0
+"""Standard deviation of the logarithm of a length where none is given."""
+COLUMNS = ("length", "response_tokens", "num_tokens", "tokens")
+"""Columns of a file of measured lengths; the first that is there counts."""
+FORMS = "lognormal:mean=2000,max=8000[,sigma=1], fixed:512, or a .jsonl or .csv file with a column 'length'"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long answers are, in tokens."""
+
+    values: tuple[float, ...]
+    """Quantiles at even steps, ascending."""
+
+    def __post_init__(self) -> None:
+        if not self.values or not min(self.values) >= 1:
+            raise ValueError("an answer has at least one token.")
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean length."""
+        return float(np.mean(self.values))
+
+    @cached_property
+    def mean_square(self) -> float:
+        """Mean of the squared length."""
+        return float(np.mean(np.square(self.values)))
+
+    @property
+    def longest(self) -> float:
+        """The largest length there is."""
+        return self.values[-1]
+
+    @property
+    def written(self) -> float:
+        """Tokens that an answer has on average at a random moment while it is being written: E[L^2] / 2 E[L]."""
+        return self.mean_square / (2 * self.mean)
+
+    def of(self, answers: int) -> NDArray[np.float64]:
+        """Ascending lengths of `answers` answers, float64 [answers]: quantiles (i + 1/2) / answers."""
+        places = (np.arange(answers) + 0.5) / answers
+        return np.interp(places, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values)
+
+
+def parse_lengths(text: str, setting: str = "--lengths") -> Lengths:
+    """The distribution that a text names.
+
+    Args:
+        text: One of `FORMS`. A lognormal is cut at `max`, as answers are; `mean` is the mean after the cut.
+        setting: What an error calls it.
+
+    Raises:
+        ValueError: The text has another form, or numbers that no distribution has.
+        FileNotFoundError: The file is not there.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "lognormal":
+        return _lognormal(_numbers(rest, setting, text), setting, text)
+    if kind == "fixed":
+        length = _numbers(f"length={rest}", setting, text)["length"]
+        if length < 1:
+            raise ValueError(f"{setting} is {text!r}; an answer has at least one token.")
+        return Lengths((length,))
+    if Path(text).suffix in READERS:
+        return _measured(Path(text), setting)
+    raise ValueError(f"{setting} is {text!r}; give {FORMS}.")
+
+
+def _numbers(text: str, setting: str, whole: str) -> dict[str, float]:
+    try:
+        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise ValueError(f"{setting} is {whole!r}; give {FORMS}.") from None
+
+
+def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Lengths:
+    if {"mean", "max"} - numbers.keys() or numbers.keys() - {"mean", "max", "sigma"}:
+        raise ValueError(f"{setting} is {text!r}; a lognormal takes mean, max and, if wanted, sigma.")
+    mean, longest, sigma = numbers["mean"], numbers["max"], numbers.get("sigma", SIGMA)
+    if not 1 < mean < longest or not sigma > 0:
+        raise ValueError(f"{setting} is {text!r}; mean must lie between 1 and max, and sigma above 0.")
+    normal = np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)])
+    shape = np.exp(sigma * normal)
+
+    def cut(scale: float) -> NDArray[np.float64]:
+        return np.clip(scale * shape, 1, longest)
+
+    scale = _solve(lambda scale: float(cut(scale).mean()), mean, high=longest / shape[0])
+    return Lengths(tuple(cut(scale).tolist()))
+
+
+def _solve(grows: Callable[[float], float], wanted: float, high: float) -> float:
+    """Where a growing function has a value, by halving [0, high]."""
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if grows(middle) < wanted else (low, middle)
+    return high
+
+
+def _measured(path: Path, setting: str) -> Lengths:
+    if not path.is_file():
+        raise FileNotFoundError(f"{setting} is {str(path)!r}, and there is no such file. Give {FORMS}.")
+    try:
+        rows = READERS[path.suffix](path)
+        column = next(name for name in COLUMNS if rows and name in rows[0])
+        return Lengths(tuple(sorted(float(row[column]) for row in rows)))
+    except (StopIteration, KeyError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"{setting} is {str(path)!r}: every line must have a column named {' or '.join(COLUMNS)} with a length of "
+            f"at least one token ({type(error).__name__}: {error})."
+        ) from error
+
+
+def _read_jsonl(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+READERS: dict[str, Callable[[Path], list[dict[str, str]]]] = {".jsonl": _read_jsonl, ".csv": _read_csv}
+"""How a file of lengths is read, by its ending."""

@@ -1,0 +1,188 @@
+"""Plans for a cluster, and the best of them: how devices are divided, what each side does with its own, who waits.
+
+Device counts are whole, answers have lengths, and weights take time to travel: what LlamaRL's problems (`problems.py`)
+leave out. The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on resource allocation) with the
+roofline for its profiler: each side's best layout for each number of devices, and the division whose slower side is
+fastest. The seconds of a step with lag k are the largest of
+
+    training + sync
+    writing + sync
+    (from a step's admission to the end of its longest answer + last micro-batch + sync) / (k + 1)
+
+The last is pacing's bound: what is admitted by version v is trained by the end of step v + k, that is k + 1 steps
+later. On-policy (k = 0) the step's own writing stands in it, and training overlaps with that up to its last micro-batch
+(stream generation). A synchronous plan alternates on all devices, with both sides in memory at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from lrl.planning import memory
+from lrl.planning.devices import Cluster
+from lrl.planning.model_shape import BYTES
+from lrl.planning.sides import Generation, Sides, Training
+
+KV_SHARES = (0.25, 0.5, 0.75, 0.9)
+"""Of the memory that training leaves over: what a shared device gives to keys and values is this or all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run steps, and what it is expected to take."""
+
+    placement: str
+    """`apart`: each side has devices of its own; `shared`: both use all devices, in turn."""
+    training: Training
+    generation: Generation
+    lag: int
+    """Most versions between writing and training."""
+    sync_s: float
+    step_s: float
+    bound: str
+    """What the step's time is: `training`, `writing`, `longest answer` or `in turn`."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of the plan."""
+        shared = self.placement == "shared"
+        return self.training.devices if shared else self.training.devices + self.generation.devices
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the fullest device."""
+        sides = self.training.memory, self.generation.memory
+        return sum(sides) if self.placement == "shared" else max(sides)
+
+    @property
+    def trainer_waits(self) -> float:
+        """Share of the step in which the trainer has nothing to train."""
+        return max(0.0, 1 - (self.training.seconds + self.sync_s) / self.step_s)
+
+    @property
+    def generators_wait(self) -> float:
+        """Share of the step in which the generators may not write on: the trainer has to catch up first."""
+        return max(0.0, 1 - (self.generation.writing.busy_s + self.sync_s) / self.step_s)
+
+    @property
+    def sync_share(self) -> float:
+        """Share of the step that goes into the sync."""
+        return self.sync_s / self.step_s
+
+
+def apart(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
+    """The plan of two sides on devices of their own.
+
+    Args:
+        training: The trainer's side.
+        generation: The generators' side.
+        lag: Most versions between writing and training; the generation was planned for it.
+        between: Seconds a version's weights take from one cluster to another; 0 within one.
+    """
+    sync_s = max(training.sync_s, generation.pause_s, between)
+    tail = generation.writing.span_s + training.last_s + sync_s
+    bounds = {"training": training.seconds + sync_s, "longest answer": tail / (lag + 1)}
+    if lag:
+        bounds["writing"] = generation.writing.busy_s + sync_s
+    bound = max(bounds, key=bounds.__getitem__)
+    return Plan(
+        placement="apart",
+        training=training,
+        generation=generation,
+        lag=lag,
+        sync_s=sync_s,
+        step_s=bounds[bound],
+        bound=bound,
+    )
+
+
+def asynchronous(sides: Sides, cluster: Cluster, max_lag: int) -> Iterator[Plan]:
+    """A plan for each division of the cluster and each lag up to `max_lag`: StreamRL's Algorithm 1, one datacentre.
+
+    A side leaves devices idle that it cannot use, so divisions that leave out devices need not be tried.
+    """
+    for writers in divisions(cluster):
+        training = sides.training(cluster, cluster.count - writers)
+        for lag in range(max_lag + 1) if training else ():
+            generation = sides.generation(cluster, writers, lag)
+            if training and generation:
+                yield apart(training, generation, lag)
+
+
+def across(sides: Sides, trainers: Cluster, writers: Cluster, lag: int, link: float) -> Plan | None:
+    """StreamRL's Algorithm 1 for two datacentres: the slower side uses all it has, the other no more than it needs.
+
+    Args:
+        sides: What is trained and written.
+        trainers: Where training runs.
+        writers: Where generators run.
+        lag: Most versions between writing and training.
+        link: Bytes/s between the two; one copy of the weights goes over it and spreads on the other side.
+
+    Returns:
+        The plan; None if one side does not fit its cluster.
+    """
+    between = BYTES["bf16"] * sides.shape.parameters / link
+    training = sides.training(trainers, trainers.count)
+    generation = sides.generation(writers, writers.count, lag)
+    if training is None or generation is None:
+        return None
+    train_s, write_s = training.seconds, _needs(generation, lag)
+    if write_s < train_s:
+        writing = [sides.generation(writers, k, lag) for k in range(1, writers.count + 1)]
+        generation = min((one for one in writing if one), key=lambda one: abs(_needs(one, lag) - train_s))
+    else:
+        trained = [sides.training(trainers, k) for k in range(1, trainers.count + 1)]
+        training = min((one for one in trained if one), key=lambda one: abs(one.seconds - write_s))
+    return apart(training, generation, lag, between)
+
+
+def _needs(generation: Generation, lag: int) -> float:
+    """P_gen: the shortest step that this side allows."""
+    return max(generation.writing.busy_s, generation.writing.span_s / (lag + 1))
+
+
+def synchronous(sides: Sides, cluster: Cluster, shards: int | None = None) -> Iterator[Plan]:
+    """Plans that train and write in turn on all devices, on-policy, with both sides in memory.
+
+    Args:
+        sides: What is trained and written.
+        cluster: Where.
+        shards: If given, both sides spread their model over just so many devices (LlamaRL's synchronous problem: one m
+            for both). If not, the trainer's state is spread over all devices, generators have a size of their own, and
+            weights are laid out anew between the two.
+    """
+    usable = memory.usable(cluster.device)
+    for training in sides.trainings(cluster, cluster.count, shards):
+        for share in (*KV_SHARES, 1.0):
+            room = (usable - training.memory) * share
+            sizes = None if shards is None else [shards]
+            for generation in sides.generations(cluster, cluster.count, 0, room, sizes):
+                sync_s = 0.0 if shards else generation.pause_s
+                yield Plan(
+                    placement="shared",
+                    training=training,
+                    generation=generation,
+                    lag=0,
+                    sync_s=sync_s,
+                    step_s=generation.writing.span_s + training.seconds + sync_s,
+                    bound="in turn",
+                )
+
+
+def divisions(cluster: Cluster) -> range:
+    """Numbers of devices to keep back for generators: each one within two nodes, whole nodes beyond."""
+    unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
+    return range(unit, cluster.count, unit)
+
+
+def best(plans: Iterable[Plan], most: int) -> list[Plan]:
+    """The fastest `most` plans, each of another kind (placement, lag, layouts); of plans within 1 % of each other the
+    one with less lag goes first, then the one with less memory."""
+    of_kind: dict[tuple[object, ...], Plan] = {}
+    for plan in sorted(plans, key=lambda plan: (round(math.log(plan.step_s), 2), plan.lag, plan.memory)):
+        kind = plan.placement, plan.lag, plan.training.tp, plan.generation.tp, plan.generation.precision
+        of_kind.setdefault(kind, plan)
+    return list(of_kind.values())[:most]

@@ -1,0 +1,40 @@
+"""Shapes of published models, as their configs have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lrl.planning.model_shape import ModelShape, read_shape
+
+LLAMA_8B: dict[str, Any] = dict(
+    model_type="llama",
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    vocab_size=128256,
+)
+QWEN_1_5B: dict[str, Any] = dict(
+    model_type="qwen2",
+    hidden_size=1536,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    intermediate_size=8960,
+    num_hidden_layers=28,
+    vocab_size=151936,
+    tie_word_embeddings=True,
+)
+STREAMRL_7B: dict[str, Any] = dict(  # table 2; the rest as in Qwen2.5-7B
+    model_type="qwen2",
+    hidden_size=3584,
+    num_attention_heads=28,
+    num_key_value_heads=8,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    vocab_size=152064,
+)
+
+
+def shape(config: dict[str, Any]) -> ModelShape:
+    return read_shape(config)

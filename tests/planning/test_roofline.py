@@ -1,0 +1,125 @@
+"""Costs and memory: against the one measured curve there is, and as laws that hold for every shape and device."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.planning import memory
+from lrl.planning.costs import GeneratorCosts, TrainerCosts
+from lrl.planning.devices import SHEETS, Cluster, parse_cluster
+from lrl.planning.roofline import RooflineGenerator, RooflineTrainer
+from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, STREAMRL_7B, shape
+
+STREAMRL_FIGURE_6 = {1: 8.4, 2: 8.7, 4: 8.9, 8: 9.0, 16: 9.4, 32: 10.2, 64: 11.7, 128: 15.2, 256: 22.0, 512: 37.0}
+"""Milliseconds a token by batch: 7B on an H800 with vLLM, read off the plot. The context is not stated."""
+POWERS = st.integers(0, 3).map(lambda power: 2**power)
+
+
+def generator(tp: int = 1, **changes: object) -> GeneratorCosts:
+    return RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100"), tp=tp, **changes)  # type: ignore[arg-type]
+
+
+def test_decoding_follows_the_measured_curve_within_a_tenth_at_one_context_for_all_batches() -> None:
+    costs = RooflineGenerator(shape=shape(STREAMRL_7B), cluster=parse_cluster("8xH800"))
+    errors = {n: 1e3 * costs.decode_s(n, n * 1000) / ms - 1 for n, ms in STREAMRL_FIGURE_6.items()}
+    assert max(map(abs, errors.values())) < 0.1, errors
+
+
+def test_one_answer_takes_its_weights_once_through_memory() -> None:
+    costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"))
+    reading = 2 * costs.shape.read_parameters(1) / (0.8 * 3.35e12)
+    assert costs.decode_s(1, 0) == pytest.approx(reading + costs.constants.step_overhead_s)
+
+
+def test_many_answers_take_their_flops() -> None:
+    costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"))
+    computing = 4096 * 2 * costs.shape.read_parameters(1) / (0.55 * 989.4e12)
+    assert costs.decode_s(4096, 0) == pytest.approx(computing + costs.constants.step_overhead_s)
+
+
+@given(st.integers(1, 2000), st.integers(0, 10**6), POWERS)
+def test_more_answers_or_longer_ones_never_take_less_and_share_what_they_take(n: int, context: int, tp: int) -> None:
+    costs = generator(tp)
+    assert costs.decode_s(n + 1, context) >= costs.decode_s(n, context)
+    assert costs.decode_s(n, context + 1000) > costs.decode_s(n, context)
+    assert costs.decode_s(n + 1, context) / (n + 1) < costs.decode_s(n, context) / n
+
+
+def test_eight_bits_halve_the_weights_and_leave_the_keys_and_values() -> None:
+    half, whole = generator(precision="fp8"), generator()
+    weights = 2 * shape(LLAMA_8B).parameters
+    assert half.kv_tokens - whole.kv_tokens == pytest.approx(weights / 2 / shape(LLAMA_8B).kv_bytes, abs=1)
+    assert half.sync_pause_s() == pytest.approx(whole.sync_pause_s() / 2)
+
+
+def test_a_generator_across_nodes_pays_for_the_network() -> None:
+    within = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100"), tp=16)
+    one_node = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100", devices_per_node=16), tp=16)
+    assert within.decode_s(64, 64_000) > one_node.decode_s(64, 64_000)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_weights_and_keys_fill_exactly_what_is_usable(tp: int) -> None:
+    costs = generator(tp)
+    taken = memory.generation(shape(LLAMA_8B), tp, "bf16")
+    usable = memory.usable(parse_cluster("1xH100").device)
+    assert taken.bytes_for(costs.kv_tokens) <= usable < taken.bytes_for(costs.kv_tokens + 1)
+
+
+def test_what_does_not_fit_has_no_room_for_a_single_key() -> None:
+    costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"), room=15e9)
+    assert costs.kv_tokens == 0
+
+
+def test_training_computes_what_it_multiplies_with_four_times_over() -> None:
+    costs: TrainerCosts = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"), devices=1)
+    flops = 4 * 1000 * 2 * shape(LLAMA_8B).read_parameters(1)
+    assert costs.micro_batch_s(1000, 0) == pytest.approx(flops / (0.55 * 989.4e12))
+    attended = 4 * shape(LLAMA_8B).attention_flops * 1000**2 / 2
+    assert costs.micro_batch_s(1000, 1000**2) == pytest.approx((flops + attended) / (0.55 * 989.4e12))
+
+
+@given(POWERS, st.integers(1, 6), st.integers(100, 10**6))
+def test_a_token_costs_no_more_in_a_larger_micro_batch(tp: int, power: int, tokens: int) -> None:
+    costs = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("512xH100"), devices=tp * 2**power, tp=tp)
+    assert costs.micro_batch_s(2 * tokens, 0) <= 2 * costs.micro_batch_s(tokens, 0) * (1 + 1e-9)
+
+
+def test_small_micro_batches_wait_for_the_network_and_large_ones_for_the_processor() -> None:
+    costs = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("64xH100"), devices=64)
+    assert costs.micro_batch_s(64, 0) == costs.micro_batch_s(128, 0)
+    assert costs.micro_batch_s(64 * 2**18, 0) == pytest.approx(2 * costs.micro_batch_s(64 * 2**17, 0))
+
+
+def test_training_holds_sixteen_bytes_a_parameter_over_all_its_shards() -> None:
+    eight_b = shape(LLAMA_8B)
+    assert memory.training(eight_b, 1, 1).fixed == pytest.approx(16 * eight_b.parameters, rel=0.02)
+    spread = memory.training(eight_b, 1024, 1), memory.training(eight_b, 512, 1)
+    assert spread[1].fixed - spread[0].fixed == pytest.approx(16 * eight_b.parameters / 1024)
+
+
+def test_tensor_parallelism_cuts_what_tokens_take() -> None:
+    whole, half = (memory.training(shape(QWEN_1_5B), 8, tp).per_token for tp in (1, 2))
+    assert half == whole / 2
+
+
+@pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.name)
+def test_a_cluster_is_known_by_every_sheet_in_any_case(sheet: object) -> None:
+    name: str = sheet.name  # type: ignore[attr-defined]
+    assert parse_cluster(f"16x{name.lower()}") == Cluster(device=sheet, count=16)  # type: ignore[arg-type]
+
+
+def test_a_ring_over_nodes_uses_every_network_port_of_a_node_that_takes_part() -> None:
+    cluster = parse_cluster("64xH100")
+    assert cluster.link(8) == 450e9
+    assert cluster.link(16) == 8 * 50e9
+    assert cluster.link(8, stride=8) == 50e9
+    assert cluster.link(8, stride=2) == 4 * 50e9
+
+
+@pytest.mark.parametrize("text", ["H100", "8xH999", "0xH100", "x", "8x", "-1xH100", "8.5xH100"])
+def test_a_wrong_cluster_is_an_error_that_names_it_and_what_is_known(text: str) -> None:
+    with pytest.raises(ValueError, match="--cluster is .*H100, H200, H800, H20, A100-80GB, B200"):
+        parse_cluster(text)

@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-POINTS = 4096
+POINTS = 2048
 """Quantiles that stand for a distribution given by its formula."""
 SIGMA = 1.0
 """Standard deviation of the logarithm of a length where none is given."""
@@ -79,7 +79,7 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Lengths:
         return _lognormal(_numbers(rest, setting, text), setting, text)
     if kind == "fixed":
         length = _numbers(f"length={rest}", setting, text)["length"]
-        if length < 1:
+        if not length >= 1:
             raise ValueError(f"{setting} is {text!r}; an answer has at least one token.")
         return Lengths((length,))
     if Path(text).suffix in READERS:
@@ -100,8 +100,7 @@ def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Lengths:
     mean, longest, sigma = numbers["mean"], numbers["max"], numbers.get("sigma", SIGMA)
     if not 1 < mean < longest or not sigma > 0:
         raise ValueError(f"{setting} is {text!r}; mean must lie between 1 and max, and sigma above 0.")
-    normal = np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)])
-    shape = np.exp(sigma * normal)
+    shape = np.exp(sigma * np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]))
 
     def cut(scale: float) -> NDArray[np.float64]:
         return np.clip(scale * shape, 1, longest)

@@ -35,9 +35,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-POINTS = 48
+POINTS = 20
 """Divisions of the shared memory that are tried before the best one is refined."""
-HALVINGS = 40
+REFINEMENTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Problem:
 
         best = min(range(1, POINTS), key=lambda i: seconds(i / POINTS)) / POINTS
         low, high = best - 1 / POINTS, best + 1 / POINTS
-        for _ in range(HALVINGS):
+        for _ in range(REFINEMENTS):
             third = (high - low) / 3
             if seconds(low + third) <= seconds(high - third):
                 high -= third

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning import memory
@@ -39,6 +39,7 @@ def test_many_answers_take_their_flops() -> None:
     assert costs.decode_s(4096, 0) == pytest.approx(computing + costs.constants.step_overhead_s)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2000), st.integers(0, 10**6), POWERS)
 def test_more_answers_or_longer_ones_never_take_less_and_share_what_they_take(n: int, context: int, tp: int) -> None:
     costs = generator(tp)
@@ -81,6 +82,7 @@ def test_training_computes_what_it_multiplies_with_four_times_over() -> None:
     assert costs.micro_batch_s(1000, 1000**2) == pytest.approx((flops + attended) / (0.55 * 989.4e12))
 
 
+@settings(deadline=None)
 @given(POWERS, st.integers(1, 6), st.integers(100, 10**6))
 def test_a_token_costs_no_more_in_a_larger_micro_batch(tp: int, power: int, tokens: int) -> None:
     costs = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("512xH100"), devices=tp * 2**power, tp=tp)

@@ -1,4 +1,4 @@
-"""The command `lrl`: fit and validate on LightningCLI, talk, serve and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, talk, serve, plan and doctor.
 
 This module imports nothing heavy at the top: `doctor` must work where torch does not, and every reward worker imports
 the main script again.
@@ -18,6 +18,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
   talk       ask an exported policy:      lrl talk FOLDER "47+38="
   serve      ask the policy of a run:     lrl serve --talk runs/quickstart/version_0
+  plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
   doctor     what this machine can do, and what to type where something is wrong
 
 `lrl fit --help` lists every setting; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
@@ -49,6 +50,10 @@ def main(args: Sequence[str] | None = None) -> int:
         from lrl import serve
 
         return serve.main(words[1:])
+    if words[0] == "plan":
+        from lrl.planning import command
+
+        return command.main(words[1:])
     return run_lightning(words)
 
 

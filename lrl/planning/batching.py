@@ -18,6 +18,8 @@ from lrl.planning.workload import Workload
 
 REPRESENTATIVES = 96
 """Most answers that are followed one by one in a drain; of more, each stands for several."""
+SHARES = 33
+"""Points of the curve of whole groups."""
 GOLDEN = 0.6180339887498949
 """Its multiples modulo 1 spread evenly: an order of arrival that knows nothing of lengths, and has no seed."""
 
@@ -31,7 +33,20 @@ class Writing:
     span_s: float
     """Seconds from the admission of the step's answers to the end of the last one."""
     slots: int
-    """Answers it writes at the same time."""
+    """Answers it writes at the same time, at most."""
+    group_ends_s: tuple[float, ...] = ()
+    """Seconds from admission until even shares of the groups (none to all) are whole; empty in a steady flow."""
+
+    def trained_s(self, training_s: float, last_s: float) -> float:
+        """Seconds from admission to the end of a training that takes groups as they become whole.
+
+        Args:
+            training_s: Of all groups.
+            last_s: Of the last micro-batch, which begins when all are whole.
+        """
+        shares = np.linspace(1, 0, len(self.group_ends_s))
+        fed = [end + share * training_s for end, share in zip(self.group_ends_s, shares, strict=True)]
+        return max(*fed, self.span_s + last_s)
 
 
 def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
@@ -57,16 +72,24 @@ def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Writi
     lengths = workload.lengths.of(followed)
     lengths[-1] = workload.lengths.of(workload.samples)[-1]
     order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
-    makespan = _drain(costs, workload, lengths[order].tolist(), answers / followed, slots)
-    return Writing(makespan, makespan, slots)
+    ends = _drain(costs, workload, lengths[order].tolist(), answers / followed, slots)
+    return Writing(ends[-1], ends[-1], slots, _group_ends(ends, workload.answers))
 
 
-def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weight: float, slots: int) -> float:
-    """Seconds until the last of `lengths` ends, each standing for `weight` answers.
+def _group_ends(ends: list[float], answers: int) -> tuple[float, ...]:
+    """When shares of the groups are whole: of n answers that end independently all have ended with a probability that
+    is the n-th power of one's."""
+    shares = np.linspace(0, 1, SHARES) ** (1 / answers)
+    return tuple(np.interp(shares, (np.arange(len(ends)) + 1) / len(ends), ends).tolist())
+
+
+def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weight: float, slots: int) -> list[float]:
+    """Seconds until each of `lengths` ends, ascending; each stands for `weight` answers.
 
     All prompts are read first. What is being written advances together, so one count of tokens orders all ends.
     """
     ends: list[tuple[float, float]] = []  # (count at the end, count at the start), a heap
+    over: list[float] = []
     count = starts = 0.0
     clock = _prefill_s(costs, workload, len(lengths) * weight)
     waiting = iter(lengths)
@@ -82,7 +105,8 @@ def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weig
         context = alive * (workload.prompt_tokens + middle) - starts * weight
         clock += (end - count) * costs.decode_s(math.ceil(alive), round(context))
         count, starts = end, starts - start
-    return clock
+        over.append(clock)
+    return over
 
 
 def _prefill_s(costs: GeneratorCosts, workload: Workload, answers: float) -> float:
@@ -93,8 +117,10 @@ def _prefill_s(costs: GeneratorCosts, workload: Workload, answers: float) -> flo
 def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> Writing:
     """A step of a flow in which the next answers start at once: `lag` at least 1.
 
-    In flight are between `lag` and `lag + 1` steps' answers (pacing admits a step's worth at each sync), half of them
-    between on average, or as many as fit. What does not fit waits for those before it.
+    Pacing lets between `lag` and `lag + 1` steps' answers be in flight, half of them between on average, or as many as
+    fit. With so many the generator is as fast as it can be. If the longest answer is then too slow for the bound on
+    lag, steps take longer and fewer are in flight, until both agree: the more answers share the generator, the sooner a
+    step's worth is written, and the later each of them ends.
 
     Args:
         costs: Of one generator.
@@ -103,10 +129,20 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
         lag: Most versions between writing and training.
     """
     answers = workload.samples / generators
-    wanted = (lag + 0.5) * answers
-    slots = min(slots_of(costs, workload), math.ceil(wanted))
-    token_s = costs.decode_s(slots, round(slots * workload.live_tokens))
-    busy = answers * workload.lengths.mean * token_s / slots + _prefill_s(costs, workload, answers)
-    queued = max(0.0, wanted - slots) / answers * busy
     longest = float(workload.lengths.of(workload.samples)[-1])
-    return Writing(busy, queued + longest * token_s, slots)
+    prompts_s = _prefill_s(costs, workload, answers)
+
+    def token_s(batch: int) -> float:
+        return costs.decode_s(batch, round(batch * workload.live_tokens))
+
+    def step_s(batch: int) -> float:
+        return answers * workload.lengths.mean * token_s(batch) / batch + prompts_s
+
+    fitting = slots_of(costs, workload)
+    most = min(fitting, math.ceil((lag + 0.5) * answers))
+    batch, too_many = 1, most + 1
+    while too_many - batch > 1:
+        middle = (batch + too_many) // 2
+        in_time = longest * token_s(middle) <= (lag + 1) * step_s(middle)
+        batch, too_many = (middle, too_many) if in_time else (batch, middle)
+    return Writing(step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * answers)))

@@ -10,8 +10,8 @@ fastest. The seconds of a step with lag k are the largest of
     (from a step's admission to the end of its longest answer + last micro-batch + sync) / (k + 1)
 
 The last is pacing's bound: what is admitted by version v is trained by the end of step v + k, that is k + 1 steps
-later. On-policy (k = 0) the step's own writing stands in it, and training overlaps with that up to its last micro-batch
-(stream generation). A synchronous plan alternates on all devices, with both sides in memory at the same time.
+later. On-policy (k = 0) nothing else is in flight: training takes groups as they become whole (stream generation), and
+the step ends when it has had them all. A synchronous plan takes turns on all devices, with both sides in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Plan:
     sync_s: float
     step_s: float
     bound: str
-    """What the step's time is: `training`, `writing`, `longest answer` or `in turn`."""
+    """What the step's time is: `training`, `writing`, `longest answer` (on-policy: all answers) or `in turn`."""
 
     @property
     def devices(self) -> int:
@@ -82,10 +82,13 @@ def apart(training: Training, generation: Generation, lag: int, between: float =
         between: Seconds a version's weights take from one cluster to another; 0 within one.
     """
     sync_s = max(training.sync_s, generation.pause_s, between)
-    tail = generation.writing.span_s + training.last_s + sync_s
-    bounds = {"training": training.seconds + sync_s, "longest answer": tail / (lag + 1)}
+    writing = generation.writing
     if lag:
-        bounds["writing"] = generation.writing.busy_s + sync_s
+        tail = writing.span_s + training.last_s + sync_s
+        bounds = {"writing": writing.busy_s + sync_s, "longest answer": tail / (lag + 1)}
+    else:
+        bounds = {"longest answer": writing.trained_s(training.seconds, training.last_s) + sync_s}
+    bounds["training"] = training.seconds + sync_s
     bound = max(bounds, key=bounds.__getitem__)
     return Plan(
         placement="apart",
@@ -179,10 +182,17 @@ def divisions(cluster: Cluster) -> range:
 
 
 def best(plans: Iterable[Plan], most: int) -> list[Plan]:
-    """The fastest `most` plans, each of another kind (placement, lag, layouts); of plans within 1 % of each other the
-    one with less lag goes first, then the one with less memory."""
-    of_kind: dict[tuple[object, ...], Plan] = {}
+    """The fastest `most` plans; of plans within 1 % of each other the one with less lag first, then less memory.
+
+    Plans that differ only in layout are one, the first of them. If all are of one placement, the best of the other
+    takes the last place, for comparison.
+    """
+    ranked: dict[tuple[object, ...], Plan] = {}
     for plan in sorted(plans, key=lambda plan: (round(math.log(plan.step_s), 2), plan.lag, plan.memory)):
-        kind = plan.placement, plan.lag, plan.training.tp, plan.generation.tp, plan.generation.precision
-        of_kind.setdefault(kind, plan)
-    return list(of_kind.values())[:most]
+        kind = plan.placement, plan.lag, plan.generation.precision, plan.training.devices
+        ranked.setdefault(kind, plan)
+    chosen = list(ranked.values())[:most]
+    others = [plan for plan in ranked.values() if plan.placement != chosen[0].placement]
+    if others and others[0] not in chosen and most > 1:
+        chosen[-1] = others[0]
+    return chosen

@@ -73,7 +73,7 @@ class Sides:
             shards: Over how many the state is spread, which is then also how many tensor parallelism takes at most;
                 all of them if not given.
         """
-        for tp in self._divisions(min(cluster.devices_per_node, shards or devices)):
+        for tp in self.divisions(min(cluster.devices_per_node, shards or devices)):
             used = devices // tp * tp
             if shards is not None and used % shards:
                 continue
@@ -111,7 +111,7 @@ class Sides:
         self, cluster: Cluster, devices: int, lag: int, room: float, sizes: Sequence[int] | None = None
     ) -> Iterator[Generation]:
         """All ways to write on `devices` devices with `room` bytes on each; only `sizes` of generators if given."""
-        for tp in self._divisions(devices) if sizes is None else sizes:
+        for tp in self.divisions(devices) if sizes is None else sizes:
             for precision in self.precisions:
                 if precision == "fp8" and not cluster.device.fp8_flops:
                     continue
@@ -140,7 +140,7 @@ class Sides:
             memory=taken.bytes_for(writing.slots * self.workload.live_tokens),
         )
 
-    def _divisions(self, most: int) -> list[int]:
+    def divisions(self, most: int) -> list[int]:
         """Powers of two up to `most` by which the model's heads can be cut."""
         powers = (2**power for power in range(most.bit_length()))
         return [size for size in powers if self.shape.heads % size == 0 and size <= most]

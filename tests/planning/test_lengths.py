@@ -42,6 +42,13 @@ class Linear(Flat):
         return 1e-3 * answers
 
 
+class Shared(Flat):
+    """A generator whose token takes longer with each answer, and less for each of many."""
+
+    def decode_s(self, answers: int, context_tokens: int) -> float:
+        return 8e-3 + 1e-3 * answers
+
+
 class Held(Flat):
     """A generator whose seconds are the tokens it holds."""
 
@@ -149,11 +156,30 @@ def test_a_steady_flow_hides_the_tail_that_a_drain_waits_for() -> None:
     assert flowing.span_s == pytest.approx(draining.span_s)
 
 
-def test_in_a_flow_with_little_room_answers_queue_and_the_bound_on_lag_is_felt_sooner() -> None:
+def test_in_a_flow_with_little_room_fewer_answers_are_written_at_once_and_a_step_takes_longer() -> None:
     work = workload(LOGNORMAL, prompts=64)
     tight, ample = (steady(Flat(kv_tokens=tokens), work, 2, lag=1) for tokens in (20_000, 10**9))
-    assert tight.slots < ample.slots
-    assert tight.busy_s > ample.busy_s and tight.span_s > ample.span_s
+    assert tight.slots < ample.slots and tight.busy_s > ample.busy_s
+
+
+def test_in_a_flow_as_many_share_a_generator_as_the_bound_on_lag_lets_the_longest_answer() -> None:
+    work = workload(LOGNORMAL, prompts=64)
+    spans = [steady(Shared(), work, 2, lag).span_s for lag in (1, 2, 4)]
+    alone = 8e-3 * parse_lengths(LOGNORMAL).of(work.samples)[-1]
+    assert alone < spans[0] < spans[1] < spans[2]  # more lag, more of them
+    busy = steady(Shared(), work, 2, lag=1).busy_s
+    assert spans[0] / 2 > busy  # all of them would have made the longest too late
+
+
+def test_training_ends_no_sooner_than_its_work_and_its_last_group_let_it() -> None:
+    work = workload(LOGNORMAL, prompts=64)
+    writing = drained(Flat(), work, 2)
+    assert writing.trained_s(0.0, 0.5) == pytest.approx(writing.span_s + 0.5)
+    first = writing.group_ends_s[0]
+    assert writing.trained_s(1000.0, 0.5) == pytest.approx(first + 1000.0, rel=0.01)
+    assert list(writing.group_ends_s) == sorted(writing.group_ends_s)
+    of_one = drained(Flat(), workload(LOGNORMAL, prompts=256, answers=1), 2)
+    assert writing.group_ends_s[16] > of_one.group_ends_s[16]  # a group waits for the longest of its four
 
 
 @pytest.mark.parametrize("name", ["prompts", "answers", "prompt_tokens"])

@@ -1,0 +1,153 @@
+"""`lrl plan`: the best few ways to train a model on a cluster, forecast from data sheets.
+
+It imports neither torch nor vLLM and works on any machine, also without the devices it plans for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lrl.cli import recipes
+from lrl.planning import memory
+from lrl.planning.devices import DEVICES_PER_NODE, GB, Cluster, parse_cluster
+from lrl.planning.ideal import llamarl_problem
+from lrl.planning.lengths import FORMS, parse_lengths
+from lrl.planning.model_shape import read_shape
+from lrl.planning.recipe import runs_today, write_recipe
+from lrl.planning.report import table, what_binds
+from lrl.planning.search import Plan, across, asynchronous, best, synchronous
+from lrl.planning.sides import Sides
+from lrl.planning.workload import Workload
+
+GIGABIT = 1e9 / 8
+PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plans and write the recipe.
+
+    Args:
+        argv: The words after `lrl plan`.
+
+    Returns:
+        Exit status: 2 for bad input, if nothing fits, or if a recipe was asked for and lrl can run none of the plans.
+    """
+    asked = parser().parse_args(argv)
+    try:
+        plan(asked, Console(highlight=False))
+    except (ValueError, FileNotFoundError) as error:
+        sys.stderr.write(f"lrl: error: {error}\n")
+        return 2
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The settings."""
+    words = argparse.ArgumentParser(prog="lrl plan", description="Forecast how to train a model on a cluster.")
+    words.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format, or its config.json")
+    words.add_argument("--cluster", required=True, help="number and kind of devices, like 8xH100")
+    words.add_argument("--lengths", required=True, help=f"of answers: {FORMS}")
+    words.add_argument("--prompts", type=int, default=512, help="prompts a step (%(default)s)")
+    words.add_argument("--answers", type=int, default=8, help="answers to each prompt (%(default)s)")
+    words.add_argument("--prompt-tokens", type=int, default=512, help="tokens of a prompt (%(default)s)")
+    words.add_argument("--max-lag", type=int, default=1, help="largest lag that is tried (%(default)s)")
+    words.add_argument("--precision", choices=PRECISIONS, default="bf16", help="fp8: generators may be fp8, too")
+    words.add_argument("--devices-per-node", type=int, default=DEVICES_PER_NODE, help="(%(default)s)")
+    words.add_argument("--generators", help="a second cluster, elsewhere, for all generators, like 32xH20")
+    words.add_argument("--link", type=float, default=80.0, help="Gb/s between the two clusters (%(default)s)")
+    words.add_argument("--price", type=float, help="of one device and hour, in any currency")
+    words.add_argument("--top", type=int, default=5, help="plans that are printed (%(default)s)")
+    words.add_argument("--out", type=Path, help="where to write the best plan that lrl can run as a recipe")
+    words.add_argument("--base", default="gsm8k", help="recipe with data, rewards, callbacks for --out (%(default)s)")
+    return words
+
+
+def plan(asked: argparse.Namespace, console: Console) -> None:
+    """Search, print, write.
+
+    Raises:
+        ValueError: A setting is wrong, nothing fits, or no plan can be written as a recipe.
+        FileNotFoundError: A file is not there.
+    """
+    for name, least in {"max_lag": 0, "top": 1}.items():
+        if getattr(asked, name) < least:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} is {getattr(asked, name)}; it must be at least {least}.")
+    if not asked.link > 0:
+        raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
+    base = base_recipe(asked.base)
+    cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
+    workload = Workload(
+        prompts=asked.prompts,
+        answers=asked.answers,
+        prompt_tokens=asked.prompt_tokens,
+        lengths=parse_lengths(asked.lengths),
+    )
+    sides = Sides(read_shape(asked.model), workload, PRECISIONS[asked.precision])
+    plans = list(found(asked, sides, cluster))
+    if not plans:
+        raise ValueError(nothing_fits(sides, cluster))
+    ranked = best(plans, asked.top)
+    console.print(table(ranked, cluster, workload, asked.price))
+    console.print(what_binds(ranked[0], workload))
+    if asked.generators is None:
+        console.print(in_theory(sides, cluster))
+    if asked.out is not None:
+        running = best((one for one in plans if asked.generators is None and runs_today(one, cluster)), 1)
+        if not running:
+            raise ValueError(
+                f"--out is {str(asked.out)!r}, and lrl can run none of these plans yet: it trains on one device, with "
+                "generators in bf16 on the same node. Nothing was written."
+            )
+        write_recipe(asked.out, running[0], workload, cluster, base, asked.model)
+        console.print(f"{asked.out}: the fastest plan that lrl runs today, {running[0].step_s:.3g} s a step.")
+        console.print(f"lrl fit --config {asked.out}", soft_wrap=True)
+
+
+def found(asked: argparse.Namespace, sides: Sides, cluster: Cluster) -> Iterable[Plan]:
+    """All plans that fit."""
+    if asked.generators is None:
+        yield from asynchronous(sides, cluster, asked.max_lag)
+        yield from synchronous(sides, cluster)
+        return
+    writers = parse_cluster(asked.generators, "--generators", asked.devices_per_node)
+    for lag in range(asked.max_lag + 1):
+        one = across(sides, cluster, writers, lag, asked.link * GIGABIT)
+        if one is not None:
+            yield one
+
+
+def base_recipe(name: str) -> Path:
+    """The path of a recipe that is given by name or by path."""
+    path = recipes().get(name, Path(name))
+    if not path.is_file():
+        raise FileNotFoundError(f"--base is {name!r}; give a YAML file or one of {', '.join(sorted(recipes()))}.")
+    return path
+
+
+def in_theory(sides: Sides, cluster: Cluster) -> str:
+    """LlamaRL's two problems in a sentence."""
+    problem = llamarl_problem(sides, cluster)
+    return (
+        "LlamaRL's two problems, without longest answers, syncs and whole devices, with one layout for both sides when "
+        f"they take turns: {problem.synchronous_s():.3g} s synchronous, {problem.asynchronous_s():.3g} s asynchronous."
+    )
+
+
+def nothing_fits(sides: Sides, cluster: Cluster) -> str:
+    """Why there is no plan."""
+    room = memory.usable(cluster.device) / GB
+    trained = min(
+        memory.training(sides.shape, cluster.count // tp * tp, tp).bytes_for(sides.workload.longest)
+        for tp in sides.divisions(min(cluster.devices_per_node, cluster.count))
+    )
+    return (
+        f"nothing fits: spread over all of {cluster}, training takes at least {trained / GB:.0f} GB of each device's "
+        f"{room:.0f} with one answer of {sides.workload.longest:,} tokens, and generators need room beside it. Take a "
+        "larger --cluster, a smaller --model or shorter --lengths."
+    )

@@ -80,6 +80,8 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
             raise ValueError(f"--{flag} is {getattr(asked, name)}; it must be at least {least}.")
     if not asked.link > 0:
         raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
+    if asked.price is not None and not asked.price >= 0:
+        raise ValueError(f"--price is {asked.price:g}; it must be at least 0.")
     base = base_recipe(asked.base)
     cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
     workload = Workload(

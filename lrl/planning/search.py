@@ -25,9 +25,6 @@ from lrl.planning.devices import Cluster
 from lrl.planning.model_shape import BYTES
 from lrl.planning.sides import Generation, Sides, Training
 
-KV_SHARES = (0.25, 0.5, 0.75, 0.9)
-"""Of the memory that training leaves over: what a shared device gives to keys and values is this or all."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -155,24 +152,23 @@ def synchronous(sides: Sides, cluster: Cluster, shards: int | None = None) -> It
         cluster: Where.
         shards: If given, both sides spread their model over just so many devices (LlamaRL's synchronous problem: one m
             for both). If not, the trainer's state is spread over all devices, generators have a size of their own, and
-            weights are laid out anew between the two.
+            weights are laid out anew between the two. What training leaves is for keys and values: that is the
+            division of the shared memory.
     """
-    usable = memory.usable(cluster.device)
     for training in sides.trainings(cluster, cluster.count, shards):
-        for share in (*KV_SHARES, 1.0):
-            room = (usable - training.memory) * share
-            sizes = None if shards is None else [shards]
-            for generation in sides.generations(cluster, cluster.count, 0, room, sizes):
-                sync_s = 0.0 if shards else generation.pause_s
-                yield Plan(
-                    placement="shared",
-                    training=training,
-                    generation=generation,
-                    lag=0,
-                    sync_s=sync_s,
-                    step_s=generation.writing.span_s + training.seconds + sync_s,
-                    bound="in turn",
-                )
+        room = memory.usable(cluster.device) - training.memory
+        sizes = None if shards is None else [shards]
+        for generation in sides.generations(cluster, cluster.count, 0, room, sizes):
+            sync_s = 0.0 if shards else generation.pause_s
+            yield Plan(
+                placement="shared",
+                training=training,
+                generation=generation,
+                lag=0,
+                sync_s=sync_s,
+                step_s=generation.writing.span_s + training.seconds + sync_s,
+                bound="in turn",
+            )
 
 
 def divisions(cluster: Cluster) -> range:

@@ -1,0 +1,131 @@
+"""`lrl plan`: what it prints, what it writes, what it refuses, and what it does not import."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import yaml
+
+from lrl.cli import main
+from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
+
+LENGTHS = ("--lengths", "lognormal:mean=500,max=2000")
+SMALL = (*LENGTHS, "--prompts", "16", "--prompt-tokens", "256")
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_1_5B))
+    return str(tmp_path)
+
+
+def test_it_prints_ranked_forecasts_what_binds_and_the_price(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--price", "2.5", "--top", "3"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    steps = [float(word) for word in printed.split("step (s)")[1].split("│")[1:4]]
+    assert steps[0] <= min(steps) * 1.01
+    for said in ("nothing here was measured", " binds: ", "price of a step", "8 in turn", "LlamaRL's two problems"):
+        assert said in printed
+
+
+def test_it_needs_neither_torch_nor_vllm(qwen: str) -> None:
+    code = (
+        "import sys; from lrl.cli import main\n"
+        f"assert main(['plan', '--model', {qwen!r}, '--cluster', '8xH100', *{SMALL!r}]) == 0\n"
+        "print(sorted({'torch', 'vllm', 'transformers', 'lightning'} & sys.modules.keys()))"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root}
+    )
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("cluster", ["8xH100", "1xH100"])
+def test_what_it_writes_is_a_recipe_that_lrl_fit_builds(
+    cluster: str, qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[L.Trainer, dict[str, Any]]] = []
+
+    @functools.wraps(L.Trainer.fit)
+    def fit(self: L.Trainer, **arguments: Any) -> None:
+        calls.append((self, arguments))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(L.Trainer, "fit", fit)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
+    assert main(["plan", "--model", qwen, "--cluster", cluster, *SMALL, "--out", "planned.yaml"]) == 0
+    assert main(["fit", "--config", "planned.yaml", "--trainer.accelerator", "cpu"]) == 0
+
+    ((trainer, arguments),) = calls
+    data, planned = arguments["datamodule"], yaml.safe_load(Path("planned.yaml").read_text())
+    assert (data.groups_per_step, data.sampling.n, data.max_prompt_tokens, data.sampling.max_tokens) == (
+        16,
+        8,
+        256,
+        2000,
+    )
+    server = planned["trainer"]["strategy"]["init_args"]["server"]
+    kept = len(trainer.strategy.generator_devices)  # type: ignore[attr-defined]
+    assert planned["trainer"]["devices"] == 1 + kept <= int(cluster[0]) and kept % server["tensor_parallel_size"] == 0
+    shared = "gpu_memory_utilization" in server
+    assert shared == (cluster == "1xH100") and data.max_lag == (0 if shared else 1)
+    assert arguments["model"].gradient_checkpointing
+
+
+def test_a_plan_that_lrl_cannot_run_yet_is_printed_and_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = tmp_path / "config.json", tmp_path / "planned.yaml"
+    config.write_text(json.dumps(LLAMA_8B))
+    assert main(["plan", "--model", str(config), "--cluster", "8xH100", *SMALL, "--out", str(out)]) == 2
+    said = capsys.readouterr()
+    assert "cannot yet" in said.out and "runs it" not in said.out
+    assert "trains on one device" in said.err and not out.exists()
+
+
+def test_generators_may_live_in_a_second_cluster(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", qwen, "--cluster", "16xH800", "--generators", "32xH20", *SMALL]
+    assert main(words) == 0
+    slow, fast = (out_of(capsys, [*words, "--max-lag", "0", "--link", link]) for link in ("0.1", "1000"))
+    assert slow != fast
+
+
+def out_of(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    capsys.readouterr()
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--cluster", "8xTPU"], "--cluster is '8xTPU'"),
+        (["--cluster", "8xH100", "--generators", "x"], "--generators is 'x'"),
+        (["--cluster", "8xH100", "--lengths", "normal"], "--lengths is 'normal'"),
+        (["--cluster", "8xH100", "--prompts", "0"], "--prompts is 0"),
+        (["--cluster", "8xH100", "--max-lag", "-1"], "--max-lag is -1"),
+        (["--cluster", "8xH100", "--top", "0"], "--top is 0"),
+        (["--cluster", "8xH100", "--link", "0"], "--link is 0"),
+        (["--cluster", "8xH100", "--price", "-1"], "--price is -1"),
+        (["--cluster", "8xH100", "--base", "none"], "--base is 'none'"),
+        (["--cluster", "8xH100", "--devices-per-node", "0"], "--devices-per-node is 0"),
+        (["--cluster", "8xH100", "--model", "no/model"], "--model is 'no/model'"),
+        (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),
+    ],
+)
+def test_bad_input_is_one_error_that_names_the_setting(
+    words: list[str], named: str, qwen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", qwen, *SMALL, *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"lrl: error: {named}") and said.count("\n") == 1

@@ -1,0 +1,104 @@
+"""Plans: they fit, they add up, and the search finds none that is worse than one it could have had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lrl.planning import memory
+from lrl.planning.devices import parse_cluster
+from lrl.planning.ideal import llamarl_problem
+from lrl.planning.lengths import parse_lengths
+from lrl.planning.search import Plan, across, apart, asynchronous, best, synchronous
+from lrl.planning.sides import Sides
+from lrl.planning.workload import Workload
+from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
+
+EIGHT = parse_cluster("8xH100")
+WORK = Workload(prompts=64, answers=8, prompt_tokens=512, lengths=parse_lengths("lognormal:mean=1000,max=4000"))
+QWEN = Sides(shape(QWEN_1_5B), WORK)
+LLAMA = Sides(shape(LLAMA_8B), WORK)
+
+
+@pytest.mark.parametrize("sides", [QWEN, LLAMA], ids=["1.5B", "8B"])
+def test_every_plan_fits_its_devices_and_uses_no_more_than_there_are(sides: Sides) -> None:
+    plans = [*asynchronous(sides, EIGHT, max_lag=2), *synchronous(sides, EIGHT)]
+    assert {plan.placement for plan in plans} == {"apart", "shared"}
+    for plan in plans:
+        assert plan.devices == 8 and plan.memory <= memory.usable(EIGHT.device)
+        assert plan.generation.generators * plan.generation.tp <= plan.generation.devices
+        assert plan.training.micro_batch_tokens >= WORK.longest
+
+
+def test_a_side_alone_needs_more_than_a_device_has_and_so_there_is_no_such_plan() -> None:
+    trainers = {plan.training.devices for plan in asynchronous(LLAMA, EIGHT, max_lag=1)}
+    assert 1 not in trainers and trainers  # 8 billion parameters take 128 GB
+
+
+def test_no_side_needs_longer_than_the_step_and_waiting_is_what_is_left() -> None:
+    for plan in asynchronous(QWEN, EIGHT, max_lag=2):
+        needs = plan.training.seconds + plan.sync_s
+        assert plan.step_s >= needs * (1 - 1e-9)
+        assert plan.trainer_waits == pytest.approx(1 - needs / plan.step_s)
+        assert 0 <= plan.generators_wait < 1
+
+
+def test_more_lag_is_never_slower_and_on_policy_is_the_slowest() -> None:
+    plans = list(asynchronous(QWEN, EIGHT, max_lag=4))
+    fastest = [min(plan.step_s for plan in plans if plan.lag == lag) for lag in range(5)]
+    assert fastest == sorted(fastest, reverse=True) and fastest[1] < 0.9 * fastest[0]
+
+
+def test_the_step_is_the_largest_of_what_bounds_it() -> None:
+    training, generation = QWEN.training(EIGHT, 4), QWEN.generation(EIGHT, 4, 1)
+    assert training is not None and generation is not None
+    slow_training = replace(training, seconds=1000.0)
+    assert apart(slow_training, generation, 1).bound == "training"
+    assert apart(slow_training, generation, 1).step_s == pytest.approx(1000 + max(training.sync_s, generation.pause_s))
+    long_answer = replace(generation, writing=replace(generation.writing, span_s=3000.0))
+    plan = apart(training, long_answer, 1)
+    assert plan.bound == "longest answer"
+    assert plan.step_s == pytest.approx((3000 + training.last_s + plan.sync_s) / 2)
+    slow_writing = replace(generation, writing=replace(generation.writing, busy_s=2000.0))
+    assert apart(training, slow_writing, 1).bound == "writing"
+    assert apart(training, slow_writing, 1, between=50.0).step_s == pytest.approx(2050)
+
+
+def test_in_turn_takes_both_and_holds_both() -> None:
+    for plan in synchronous(QWEN, EIGHT):
+        assert plan.step_s == pytest.approx(plan.generation.writing.span_s + plan.training.seconds + plan.sync_s)
+        assert plan.memory == plan.training.memory + plan.generation.memory
+
+
+def test_one_layout_for_both_sides_is_never_faster_than_the_best_of_two() -> None:
+    free = min(plan.step_s for plan in synchronous(LLAMA, EIGHT))
+    bound = [min((p.step_s for p in synchronous(LLAMA, EIGHT, m)), default=float("inf")) for m in (1, 2, 4, 8)]
+    assert bound[0] == float("inf")  # training and generation of 8B do not fit one device
+    assert free <= min(bound) * 1.01  # the sync between layouts
+
+
+def test_the_slower_side_of_two_clusters_has_all_of_its_own_and_the_other_no_more_than_it_needs() -> None:
+    few, many = parse_cluster("1xH800"), parse_cluster("64xH20")
+    plan = across(QWEN, few, many, lag=1, link=10e9)
+    assert plan is not None and plan.training.devices == 1 and plan.generation.devices < 64
+    assert plan.bound == "training"
+    turned = across(QWEN, parse_cluster("64xH800"), parse_cluster("8xH20"), lag=1, link=10e9)
+    assert turned is not None and turned.generation.devices == 8 and turned.training.devices < 64
+    slow_link = across(QWEN, few, many, lag=1, link=1e9)
+    assert slow_link is not None and slow_link.sync_s == pytest.approx(2 * QWEN.shape.parameters / 1e9)
+
+
+def test_the_best_plans_are_ranked_prefer_less_lag_and_show_the_other_placement() -> None:
+    plans = [*asynchronous(QWEN, EIGHT, max_lag=4), *synchronous(QWEN, EIGHT)]
+    ranked: list[Plan] = best(plans, 4)
+    assert len(ranked) == 4 and ranked[0].step_s <= min(plan.step_s for plan in plans) * 1.01
+    assert {plan.placement for plan in ranked} == {"apart", "shared"}
+    close = [plan.lag for plan in plans if plan.step_s <= ranked[0].step_s]
+    assert ranked[0].lag <= min(close)
+
+
+def test_the_ideal_asynchronous_step_bounds_every_real_plan_of_the_model() -> None:
+    problem = llamarl_problem(QWEN, EIGHT)
+    assert problem.asynchronous_s() <= problem.synchronous_s()
+    assert problem.asynchronous_s() <= min(plan.step_s for plan in asynchronous(QWEN, EIGHT, max_lag=8))

@@ -25,15 +25,6 @@ QWEN_1_5B: dict[str, Any] = dict(
     vocab_size=151936,
     tie_word_embeddings=True,
 )
-STREAMRL_7B: dict[str, Any] = dict(  # table 2; the rest as in Qwen2.5-7B
-    model_type="qwen2",
-    hidden_size=3584,
-    num_attention_heads=28,
-    num_key_value_heads=8,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    vocab_size=152064,
-)
 
 
 def shape(config: dict[str, Any]) -> ModelShape:

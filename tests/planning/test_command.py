@@ -49,9 +49,8 @@ def test_it_needs_neither_torch_nor_vllm(qwen: str) -> None:
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cluster", ["8xH100", "1xH100"])
 def test_what_it_writes_is_a_recipe_that_lrl_fit_builds(
-    cluster: str, qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[L.Trainer, dict[str, Any]]] = []
 
@@ -63,23 +62,30 @@ def test_what_it_writes_is_a_recipe_that_lrl_fit_builds(
     monkeypatch.setattr(L.Trainer, "fit", fit)
     monkeypatch.setattr(sys, "argv", ["lrl"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
-    assert main(["plan", "--model", qwen, "--cluster", cluster, *SMALL, "--out", "planned.yaml"]) == 0
+    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--out", "planned.yaml"]) == 0
     assert main(["fit", "--config", "planned.yaml", "--trainer.accelerator", "cpu"]) == 0
 
     ((trainer, arguments),) = calls
-    data, planned = arguments["datamodule"], yaml.safe_load(Path("planned.yaml").read_text())
+    data, strategy = arguments["datamodule"], trainer.strategy
     assert (data.groups_per_step, data.sampling.n, data.max_prompt_tokens, data.sampling.max_tokens) == (
         16,
         8,
         256,
         2000,
     )
-    server = planned["trainer"]["strategy"]["init_args"]["server"]
-    kept = len(trainer.strategy.generator_devices)  # type: ignore[attr-defined]
-    assert planned["trainer"]["devices"] == 1 + kept <= int(cluster[0]) and kept % server["tensor_parallel_size"] == 0
-    shared = "gpu_memory_utilization" in server
-    assert shared == (cluster == "1xH100") and data.max_lag == (0 if shared else 1)
-    assert arguments["model"].gradient_checkpointing
+    kept, server = len(strategy.generator_devices), strategy.server_settings  # type: ignore[attr-defined]
+    assert 1 < 1 + kept <= 8 and kept % server.tensor_parallel_size == 0
+    assert data.max_lag == 1 and arguments["model"].gradient_checkpointing
+
+
+def test_on_one_device_both_sides_share_its_memory_on_policy(qwen: str, tmp_path: Path) -> None:
+    out = tmp_path / "planned.yaml"
+    assert main(["plan", "--model", qwen, "--cluster", "1xH100", *SMALL, "--out", str(out)]) == 0
+    planned = yaml.safe_load(out.read_text())
+    strategy = planned["trainer"]["strategy"]["init_args"]
+    assert planned["trainer"]["devices"] == 1 and strategy["generator_devices"] == 0
+    assert 0 < strategy["server"]["gpu_memory_utilization"] < 0.7  # the trainer's state is beside it
+    assert planned["data"]["init_args"]["max_lag"] == 0
 
 
 def test_a_plan_that_lrl_cannot_run_yet_is_printed_and_not_written(

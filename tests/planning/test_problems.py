@@ -35,13 +35,13 @@ def instance(draw: random.Random, sizes: tuple[int, ...] = SIZES, saturated: flo
 def test_asynchronous_is_never_slower_and_strictly_faster_where_memory_binds() -> None:
     draw, feasible = random.Random(0), 0
     for _ in range(INSTANCES):
-        problem = instance(draw)
+        problem = instance(draw, sizes=draw.choice(((1,), (2,), SIZES)))
         together, apart = problem.synchronous_s(), problem.asynchronous_s()
         assert apart <= together
         if together < inf:
             feasible += 1
             assert apart < together * (1 - 1e-6)  # tau falls strictly everywhere, so the constraint binds
-    assert feasible > INSTANCES * 0.9
+    assert feasible > INSTANCES * 0.5
 
 
 def test_both_are_equal_where_memory_does_not_bind() -> None:

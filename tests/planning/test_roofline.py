@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.decode_curve import FIGURE_6, curve
 from lrl.planning import memory
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.devices import SHEETS, Cluster, parse_cluster
 from lrl.planning.roofline import RooflineGenerator, RooflineTrainer
-from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, STREAMRL_7B, shape
+from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
-STREAMRL_FIGURE_6 = {1: 8.4, 2: 8.7, 4: 8.9, 8: 9.0, 16: 9.4, 32: 10.2, 64: 11.7, 128: 15.2, 256: 22.0, 512: 37.0}
-"""Milliseconds a token by batch: 7B on an H800 with vLLM, read off the plot. The context is not stated."""
 POWERS = st.integers(0, 3).map(lambda power: 2**power)
 
 
@@ -22,8 +21,7 @@ def generator(tp: int = 1, **changes: object) -> GeneratorCosts:
 
 
 def test_decoding_follows_the_measured_curve_within_a_tenth_at_one_context_for_all_batches() -> None:
-    costs = RooflineGenerator(shape=shape(STREAMRL_7B), cluster=parse_cluster("8xH800"))
-    errors = {n: 1e3 * costs.decode_s(n, n * 1000) / ms - 1 for n, ms in STREAMRL_FIGURE_6.items()}
+    errors = {batch: ms / FIGURE_6[batch] - 1 for batch, ms in curve(1000).items()}
     assert max(map(abs, errors.values())) < 0.1, errors
 
 

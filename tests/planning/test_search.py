@@ -82,7 +82,6 @@ def test_the_slower_side_of_two_clusters_has_all_of_its_own_and_the_other_no_mor
     few, many = parse_cluster("1xH800"), parse_cluster("64xH20")
     plan = across(QWEN, few, many, lag=1, link=10e9)
     assert plan is not None and plan.training.devices == 1 and plan.generation.devices < 64
-    assert plan.bound == "training"
     turned = across(QWEN, parse_cluster("64xH800"), parse_cluster("8xH20"), lag=1, link=10e9)
     assert turned is not None and turned.generation.devices == 8 and turned.training.devices < 64
     slow_link = across(QWEN, few, many, lag=1, link=1e9)

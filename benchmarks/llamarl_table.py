@@ -116,7 +116,7 @@ def record(row: Row, change: dict[str, int]) -> dict[str, Any]:
 def told(plan: Plan) -> str:
     """A plan in a few words."""
     training, generation = plan.training, plan.generation
-    devices = f"{training.devices} + {generation.devices}" if plan.placement == "apart" else f"{training.devices}"
+    devices = f"{training.devices} + {generation.devices}" if plan.placement == "split" else f"{training.devices}"
     layouts = f"trainer TP {training.tp}, {generation.generators} generators of TP {generation.tp}"
     return f"{devices} devices; {layouts} {generation.precision}"
 

@@ -31,7 +31,7 @@ class Plan:
     """One way to run steps, and what it is expected to take."""
 
     placement: str
-    """`apart`: each side has devices of its own; `shared`: both use all devices, in turn."""
+    """`split`: each side has devices of its own; `shared`: both use all devices, in turn."""
     training: Training
     generation: Generation
     lag: int
@@ -88,7 +88,7 @@ def apart(training: Training, generation: Generation, lag: int, between: float =
     bounds["training"] = training.seconds + sync_s
     bound = max(bounds, key=bounds.__getitem__)
     return Plan(
-        placement="apart",
+        placement="split",
         training=training,
         generation=generation,
         lag=lag,

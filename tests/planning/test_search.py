@@ -24,7 +24,7 @@ LLAMA = Sides(shape(LLAMA_8B), WORK)
 @pytest.mark.parametrize("sides", [QWEN, LLAMA], ids=["1.5B", "8B"])
 def test_every_plan_fits_its_devices_and_uses_no_more_than_there_are(sides: Sides) -> None:
     plans = [*asynchronous(sides, EIGHT, max_lag=2), *synchronous(sides, EIGHT)]
-    assert {plan.placement for plan in plans} == {"apart", "shared"}
+    assert {plan.placement for plan in plans} == {"split", "shared"}
     for plan in plans:
         assert plan.devices == 8 and plan.memory <= memory.usable(EIGHT.device)
         assert plan.generation.generators * plan.generation.tp <= plan.generation.devices
@@ -92,7 +92,7 @@ def test_the_best_plans_are_ranked_prefer_less_lag_and_show_the_other_placement(
     plans = [*asynchronous(QWEN, EIGHT, max_lag=4), *synchronous(QWEN, EIGHT)]
     ranked: list[Plan] = best(plans, 4)
     assert len(ranked) == 4 and ranked[0].step_s <= min(plan.step_s for plan in plans) * 1.01
-    assert {plan.placement for plan in ranked} == {"apart", "shared"}
+    assert {plan.placement for plan in ranked} == {"split", "shared"}
     close = [plan.lag for plan in plans if plan.step_s <= ranked[0].step_s]
     assert ranked[0].lag <= min(close)
 

@@ -85,19 +85,19 @@ class ModelGenerator:
         """Seconds without an answer to write: nothing was sent here."""
         self.left_batch = 0
         """How often an answer left the batch because keys and values did not fit."""
-        self.context_tokens = 0
-        """Tokens of the batch's prompts and answers at the last change."""
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
         self._since = self._loop.time()  # of the last change: always between two decode steps
         self._batch: list[Answer] = []  # by their ends
+        self._context_tokens = 0  # of the batch's prompts and answers at `_since`
         self._line: list[Answer] = []  # by their order
         self._versions: list[tuple[int, int]] = [(0, 0)]  # (decode steps when it came, version)
         self._planned = 0  # decode steps until the next change; 0 in a prefill
         self._timer: asyncio.TimerHandle | None = None
         self._paused: asyncio.Future[None] | None = None
 
+<<<<<<< ours
     @property
     def batch(self) -> Sequence[Answer]:
         """The answers that get a token at every decode step."""
@@ -122,6 +122,8 @@ class ModelGenerator:
         """Nothing moves in the model."""
         return False
 
+=======
+>>>>>>> theirs
     def write(self, answers: Sequence[Answer]) -> None:
         """Begin with these as soon as they fit.
 
@@ -181,8 +183,8 @@ class ModelGenerator:
     def _decode_s(self, steps: int) -> float:
         """Seconds of the batch's next `steps` decode steps."""
         answers = len(self._batch)
-        first = self.costs.decode_s(answers, self.context_tokens)
-        last = self.costs.decode_s(answers, self.context_tokens + answers * (steps - 1))
+        first = self.costs.decode_s(answers, self._context_tokens)
+        last = self.costs.decode_s(answers, self._context_tokens + answers * (steps - 1))
         return steps / 2 * (first + last)
 
     def _next(self) -> None:
@@ -212,8 +214,7 @@ class ModelGenerator:
 
     def _read(self, tokens: int) -> None:
         """A prefill is over."""
-        seconds = self._passed()
-        self.busy_s += seconds
+        self.busy_s += (seconds := self._passed())
         if self._record is not None:
             self._record(GeneratorRecord(seconds=seconds, prefill_tokens=tokens))
         self._next()
@@ -222,13 +223,13 @@ class ModelGenerator:
         """The planned decode steps are over."""
         steps, answers, seconds = self._planned, len(self._batch), self._passed()
         if self._record is not None:
-            context = self.context_tokens + answers * (steps - 1) / 2
+            context = self._context_tokens + answers * (steps - 1) / 2
             written = steps * answers
             self._record(GeneratorRecord(seconds=seconds, tokens=written, answers=answers, context_tokens=context))
         self.busy_s += seconds
         self._steps += steps
         self.tokens += steps * answers
-        self.context_tokens += steps * answers
+        self._context_tokens += steps * answers
         while self._batch and self._batch[0].last_step == self._steps:
             answer = self._batch[0]
             self._leave(answer)
@@ -244,18 +245,18 @@ class ModelGenerator:
         """
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
-        while self._line and (not self._batch or self.context_tokens + self._context(self._line[0]) < limit):
+        while self._line and (not self._batch or self._context_tokens + self._context(self._line[0]) < limit):
             answer = self._line.pop(0)
             answer.joined = self._steps
             insort(self._batch, answer, key=lambda answer: answer.last_step)
             joining += answer.written + (0 if answer.order[0] == prompt_of else answer.prompt_tokens)
             prompt_of = answer.order[0]
-            self.context_tokens += self._context(answer)
+            self._context_tokens += self._context(answer)
         return joining
 
     def _steps_until_change(self) -> int:
         """Decode steps until an answer ends or keys and values are full; makes room for one at least."""
-        while (room := (self.costs.kv_tokens - self.context_tokens) // len(self._batch)) < 1 < len(self._batch):
+        while (room := (self.costs.kv_tokens - self._context_tokens) // len(self._batch)) < 1 < len(self._batch):
             last = max(self._batch, key=lambda answer: answer.order)
             self._leave(last)
             insort(self._line, last, key=lambda answer: answer.order)
@@ -269,7 +270,7 @@ class ModelGenerator:
         self._note_versions(answer)
         answer.written += self._steps - answer.joined
         answer.joined = self._steps
-        self.context_tokens -= self._context(answer)
+        self._context_tokens -= self._context(answer)
 
     def _note_versions(self, answer: Answer) -> None:
         first = bisect_left(self._versions, (answer.joined + 1,)) - 1

@@ -16,14 +16,14 @@ from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.sampling import Sampling
 from lrl.generators.server import Server
-from lrl.rollouts.dispatch import Request
+from lrl.rollouts.desk import Places
 from lrl.stopwatch import Stopwatch
 
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
 
 
-class Generator:
+class Generator(Places):
     """One server, its client, and what it is writing.
 
     Args:
@@ -32,11 +32,9 @@ class Generator:
     """
 
     def __init__(self, server: Server, capacity: int) -> None:
+        super().__init__(capacity)
         self.server = server
         self.client = GeneratorClient(server.url, server.name, server.token, server.trust)
-        self.capacity = capacity
-        self.in_flight = 0
-        """Answers for rollouts that it writes or is about to."""
         self.version = -1
         """What it holds; -1 before its first sync."""
         self.open = False
@@ -49,8 +47,6 @@ class Generator:
         """What it does at this moment (`lrl.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
         """When it first served, on the clock of the loop."""
-        self.load: dict[Request, Sequence[Rollout]] = {}
-        """What takes its places: each request with its answers."""
         self._stands = True
         self._writing: dict[int, Rollout] = {}
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
@@ -77,16 +73,6 @@ class Generator:
             for rollout in rollouts
             if not rollout.finished
         )
-
-    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """The places of `request`, for the answers that it is for, are taken until `free`."""
-        self.in_flight += request.answers
-        self.load[request] = rollouts
-
-    def free(self, request: Request) -> None:
-        """The places of `request` are others'."""
-        self.in_flight -= request.answers
-        del self.load[request]
 
     async def write(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, priority: int, deadline_s: float

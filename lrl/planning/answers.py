@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -105,6 +106,28 @@ class Seen(Lengths):
         """See `Lengths.tokens`."""
         places = (ndtr(normal) * len(self._sorted)).astype(np.int64)
         return self._sorted[places.clip(max=len(self._sorted) - 1)]
+
+
+@dataclass(eq=False, slots=True)
+class Answer:
+    """One answer that is being written."""
+
+    prompt_tokens: int
+    length: int
+    order: tuple[int, int]
+    """(priority, arrival): the smallest joins first, the largest leaves first."""
+    ended: Callable[[Answer], None]
+    written: int = 0
+    """Tokens when it last joined or left the batch."""
+    joined: int = 0
+    """The generator's decode steps at that moment."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(version, tokens it wrote), in order; of what was written then."""
+
+    @property
+    def last_step(self) -> int:
+        """The generator's decode steps at its end, if it stays in the batch."""
+        return self.joined + self.length - self.written
 
 
 class Runs(Sequence[V]):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from lrl.data import Prompt, Rollout
 from lrl.generators.sampling import Sampling
-from lrl.planning.answers import Lengths, fill
+from lrl.planning.answers import Answer, Lengths, fill
 from lrl.planning.costs import GeneratorCosts
-from lrl.planning.generator_model import Answer, ModelGenerator
+from lrl.planning.generator_model import ModelGenerator
 from lrl.planning.timeline import GeneratorRecord
 from lrl.rollouts.desk import Desk
 from lrl.rollouts.dispatch import Dispatch, Request

@@ -18,40 +18,18 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from lrl.data import Rollout
+from lrl.planning.answers import Answer
 from lrl.planning.costs import GeneratorCosts
 from lrl.planning.timeline import GeneratorRecord
-from lrl.rollouts.dispatch import Request
+from lrl.rollouts.desk import Places
 
 HEADROOM = 0.01
 """Share of the keys and values that stays free when an answer joins others, or it would leave again at once."""
 
 
-@dataclass(eq=False, slots=True)
-class Answer:
-    """One answer that is being written."""
-
-    prompt_tokens: int
-    length: int
-    order: tuple[int, int]
-    """(priority, arrival): the smallest joins first, the largest leaves first."""
-    ended: Callable[[Answer], None]
-    written: int = 0
-    """Tokens when it last joined or left the batch."""
-    joined: int = 0
-    """The generator's decode steps at that moment."""
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(version, tokens it wrote), in order; of what was written then."""
-
-    @property
-    def last_step(self) -> int:
-        """The generator's decode steps at its end, if it stays in the batch."""
-        return self.joined + self.length - self.written
-
-
-class ModelGenerator:
+class ModelGenerator(Places):
     """Writes answers in the time that `costs` say.
 
     Args:
@@ -66,14 +44,10 @@ class ModelGenerator:
         capacity: int,
         record: Callable[[GeneratorRecord], None] | None = None,
     ) -> None:
+        super().__init__(capacity)
         self.costs = costs
-        self.capacity = capacity
-        self.in_flight = 0
-        """Places taken, as the desk counts them."""
         self.version = 0
         """What it holds."""
-        self.load: dict[Request, Sequence[Rollout]] = {}
-        """What takes its places."""
         self.open = True
         self.tokens = 0
         """Tokens written so far."""
@@ -97,33 +71,15 @@ class ModelGenerator:
         self._timer: asyncio.TimerHandle | None = None
         self._paused: asyncio.Future[None] | None = None
 
-<<<<<<< ours
-    @property
-    def batch(self) -> Sequence[Answer]:
-        """The answers that get a token at every decode step."""
-        return self._batch
-
     @property
     def outstanding_tokens(self) -> float:
         """Expected tokens of the answers in flight, as if none was written yet."""
         return sum(request.answers * request.tokens for request in self.load)
 
-    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """See `lrl.rollouts.desk.Places`."""
-        self.in_flight += request.answers
-        self.load[request] = rollouts
-
-    def free(self, request: Request) -> None:
-        """See `lrl.rollouts.desk.Places`."""
-        self.in_flight -= request.answers
-        del self.load[request]
-
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
         """Nothing moves in the model."""
         return False
 
-=======
->>>>>>> theirs
     def write(self, answers: Sequence[Answer]) -> None:
         """Begin with these as soon as they fit.
 

@@ -17,8 +17,33 @@ from lrl.rollouts.dispatch.base import has_room
 from lrl.rollouts.dispatch.moving import Writing
 
 
-class Places(Writing, Protocol):
-    """A generator as the desk sees it."""
+class Places:
+    """Mixin: a generator's places for answers, which the desk takes and frees.
+
+    Args:
+        capacity: Answers it writes at once.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.in_flight = 0
+        """Answers for rollouts that it writes or is about to."""
+        self.load: dict[Request, Sequence[Rollout]] = {}
+        """What takes its places: each request with its answers."""
+
+    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
+        """The places of `request`, for the answers that it is for, are taken until `free`."""
+        self.in_flight += request.answers
+        self.load[request] = rollouts
+
+    def free(self, request: Request) -> None:
+        """The places of `request` are others'."""
+        self.in_flight -= request.answers
+        del self.load[request]
+
+
+class Served(Writing, Protocol):
+    """A generator as the desk sees it; it has `Places`."""
 
     open: bool
     """Whether it may be asked."""
@@ -33,7 +58,7 @@ class Places(Writing, Protocol):
         """Stop writing `rollouts`, which keep what has come; whether any was being written."""
 
 
-G = TypeVar("G", bound=Places)
+G = TypeVar("G", bound=Served)
 
 
 class Desk(Generic[G]):

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.planning.answers import Answer
 from lrl.planning.clock import run
-from lrl.planning.generator_model import Answer, ModelGenerator
+from lrl.planning.generator_model import ModelGenerator
 from lrl.planning.linear import LinearGenerator
 from lrl.planning.timeline import GeneratorRecord
 

@@ -17,7 +17,7 @@ import lightning as L
 import torch
 from torch.nn.functional import log_softmax
 
-from lrl.data import Group, Rollout
+from lrl.data import Group, Prompt, Rollout
 from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
 
@@ -71,7 +71,7 @@ class Witness(L.Callback):
         self._carried: list[Rollout] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keep the first version, and listen for lost generators."""
+        """Keep the first version, and listen for answers that are carried elsewhere."""
         self._keep(trainer, pl_module)
         for crew in trainer.datamodule.fleet.crews:  # type: ignore[attr-defined]
             self._listen(crew)
@@ -86,13 +86,14 @@ class Witness(L.Callback):
         self.weights[trainer.global_step] = copy.deepcopy(policy.network.state_dict())
 
     def _listen(self, crew: Crew) -> None:
-        told = crew.lost
+        """An answer that a generator leaves unfinished is carried to another one, whichever way it was lost."""
+        write = crew._write
 
-        def lost(generator: Generator) -> None:
-            self._carried += generator._writing.values()
-            told(generator)
+        async def watched(generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any) -> None:
+            await write(generator, prompt, rollouts, *how)
+            self._carried += [rollout for rollout in rollouts if not rollout.finished]
 
-        crew.lost = lost
+        crew._write = watched  # type: ignore[method-assign]
 
     def prove(self, network: torch.nn.Module, temperature: float) -> Proof:
         """Compute every trained token again; `network` is loaded with one version after the other."""

@@ -109,6 +109,16 @@ class Control:
         body = {"weight_version": weight_version or str(self.version)}
         self._post("/finish_weight_update", lambda generator: body)
 
+    def close_update(self) -> None:
+        """Close the update that a failed attempt may have left open: an engine opens no other meanwhile.
+
+        Where none is open the engine answers with an error, which says nothing. What the update left of the weights is
+        overwritten by the next one, and a version of this name is never confirmed.
+        """
+        route, body = "/finish_weight_update", {"weight_version": "abandoned"}
+        works = [generator.client.post(route, body, deadline_s=self.silence_s) for generator in self.taking_part]
+        self.loop.wait(gather(works), self.silence_s + 5.0, "closing an update that failed", self.interrupted)
+
     def _post(self, route: str, body: Callable[[Generator], dict[str, Any] | None] = lambda generator: None) -> None:
         self.each(route, lambda generator: generator.client.post(route, body(generator), deadline_s=self.deadline_s))
         if self.failed and self.collective:

@@ -68,20 +68,22 @@ class Sync:
         """
         self.pause_seconds = 0.0
         given_up, late, todo = dict[Generator, str](), dict[Generator, str](), list(generators)
+        first: dict[Generator, str] = {}  # what failed at first: later attempts may fail by what it left behind
         for number, second_best in enumerate(self._transport.ways, 1):
             self.entered("stage")
             late = self._connect(weights, todo, version)
             self.control.begin([generator for generator in todo if generator not in late], version)
             if self.control.taking_part:
-                self._deliver(weights, second_best)
+                self._deliver(weights, second_best, again=number > 1)
             late |= self.control.failed
             given_up |= {generator: late.pop(generator) for generator in self.control.silent}
             given_up |= self._prove(probe, version)
             if not late:
                 return given_up
             todo = [generator for generator in generators if generator in late]
+            first = late | first
             log.warning("Sync to version %d, attempt %d: %s", version, number, "; ".join(late.values()))
-        return given_up | late
+        return given_up | {generator: first[generator] for generator in late}
 
     def close(self) -> None:
         """Release the transport; idempotent."""
@@ -104,7 +106,7 @@ class Sync:
         self._connected = {generator for generator in known if generator.out is None}
         return dict(self.control.failed)
 
-    def _deliver(self, weights: Weights, second_best: bool) -> None:
+    def _deliver(self, weights: Weights, second_best: bool, again: bool) -> None:
         """Bring the weights to generators that stand still."""
         try:
             self._transport.stage(weights, second_best)
@@ -115,6 +117,8 @@ class Sync:
         self._stood_from = time.monotonic()
         self.control.each("/pause", lambda generator: generator.pause(self.control.silence_s), short=True)
         self._confirm("/is_paused", {"is_paused": True})
+        if again:
+            self.control.close_update()
         try:
             self._transport.send(self.control)
         except CollectiveBroken as error:

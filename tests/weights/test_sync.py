@@ -27,15 +27,25 @@ PHASES = [
 ]
 
 
+AGAIN = [*PHASES[:2], "/finish_weight_update", *PHASES[2:]]
+"""Of another attempt: it closes what the one before may have left open."""
+
+
 class Client:
-    """The routes of a generator, each of which may be told to fail so many times."""
+    """The routes of a generator, each of which may be told to fail so many times.
+
+    As in vLLM an update is open until it is finished, and meanwhile no other can be started.
+    """
 
     def __init__(self) -> None:
         self.posted: list[str] = []
         self.failing: dict[str, int] = {}
         self.lying: set[str] = set()
         self.silent: set[str] = set()
+        self.unanswered: set[str] = set()
+        """Done once, and reported as failed."""
         self.holds: Any = None
+        self.updating = False
         self.state = {"/is_paused": {"is_paused": False}, "/weight_info": {"weight_version": "default"}}
 
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
@@ -48,12 +58,27 @@ class Client:
             raise TooLate(f"{route} did not answer within {deadline_s} s.")
         if route in self.lying:
             return
+        self._update(route)
         if route == "/update_weights":
             self.holds = body["update_info"]["value"]
         if route == "/finish_weight_update":
             self.state["/weight_info"] = {"weight_version": body["weight_version"]}
         if route in ("/pause?mode=keep", "/resume"):
             self.state["/is_paused"] = {"is_paused": route != "/resume"}
+
+        if route in self.unanswered:
+            self.unanswered.remove(route)
+            raise GeneratorError(f"{route} failed: the connection was cut")
+
+    def _update(self, route: str) -> None:
+        if route == "/start_weight_update":
+            if self.updating:
+                raise GeneratorError(f"{route} answered 500: a weight update is already active")
+            self.updating = True
+        elif route in ("/update_weights", "/finish_weight_update") and not self.updating:
+            raise GeneratorError(f"{route} answered 500: no weight update is active")
+        elif route == "/finish_weight_update":
+            self.updating = False
 
     async def get(self, route: str, *, deadline_s: float) -> Any:
         await self.post(route, deadline_s=deadline_s)
@@ -153,8 +178,8 @@ def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
     failing.client.failing = {phase: times}  # type: ignore[attr-defined]
     assert sync.move(weights, [healthy, failing], 3, probe) == {}
     assert posted(failing).count("/resume") == posted(healthy).count("/resume") == 1
-    assert posted(failing).count(phase) == times + 1
-    assert posted(failing)[-7:] == [*PHASES, "/resume"]
+    assert posted(failing).count(PHASES[0]) == times + 1
+    assert posted(failing)[-8:] == [*AGAIN, "/resume"]
     assert posted(healthy) == [
         "/init_weight_transfer_engine",
         *PHASES,
@@ -174,6 +199,17 @@ def test_who_fails_every_attempt_is_named_with_phase_and_seconds_and_never_opens
     assert healthy.open and not failing.open
     if phase != "/resume":
         assert "/resume" not in posted(failing)
+
+
+@pytest.mark.parametrize("phase", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
+def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_way_of_the_next_attempt(
+    loop: LoopThread, phase: str
+) -> None:
+    sync, (healthy, unheard) = make_sync(loop)
+    unheard.client.unanswered = {phase}  # type: ignore[attr-defined]
+    assert sync.move(weights, [healthy, unheard], 3, probe) == {}
+    assert posted(unheard)[-8:] == [*AGAIN, "/resume"] and posted(unheard).count(PHASES[0]) == 2
+    assert unheard.open and healthy.open
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep", "/is_paused", "/weight_info"])
@@ -196,7 +232,7 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int) -> 
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {"/init_weight_transfer_engine": times}  # type: ignore[attr-defined]
     assert sync.move(weights, [healthy, failing], 3, probe) == {}
-    assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, "/resume"]
+    assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*AGAIN, "/resume"]
     assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, "/resume"]
     assert failing.open and failing.version == 3
 

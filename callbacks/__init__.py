@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lrl.callbacks.elastic import Elastic
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.health import Health
@@ -11,4 +12,4 @@ from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
 
-__all__ = ["Evaluation", "Export", "Health", "Progress", "RolloutLog", "Summary", "Throughput", "WeightSync"]
+__all__ = ["Elastic", "Evaluation", "Export", "Health", "Progress", "RolloutLog", "Summary", "Throughput", "WeightSync"]

@@ -99,4 +99,6 @@ class Throughput(L.Callback):
             "fleet/restarts": float(data.fleet.restarts),
             "fleet/reissued": float(data.fleet.reissued),
             "fleet/moved": float(data.fleet.moved),
+            "fleet/joined": float(data.fleet.joined),
+            "fleet/left": float(data.fleet.left),
         }

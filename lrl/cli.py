@@ -18,6 +18,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
   talk       ask an exported policy:      lrl talk FOLDER "47+38="
   serve      ask the policy of a run:     lrl serve --talk runs/quickstart/version_0
+             one more generator for it:   lrl serve --join runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
   doctor     what this machine can do, and what to type where something is wrong
 

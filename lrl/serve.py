@@ -1,12 +1,13 @@
-"""`lrl serve --talk`: the shell lines that ask the policy of a run that is going on.
+"""`lrl serve`: `--talk` prints the shell lines that ask the policy of a run that is going on; the rest is `lrl.join`.
 
-They go to the user's terminal and hold the run's token. It reaches curl through a pipe that the shell itself fills:
-what stands on a command line, everybody on the machine can read.
+The lines go to the user's terminal and hold the run's token. It reaches curl through a pipe that the shell fills: what
+stands on a command line, everybody on the machine can read.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import shlex
 import sys
@@ -32,29 +33,63 @@ export OPENAI_API_KEY={token}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print how to ask a generator.
+    """Print how to ask a generator, or have one join or leave.
 
     Args:
         argv: The words after `lrl serve`.
 
     Returns:
-        Exit status: 2 if it is not said what to do, or there is no such generator.
+        Exit status: 1 if a generator that joins fails, 2 if it is not said what to do, or it cannot be done.
     """
-    parser = argparse.ArgumentParser(
-        prog="lrl serve", description="Print the command that asks the policy of a run that is going on."
-    )
-    parser.add_argument("--talk", metavar="RUN", type=Path, help="the run's folder, where generator-0.log is")
-    parser.add_argument("--generator", metavar="N", type=int, default=0, help="which of its generators to ask (0)")
-    parser.add_argument("prompt", nargs="*", help=f"what to ask ({PROMPT})")
-    args = parser.parse_args(argv)
-    if args.talk is None:
-        parser.error("say what to do: --talk RUN prints the command that asks the policy of a run that is going on")
+    args = _make_parser().parse_args(argv)
     try:
-        sys.stdout.write(lines(args.talk, args.generator, " ".join(args.prompt) or PROMPT))
-    except NotRunning as error:
+        return _serve(args)
+    except (NotRunning, ValueError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
-    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lrl serve", description="Reach into a run that is going on.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    folder = functools.partial(what.add_argument, metavar="RUN", type=Path)
+    folder("--talk", help="print the command that asks its policy; RUN is the run's folder, where generator-0.log is")
+    folder("--join", help="start one more generator for it; it stays in the foreground")
+    folder("--leave", help="have one of its generators leave")
+    parser.add_argument(
+        "--generator", metavar="N", type=int, help="which to ask (0), or which leaves (the last that joined)"
+    )
+    parser.add_argument("prompt", nargs="*", help=f"what to ask ({PROMPT})")
+    own = parser.add_argument_group("joining", "all else is as the run has it")
+    own.add_argument(
+        "--devices", metavar="I,J", type=indices, default=[], help="CUDA indices the generator takes; none on a CPU"
+    )
+    own.add_argument("--host", help="address it listens on; another machine than the run's must give one")
+    own.add_argument("--tls_cert", metavar="FILE", help="its certificate, PEM")
+    own.add_argument("--tls_key", metavar="FILE", help="the certificate's key, PEM")
+    own.add_argument("--insecure", action="store_true", help="plain HTTP where others can read along")
+    return parser
+
+
+def indices(words: str) -> list[int]:
+    return [int(index) for index in words.split(",")]
+
+
+def _serve(args: argparse.Namespace) -> int:
+    if args.talk is not None:
+        sys.stdout.write(lines(args.talk, args.generator or 0, " ".join(args.prompt) or PROMPT))
+        return 0
+    from lrl import join
+    from lrl.generators.server import ServerError
+
+    if args.leave is not None:
+        return join.leave(args.leave, args.generator)
+    given = {name: getattr(args, name) for name in ("host", "tls_cert", "tls_key", "insecure")}
+    try:
+        return join.join(args.join, join.Own(args.devices, {name: value for name, value in given.items() if value}))
+    except ServerError as error:
+        sys.stderr.write(f"lrl: error: {error}\n")
+        return 1
 
 
 def lines(run: Path, number: int, prompt: str) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,8 +29,10 @@ from lrl.ending import EndsInOrder
 from lrl.faults import above, at_least, fault
 from lrl.generators.crew import SPARE_PLACES
 from lrl.generators.fleet import Fleet
+from lrl.generators.register import Register, Terms
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.side_files import may_be_refused
 from lrl.weights import choose_transport
 
 if TYPE_CHECKING:
@@ -126,6 +128,9 @@ class GeneratorDevices(EndsInOrder):
         )
         self.fleet.loop.interrupted = lambda: stop_if_told(trainer)
         self.fleet.start(lambda: stop_if_told(trainer))
+        register = Register(servers[0].log_path.parent)
+        with may_be_refused("What generators need to join", register.files.path):
+            self.fleet.open_to_others(register, self._terms(servers))
 
     def plan(self) -> tuple[str, list[list[int]]]:
         """The transport, and the CUDA indices of each generator; raises ValueError if the devices do not allow it."""
@@ -155,6 +160,18 @@ class GeneratorDevices(EndsInOrder):
             max_num_seqs=asked.max_num_seqs + SPARE_PLACES,
             threads=asked.threads or (os.cpu_count() if self.placement == "shared" else None),
             dtype=policy.dtype_name if asked.dtype == "auto" else asked.dtype,
+        )
+
+    def _terms(self, servers: list[Server]) -> Terms:
+        """What a generator must be to join: what those are that the run has started."""
+        first = servers[0]
+        return Terms(
+            model=os.path.abspath(first.model) if os.path.exists(first.model) else first.model,
+            settings=asdict(first.settings),
+            transport=first.backend,
+            run_id=self.run_id,
+            on_cpu=self.root_device.type != "cuda",
+            generators=len(servers),
         )
 
     def _placements(self, on_cuda: bool) -> list[list[int]]:

@@ -43,6 +43,8 @@ class Crew:
         """Answers that went on elsewhere because their generator was taken out."""
         self.lost: Callable[[Generator], None] = lambda generator: None
         """Told of each generator that was taken out."""
+        self.syncing = False
+        """Whether a sync is going on."""
         self.has_served = False
         """Whether any of them was ever proved to hold a version."""
         self.alone_since: float | None = None
@@ -136,14 +138,19 @@ class Crew:
         tail = generator.server.log_tail(LOG_LINES_IN_ERRORS)
         name = generator.name.capitalize()
         log.warning("%s is taken out: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail)
-        generator.take_out(why)
         self.last_loss = why
-        members = self.newcomers if generator in self.newcomers else self.generators
-        members.remove(generator)
+        self.let_go(generator, why)
         self.lost(generator)
 
+    def let_go(self, generator: Generator, why: str) -> None:
+        """Leave out a generator; what it writes goes on elsewhere, with the tokens it has."""
+        generator.take_out(why)
+        members = self.newcomers if generator in self.newcomers else self.generators
+        members.remove(generator)
+
     async def take_in(self) -> None:
-        """Make the newcomers members; they are closed until a sync is proved."""
+        """A sync begins: make the newcomers members; they are closed until it is proved."""
+        self.syncing = True
         self.generators += self.newcomers
         self.newcomers.clear()
 
@@ -151,6 +158,7 @@ class Crew:
         """A sync is over: leave out who failed it, and open the door to the others."""
         for generator, why in failed.items():
             self.take_out(generator, why)
+        self.syncing = False
         if self.serving:
             self.has_served, self.alone_since = True, None
         await self._wake()

@@ -1,4 +1,4 @@
-"""All generators of a run: started together, watched, replaced one by one, stopped together."""
+"""All generators of a run: started together, watched, replaced one by one, stopped together; others join and leave."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from lrl.generators.client import GeneratorError
 from lrl.generators.crew import Crew
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.loop import LoopThread
+from lrl.generators.reception import JoinedServer, Reception
+from lrl.generators.register import Register, Terms
 from lrl.generators.server import POLL_S, Server, ServerError
 from lrl.generators.watch import watch
+from lrl.side_files import may_be_refused
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +58,19 @@ class Fleet:
         self.evaluation = Crew(self.generators[split:]) if reserved else None
         self._ever = list(self.generators)  # the lost ones too: a sync may still have been talking to one
         self.loop = LoopThread()
+        self.capacity = capacity
         self.heartbeat_s, self.patience_s = heartbeat_s, patience_s
         self.restarts = 0
         """Generators that were replaced and answer again."""
+        self.joined = 0
+        """Generators of other processes that have served."""
+        self.left = 0
+        """Generators that have served and are not replaced: they were let go, or were another process's."""
         self._servers = list(servers)
         self._backoffs: Counter[int] = Counter()  # number of a server -> its replacements since it last served for long
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._register: Register | None = None
         self._said = 0.0
 
     @property
@@ -100,6 +109,20 @@ class Fleet:
         longest = max(server.settings.start_timeout_s for server in self._servers)
         self.call(self._begin(), "warming the generators up", longest + 5.0)
 
+    def open_to_others(self, register: Register, terms: Terms) -> None:
+        """From now on generators of other processes may join, and any may be asked to leave, by `register`.
+
+        Raises:
+            OSError: There can be no register.
+        """
+        register.open(terms)
+        self._register, first = register, self._servers[0]
+
+        def make_server(number: int, address: Any) -> JoinedServer:
+            return JoinedServer(number, address, first.token, first.settings, register.run)
+
+        self.loop.loop.call_soon_threadsafe(self._keep, Reception(self, register, make_server).attend())
+
     def stop(self) -> None:
         """Close the connections, end the servers and the loop; idempotent."""
         self._stopping = True
@@ -111,6 +134,26 @@ class Fleet:
         finally:
             for server in self._servers:
                 server.stop()
+            register, self._register = self._register, None
+            if register is not None:
+                with may_be_refused("The end of the run", register.files.path):
+                    register.close()
+
+    async def admit(self, newcomer: Generator) -> None:
+        """Take in a generator that answers: it joins at the next sync. Raises GeneratorError if it does not answer."""
+        self._ever.append(newcomer)
+        await _warm_up(newcomer)
+        self.generators.append(newcomer)
+        self.rollouts.newcomers.append(newcomer)
+        self._keep(watch(self.rollouts, newcomer, self.heartbeat_s))
+
+    async def let_go(self, generator: Generator) -> None:
+        """Take out a generator that is to leave; what it writes goes on elsewhere. Its process ends if it is ours."""
+        log.info("%s leaves the run.", generator.name.capitalize())
+        self.rollouts.let_go(generator, f"{generator.name} has left the run.")
+        await self._forget(generator)
+        if (server := self._own(generator)) is not None:
+            await asyncio.to_thread(server.stop)
 
     def call(self, work: Any, what: str, deadline_s: float = CONTROL_DEADLINE_S) -> Any:
         """Run a coroutine on the fleet's loop and wait for it, from the trainer's thread."""
@@ -141,7 +184,7 @@ class Fleet:
     async def _begin(self) -> None:
         await asyncio.gather(*(_warm_up(generator) for generator in self.generators))
         for crew in self.crews:
-            crew.lost = lambda generator, crew=crew: self._keep(self._replace(crew, generator))  # type: ignore[misc]
+            crew.lost = lambda generator, crew=crew: self._keep(self._lose(crew, generator))  # type: ignore[misc]
             for generator in crew.generators:
                 self._keep(watch(crew, generator, self.heartbeat_s))
 
@@ -155,9 +198,24 @@ class Fleet:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("Watching the generators failed; one may stay out.", exc_info=error)
 
-    async def _replace(self, crew: Crew, lost: Generator) -> None:
+    async def _lose(self, crew: Crew, lost: Generator) -> None:
+        """Replace a generator of the run's own; another process's is its own to start again."""
+        if (server := self._own(lost)) is not None:
+            await self._replace(crew, lost, server)
+        else:
+            await self._forget(lost)
+
+    def _own(self, generator: Generator) -> Server | None:
+        """Its server, if this run has started it."""
+        return next((server for server in self._servers if server is generator.server), None)
+
+    async def _forget(self, gone: Generator) -> None:
+        self.generators.remove(gone)
+        self.left += gone.served_from is not None
+        await gone.client.close()
+
+    async def _replace(self, crew: Crew, lost: Generator, server: Server) -> None:
         """Start the server of a lost generator until it answers again; the next sync takes it in."""
-        server = lost.server
         await lost.client.close()
         if lost.served_from and asyncio.get_running_loop().time() - lost.served_from > PROVEN_S:
             self._backoffs[server.number] = 0
@@ -168,7 +226,7 @@ class Fleet:
             await asyncio.sleep(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** self._backoffs[server.number]))
             self._backoffs[server.number] += 1
             try:
-                await self._start(newcomer)
+                await self._start(server, newcomer)
                 break
             except (ServerError, GeneratorError, OSError) as error:
                 log.warning("The replacement of %s failed: %s", server.name, error)
@@ -177,10 +235,10 @@ class Fleet:
         self.restarts += 1
         self._keep(watch(crew, newcomer, self.heartbeat_s))
 
-    async def _start(self, generator: Generator) -> None:
+    async def _start(self, server: Server, generator: Generator) -> None:
         """Start a server and wait until it answers."""
-        generator.server.start()
-        while not await asyncio.to_thread(generator.server.ready):
+        server.start()
+        while not await asyncio.to_thread(server.ready):
             await asyncio.sleep(POLL_S)
         await _warm_up(generator)
 

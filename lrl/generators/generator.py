@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError
@@ -18,6 +18,9 @@ from lrl.generators.sampling import Sampling
 from lrl.generators.server import Server
 from lrl.rollouts.desk import Places
 from lrl.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from lrl.generators.reception import JoinedServer
 
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
@@ -27,11 +30,11 @@ class Generator(Places):
     """One server, its client, and what it is writing.
 
     Args:
-        server: The vLLM process.
+        server: The vLLM process, started by the run or by another process.
         capacity: Answers it writes at once; more would queue inside vLLM.
     """
 
-    def __init__(self, server: Server, capacity: int) -> None:
+    def __init__(self, server: Server | JoinedServer, capacity: int) -> None:
         super().__init__(capacity)
         self.server = server
         self.client = GeneratorClient(server.url, server.name, server.token, server.trust)

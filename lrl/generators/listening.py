@@ -158,12 +158,21 @@ def trust_only(certificate: str) -> ssl.SSLContext:
 
     The name in it does not count: the certificate itself is the identity.
     """
-    end = ssl.PEM_FOOTER
-    first = Path(certificate).read_text("ascii", errors="ignore").partition(end)[0] + end
+    return trust_text(first_certificate(certificate))
+
+
+def first_certificate(path: str) -> str:
+    """The first certificate of a PEM file as text, and nothing else: the file may hold a private key as well."""
+    text = Path(path).read_text("ascii", errors="ignore").partition(ssl.PEM_HEADER)[2]
+    return ssl.PEM_HEADER + text.partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER
+
+
+def trust_text(certificate: str) -> ssl.SSLContext:
+    """`trust_only` for a certificate's text."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority's signature on it is not asked for
-    context.load_verify_locations(cadata=first)
+    context.load_verify_locations(cadata=certificate)
     return context
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
+from lrl.generators.listening import LOOPBACK, is_loopback
 from lrl.weights.base import Control
 from lrl.weights.vllm_engine import VllmTransport
 
@@ -18,10 +21,27 @@ class Nccl(VllmTransport):
         """Rank 0 is the trainer; the workers of all generators follow (`Control` hands out their offsets)."""
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+        address = seen_by([generator.client.url for generator in control.taking_part])
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
             port = probe.getsockname()[1]
         workers = sum(generator.server.settings.tensor_parallel_size for generator in control.taking_part)
         return NCCLTrainerInitInfo(
-            master_address="127.0.0.1", master_port=port, world_size=1 + workers, packed=True, rank=0
+            master_address=address, master_port=port, world_size=1 + workers, packed=True, rank=0
         )
+
+
+def seen_by(urls: Sequence[str]) -> str:
+    """The address of this machine that generators at `urls` reach it by: loopback, unless one is elsewhere.
+
+    The kernel says by which address it would send there; nothing is sent. Not run between two machines yet.
+    """
+    seen = LOOPBACK
+    for address in map(urlsplit, urls):
+        family, kind, _, _, target = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            own = str(probe.getsockname()[0])
+        if not is_loopback(own) and own != target[0]:
+            seen = own
+    return seen

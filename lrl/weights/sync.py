@@ -90,11 +90,11 @@ class Sync:
         self._transport.close()
 
     def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> dict[Generator, str]:
-        """Connect whoever is new, or everybody when the transport is collective and somebody is."""
+        """Connect whoever is new; everybody when the transport is collective and somebody is new or has left."""
         new = [generator for generator in generators if generator not in self._connected]
-        if new and self._transport.collective:
+        if self._transport.collective and self._connected != set(generators):
             self._transport.close()
-            self._transport, new = self.make_transport(), list(generators)
+            self._transport, self._connected, new = self.make_transport(), set(), list(generators)
         if not new:
             return {}
         self.control.begin(new, version)

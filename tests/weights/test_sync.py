@@ -287,6 +287,15 @@ def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: Loo
     assert posted(first).count("/init_weight_transfer_engine") == 2 and first.open and newcomer.open
 
 
+def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread) -> None:
+    sync, (first, leaver) = make_sync(loop, Collective)
+    sync.move(weights, [first, leaver], 1, probe)
+    assert sync.move(weights, [first], 2, probe) == {}
+    assert posted(first).count("/init_weight_transfer_engine") == 2 and first.open and first.version == 2
+    sync.move(weights, [first], 3, probe)
+    assert posted(first).count("/init_weight_transfer_engine") == 2
+
+
 def test_a_broken_collective_gives_up_everybody_at_once(loop: LoopThread) -> None:
     sync, generators = make_sync(loop, Collective)
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]

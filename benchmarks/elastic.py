@@ -1,0 +1,229 @@
+"""One run that is written for by one generator, then by two, then by one again: tokens a second before, with and after.
+
+    python -m benchmarks.elastic                 30 steps of each
+    python -m benchmarks.elastic --steps 5       a rehearsal
+
+The quickstart's task and policy; a generator writes so few answers at once that the trainer waits for it. The second
+one joins by `lrl serve --join` and leaves by `--leave`. All figures are the run's own, from its TensorBoard file and
+from the ledger in its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from benchmarks import records
+from lrl.cli import recipes
+
+log = logging.getLogger(__name__)
+
+LRL = [sys.executable, "-c", "from lrl.cli import main; raise SystemExit(main())"]
+WAIT_S = 1800.0
+"""For anything that the run is waited for."""
+LOOK_S = 1.0
+CALLBACKS = ("WeightSync", "Throughput")
+TAGS = ("time/step", "time/wait", "throughput/generated_tokens_per_s", "fleet/alive", "fleet/reissued")
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a record is recognised by."""
+    return {name: getattr(args, name) for name in ("steps", "groups", "answers", "capacity", "max_lag", "seed")}
+
+
+def config_of(args: argparse.Namespace, folder: Path) -> Path:
+    """The quickstart's recipe without an end and without evaluations, which would write tokens too."""
+    recipe = yaml.safe_load(recipes()["quickstart"].read_text())
+    recipe["seed_everything"] = args.seed
+    recipe["model"]["init_args"] |= {"lr": 5e-5, "schedule": "constant"}
+    recipe["data"]["init_args"] |= {
+        "groups_per_step": args.groups,
+        "rollouts_per_group": args.answers,
+        "max_lag": args.max_lag,
+    }
+    trainer = recipe["trainer"]
+    trainer["max_steps"] = -1
+    trainer["strategy"]["init_args"]["server"] = {"max_num_seqs": args.capacity, "kv_cache_gib": 0.5}
+    trainer["logger"]["init_args"] = {"save_dir": str(folder), "name": "run", "version": 0}
+    kept = [f"lrl.callbacks.{name}" for name in CALLBACKS]
+    trainer["callbacks"] = [callback for callback in trainer["callbacks"] if callback["class_path"] in kept]
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(recipe))
+    return config
+
+
+class Run:
+    """A run of `lrl fit`, seen from outside; leaving its context ends it.
+
+    Args:
+        args: The benchmark's.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        folder = args.folder.resolve()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.folder = folder / "run" / "version_0"
+        self._events: EventAccumulator | None = None
+        with (folder / "output.log").open("wb") as output:
+            self.process = subprocess.Popen(
+                [*LRL, "fit", "--config", str(config_of(args, folder))], stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ctrl-C: the run saves a checkpoint and ends."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        self.process.wait(WAIT_S)
+
+    def series(self) -> list[dict[str, float]]:
+        """Each step's figures so far, by the tags in `TAGS`."""
+        if not any(self.folder.glob("events.*")):
+            return []
+        events = self._events = self._events or EventAccumulator(str(self.folder), size_guidance={"scalars": 0})
+        events.Reload()
+        if any(tag not in events.Tags()["scalars"] for tag in TAGS):
+            return []
+        columns = [[event.value for event in events.Scalars(tag)] for tag in TAGS]
+        return [dict(zip(TAGS, values, strict=True)) for values in zip(*columns, strict=False)]
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        """Look until `condition` holds; raises RuntimeError if the run ends, TimeoutError if it takes too long."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"The run ended before {what}; see {self.folder.parents[1] / 'output.log'}.")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} did not come within {WAIT_S:g} s.")
+            time.sleep(LOOK_S)
+
+    def train_on(self, steps: int, alive: int) -> list[dict[str, float]]:
+        """Wait for so many more steps that had `alive` generators all through, and return their figures."""
+        first = len(self.series())
+        while first == 0 or self.series()[first - 1]["fleet/alive"] != alive:
+            known = first
+            self.wait_for(lambda known=known: len(self.series()) > known, "the next step")  # type: ignore[misc]
+            first = len(self.series())
+        self.wait_for(lambda: len(self.series()) >= first + steps, f"{steps} steps with {alive} generators")
+        return self.series()[first : first + steps]
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The run from its start to its record."""
+    with Run(args) as run:
+        before = run.train_on(args.steps, alive=1)
+        started = time.monotonic()
+        with (args.folder / "join.log").open("wb") as output:
+            joining = subprocess.Popen([*LRL, "serve", "--join", str(run.folder)], stdout=output)
+        run.wait_for(lambda: run.series()[-1]["fleet/alive"] == 2, "the second generator")
+        joined_s = time.monotonic() - started
+        meanwhile = run.train_on(args.steps, alive=2)
+        started = time.monotonic()
+        subprocess.run([*LRL, "serve", "--leave", str(run.folder)], check=True)
+        left_s = time.monotonic() - started
+        after = run.train_on(args.steps, alive=1)
+        run.end()
+        status = joining.wait(WAIT_S)
+    return {
+        "settings": settings_of(args),
+        "before": phase(before),
+        "with": phase(meanwhile),
+        "after": phase(after),
+        "joined_s": round(joined_s, 1),
+        "left_s": round(left_s, 1),
+        "status": status,
+        "reissued": int(after[-1]["fleet/reissued"]),
+        **trained(run.folder, args.groups),
+    }
+
+
+def phase(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:
+    """Tokens a second over all of `steps`, seconds a step, and the share of the trainer's time that it waited."""
+    seconds = sum(step["time/step"] for step in steps)
+    tokens = sum(step["throughput/generated_tokens_per_s"] * step["time/step"] for step in steps)
+    return {
+        "tokens_per_s": records.rounded(tokens / seconds),
+        "step_s": records.rounded(seconds / len(steps)),
+        "wait": records.rounded(sum(step["time/wait"] for step in steps) / seconds),
+    }
+
+
+def trained(run: Path, groups: int) -> dict[str, int]:
+    """What the ledger of the last checkpoint says: groups that its steps trained, and those lost or given up.
+
+    Returns:
+        `trained`, which has to be `expected`; `given_up`.
+    """
+    last = max((run / "checkpoints").glob("last-step=*.ckpt"), key=lambda path: path.stat().st_mtime)
+    checkpoint = torch.load(last, weights_only=True)
+    ledger = checkpoint["RolloutDataModule"]["ledger"]
+    return {
+        "trained": ledger["done_through"] + len(ledger["done_ahead"]),
+        "expected": checkpoint["global_step"] * groups,
+        "given_up": len(ledger["given_up"]),
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The measurement as lines of text."""
+    rows = ["| generators | tokens/s | seconds a step | the trainer waited |", "|---|---|---|---|"]
+    for name, generators in (("before", "1"), ("with", "2"), ("after", "1 again")):
+        found = record[name]
+        rows.append(f"| {generators} | {found['tokens_per_s']:.0f} | {found['step_s']:.2f} | {found['wait']:.0%} |")
+    rows.append(
+        f"\n{record['with']['tokens_per_s'] / record['before']['tokens_per_s']:.2f} times the tokens; serving "
+        f"{record['joined_s']:.0f} s after the command, out {record['left_s']:.1f} s after the other one, "
+        f"{record['reissued']} answers went on elsewhere; {record['trained']} groups trained of {record['expected']}, "
+        f"{record['given_up']} given up"
+    )
+    return "\n".join(rows)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=30, help="with each number of generators (%(default)s)")
+    parser.add_argument("--groups", type=int, default=4, help="problems a step (%(default)s)")
+    parser.add_argument("--answers", type=int, default=16, help="to each (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=4, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--max_lag", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    records.add_places(parser, "elastic", plot=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure unless it is there, then print the table."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if records.find(records.read(args.out), {"settings": settings_of(args)}) is None:
+        command = shlex.join(["python", "-m", "benchmarks.elastic", *words])
+        records.append(args.out, measure(args) | {"command": command})
+    record = records.find(records.read(args.out), {"settings": settings_of(args)})
+    assert record is not None, "it was just written"
+    print(table(record))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,186 @@
+"""When one more generator is asked for, and that what was started for it ends with the run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lrl.callbacks import Elastic, Throughput
+from lrl.callbacks import elastic as elastic_module
+from lrl.callbacks.elastic import generation_s, has_one_too_many, lacks_one
+from lrl.callbacks.throughput import StepTimes
+from tests.leftovers import wait_for
+
+RUNS = st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 10.0), st.integers(1, 6))
+"""Seconds of work for one generator; how much longer training takes than that shared evenly; generators."""
+
+
+def times_of(work: float, train: float, generators: int) -> StepTimes:
+    """A step of the ideal run: the work is shared evenly, and the slower side sets the pace."""
+    write = work / generators
+    step = max(write, train)
+    idle = {"writing": write * generators, "paused": 0.0, "idle": (step - write) * generators}
+    return StepTimes({"train": train, "wait_next": step - train}, idle)
+
+
+@settings(deadline=None)
+@given(RUNS)
+def test_one_more_is_asked_for_exactly_when_with_it_generation_is_still_the_slower_side(
+    run: tuple[float, float, int],
+) -> None:
+    work, ratio, generators = run
+    train = ratio * work / generators
+    assume(abs(work / (generators + 1) - train) > 1e-6 * train)
+    times = times_of(work, train, generators)
+    assert generation_s(times) == pytest.approx(work / generators)
+    assert lacks_one(times, generators) == (work / (generators + 1) > train)
+
+
+@settings(deadline=None)
+@given(RUNS)
+def test_one_less_is_spoken_of_exactly_when_without_it_training_is_still_the_slower_side(
+    run: tuple[float, float, int],
+) -> None:
+    work, ratio, generators = run
+    train = ratio * work / generators
+    assume(generators == 1 or abs(work / (generators - 1) - train) > 1e-6 * train)
+    times = times_of(work, train, generators)
+    assert has_one_too_many(times, generators) == (generators > 1 and work / (generators - 1) < train)
+    assert not (has_one_too_many(times, generators) and lacks_one(times, generators))
+
+
+def test_a_trainer_that_waits_for_one_long_answer_gains_nothing_from_another_generator() -> None:
+    times = StepTimes({"train": 5.0, "wait_last": 5.0}, {"writing": 12.0, "paused": 0.0, "idle": 8.0})
+    assert generation_s(times) == pytest.approx(6.0) and not lacks_one(times, 2)
+
+
+STAYS = "import signal, sys, time; open(sys.argv[1] + '/started', 'a').write('x'); {more} time.sleep(600)"
+
+
+class ModelRun:
+    """What the callback sees of a run whose generators are far too slow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.throughput = Throughput()
+        self.throughput.times = times_of(100.0, 1.0, 2)
+        self.fleet = SimpleNamespace(rollouts=SimpleNamespace(serving=[0, 1]), joined=0)
+        self.trainer: Any = SimpleNamespace(
+            callbacks=[self.throughput],
+            log_dir=str(folder),
+            datamodule=SimpleNamespace(fleet=self.fleet),
+        )
+
+    def steps(self, elastic: Elastic, count: int) -> None:
+        for _ in range(count):
+            elastic.on_train_batch_end(self.trainer, SimpleNamespace())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def model_run(tmp_path: Path) -> ModelRun:
+    return ModelRun(tmp_path)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
+    """The processes that callbacks have started; none is left behind."""
+    processes: list[psutil.Process] = []
+
+    class Noted(elastic_module.subprocess.Popen):  # type: ignore[type-arg, name-defined]
+        def __init__(self, *words: Any, **settings: Any) -> None:
+            super().__init__(*words, **settings)
+            processes.append(psutil.Process(self.pid))
+
+    monkeypatch.setattr(elastic_module.subprocess, "Popen", Noted)
+    yield processes
+    for process in processes:
+        if process.is_running():
+            process.kill()
+
+
+def script(folder: Path, more: str = "") -> str:
+    """A command that writes an x into the run's folder, and stays."""
+    (folder / "stays.py").write_text(STAYS.format(more=more))
+    return f"{sys.executable} {folder / 'stays.py'} {{run}}"
+
+
+def test_without_a_command_it_says_once_what_to_type(
+    model_run: ModelRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    elastic = Elastic(steps=3)
+    model_run.steps(elastic, 2)
+    assert not caplog.text
+    model_run.steps(elastic, 10)
+    assert caplog.text.count(f"Type: lrl serve --join {tmp_path}") == 1
+    model_run.throughput.times = times_of(1.0, 100.0, 2)
+    model_run.steps(elastic, 10)
+    assert caplog.text.count(f"Type: lrl serve --leave {tmp_path}") == 1
+
+
+def test_one_at_a_time_is_started_and_no_more_than_allowed(
+    model_run: ModelRun, tmp_path: Path, started: list[psutil.Process]
+) -> None:
+    elastic = Elastic(command=script(tmp_path), max_generators=4, steps=2)
+    model_run.steps(elastic, 20)
+    assert len(started) == 1
+    model_run.fleet.joined, model_run.fleet.rollouts.serving = 1, [0, 1, 2]
+    model_run.steps(elastic, 20)
+    assert len(started) == 2
+    model_run.fleet.joined, model_run.fleet.rollouts.serving = 2, [0, 1, 2, 3]
+    model_run.steps(elastic, 20)
+    assert len(started) == 2
+    elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]
+    assert not any(process.is_running() for process in started)
+
+
+def test_a_command_that_fails_is_told_and_tried_again(
+    model_run: ModelRun, started: list[psutil.Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    elastic = Elastic(command=f"{sys.executable} -c 'raise SystemExit(3)'", steps=1)
+    model_run.steps(elastic, 1)
+    elastic._started[0].wait()
+    model_run.steps(elastic, 1)
+    assert len(started) == 2 and "exit status 3" in caplog.text
+    elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]
+
+
+def test_a_program_that_is_gone_does_not_end_the_run(
+    model_run: ModelRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "start"
+    program.touch(0o755)
+    elastic = Elastic(command=str(program), steps=1)
+    program.unlink()
+    model_run.steps(elastic, 2)
+    assert caplog.text.count("cannot be started") == 2
+
+
+def test_what_will_not_end_is_killed_with_the_run(
+    model_run: ModelRun, tmp_path: Path, started: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_module, "END_S", 0.2)
+    elastic = Elastic(command=script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN);"), steps=1)
+    model_run.steps(elastic, 1)
+    wait_for((tmp_path / "started").exists, 20.0, "the script")
+    wait_for(lambda: started[0].status() == psutil.STATUS_SLEEPING, 20.0, "its sleep")
+    started[0].send_signal(signal.SIGTERM)
+    elastic.on_exception(model_run.trainer, None, KeyboardInterrupt())  # type: ignore[arg-type]
+    assert not started[0].is_running()
+
+
+def test_what_cannot_work_is_refused() -> None:
+    for command in (" ", "no-such-program --join {run}"):
+        with pytest.raises(ValueError, match=rf"Elastic.command is '{command}'.*lrl serve --join {{run}}"):
+            Elastic(command=command)
+    with pytest.raises(ValueError, match=r"Elastic.max_generators is 0"):
+        Elastic(max_generators=0)
+    with pytest.raises(ValueError, match="Throughput before it"):
+        Elastic().setup(SimpleNamespace(callbacks=[]), None, "fit")  # type: ignore[arg-type]

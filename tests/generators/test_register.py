@@ -1,0 +1,181 @@
+"""What a run and a newcomer believe of each other: whose file it is, whose process, on which machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lrl import join
+from lrl.generators import register as register_module
+from lrl.generators import whereabouts
+from lrl.generators.listening import first_certificate
+from lrl.generators.private_folder import NotBelieved
+from lrl.generators.register import Address, Register, Terms
+from lrl.generators.running import NotRunning
+from lrl.generators.settings import ServerSettings
+from lrl.generators.whereabouts import Whereabouts
+from tests.certificates import self_signed
+
+ELSEWHERE = Whereabouts(machine="another one", pid=1, started=1)
+OWN = join.Own([], {})
+
+
+def terms_of(transport: str = "shared_memory", **fields: object) -> Terms:
+    defaults = {"run_id": "ab12", "on_cpu": True, "generators": 1}
+    return Terms("base", asdict(ServerSettings()), transport, **defaults | fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Register:
+    register = Register(tmp_path)
+    register.open(terms_of())
+    return register
+
+
+def test_what_is_written_is_read_again_and_closed_to_all_others(opened: Register, tmp_path: Path) -> None:
+    assert Register(tmp_path).terms() == terms_of()
+    assert (tmp_path / "fleet").stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "fleet").iterdir()] == [0o600]
+
+
+@pytest.mark.parametrize("mode", [0o622, 0o640, 0o604])
+def test_an_open_file_is_not_believed(opened: Register, tmp_path: Path, mode: int) -> None:
+    (tmp_path / "fleet" / "run.json").chmod(mode)
+    with pytest.raises(NotRunning, match=rf"run.json is not believed.*{mode:04o}"):
+        Register(tmp_path).terms()
+
+
+def test_nothing_in_an_open_folder_is_believed(opened: Register, tmp_path: Path) -> None:
+    (tmp_path / "fleet").chmod(0o777)
+    with pytest.raises(NotRunning, match="fleet is not believed.*0777"):
+        Register(tmp_path).terms()
+    with pytest.raises(NotBelieved):
+        opened.look()
+
+
+def test_another_users_file_is_not_believed(opened: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fleet" / "generator-1.json").write_text("{}")
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(NotRunning, match=f"is not believed.*of user {me}"):
+        Register(tmp_path).terms()
+    with pytest.raises(NotBelieved):
+        Register(tmp_path).open(terms_of())
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(opened: Register, tmp_path: Path) -> None:
+    (tmp_path / "fleet" / "run.json").rename(tmp_path / "mine.json")
+    (tmp_path / "fleet" / "run.json").symlink_to(tmp_path / "mine.json")
+    with pytest.raises(NotRunning, match="symbolic link"):
+        Register(tmp_path).terms()
+
+
+def test_a_file_of_another_release_names_the_remedy(opened: Register, tmp_path: Path) -> None:
+    opened.files.write("run.json", {"model": "base"})
+    with pytest.raises(NotRunning, match="use the release of the run"):
+        Register(tmp_path).terms()
+
+
+def test_of_two_that_want_a_number_each_has_its_own(opened: Register) -> None:
+    assert [Register(opened.run).claim(1) for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "age", [lambda own: replace(own, started=1), lambda own: replace(own, pid=2**22 + 1)], ids=["pid again", "no pid"]
+)
+def test_a_run_that_was_killed_is_told_from_one_that_goes_on(
+    tmp_path: Path, age: Callable[[Whereabouts], Whereabouts]
+) -> None:
+    register = Register(tmp_path)
+    register.open(terms_of(owner=age(Whereabouts())))
+    with pytest.raises(NotRunning, match="its run has ended"):
+        register.terms()
+    assert not register.goes_on(terms_of())
+
+
+def test_a_process_that_nobody_has_collected_yet_has_ended() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    whose = Whereabouts(pid=child.pid, started=whereabouts.started(child.pid))
+    assert not whose.ended
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert whose.ended
+    child.wait()
+
+
+def test_a_run_goes_on_until_it_closes_its_register_or_another_one_opens_it(opened: Register) -> None:
+    terms, seen = opened.terms(), Register(opened.run)
+    assert seen.goes_on(terms)
+    opened.open(terms_of(run_id="cd34"))
+    assert not seen.goes_on(terms)
+    opened.close()
+    assert not seen.goes_on(terms) and not (opened.run / "fleet").exists()
+
+
+def test_a_run_elsewhere_has_ended_when_it_shows_nothing_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(register_module.time, "monotonic", lambda: now[0])
+    run, seen = Register(tmp_path), Register(tmp_path)
+    run.open(terms_of(owner=ELSEWHERE))
+    terms = seen.terms()
+    for _ in range(100):
+        now[0] += register_module.SILENT_S / 4
+        run.look()
+        assert seen.goes_on(terms)
+    now[0] += register_module.SILENT_S * 1.1
+    assert not seen.goes_on(terms)
+
+
+def test_from_another_machine_the_token_comes_from_the_environment_and_goes_no_further(
+    opened: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRL_TOKEN", "brought along")
+    assert opened.token(terms_of(owner=ELSEWHERE)) == "brought along"
+    assert "LRL_TOKEN" not in os.environ, "what is started from here has it by another name, or not at all"
+    monkeypatch.setattr(register_module.getpass, "getpass", lambda prompt: f"typed after {prompt}")
+    assert "lrl serve --talk" in opened.token(terms_of(owner=ELSEWHERE))
+
+
+def test_on_the_runs_machine_nobody_types_a_token(opened: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRL_TOKEN", "of another run")
+    with pytest.raises(NotRunning, match="none of them is running here"):
+        opened.token(terms_of())
+
+
+@pytest.mark.parametrize(
+    ("terms", "own", "remedy"),
+    [
+        (terms_of("ipc"), OWN, "generator_devices above 0"),
+        (terms_of("shared_memory", owner=ELSEWHERE), OWN, "weight_transfer: nccl"),
+        (terms_of("nccl", on_cpu=False), OWN, "--devices .not given.*are on GPUs"),
+        (terms_of(), join.Own([0], {}), "--devices 0: .*leave it out"),
+        (terms_of("nccl", on_cpu=False, owner=ELSEWHERE), join.Own([0], {}), "--host .not given"),
+        (terms_of("nccl", on_cpu=False, owner=ELSEWHERE), join.Own([0], {"host": "0.0.0.0"}), "--host 0.0.0.0"),
+        (terms_of("nccl", on_cpu=False, owner=ELSEWHERE), join.Own([0], {"host": "10.0.0.7"}), "insecure: true"),
+    ],
+)
+def test_what_cannot_join_is_told_before_it_starts(terms: Terms, own: join.Own, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        join.settings_here(tmp_path, terms, own)
+
+
+def test_all_that_must_agree_comes_from_the_run_and_where_it_listens_from_here(tmp_path: Path) -> None:
+    asked = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"seed": 3})
+    terms = replace(terms_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
+    found = join.settings_here(tmp_path, terms, join.Own([0], {"host": "10.0.0.7", "insecure": True}))
+    assert found == replace(asked, host="10.0.0.7", insecure=True)
+
+
+def test_a_certificate_goes_along_without_the_key_in_its_file(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_text(Path(key).read_text() + Path(certificate).read_text())
+    address = Address("https://10.0.0.7:1", "certificate", first_certificate(str(both)))
+    assert "PRIVATE KEY" not in address.certificate and address.context() is not None

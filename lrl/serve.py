@@ -72,6 +72,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def indices(words: str) -> list[int]:
+    """Numbers with commas between them; raises ValueError for others."""
     return [int(index) for index in words.split(",")]
 
 

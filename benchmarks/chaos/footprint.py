@@ -12,13 +12,15 @@ NAMES = (
     "trainer_rss_mib",
     "all_pss_mib",
     "trainer_files",
+    "trainer_connections",
     "all_files",
     "trainer_threads",
     "all_threads",
     "processes",
     "shm_mib",
 )
-"""What `footprint` gives: of the trainer's process, and of it with all below it."""
+"""What `footprint` gives: of the trainer's process, and of it with all below it. The trainer's connections to its
+generators are no files of it: an idle one is kept for a minute, so after a burst of requests there are more."""
 
 
 def footprint(trainer: int) -> dict[str, float]:
@@ -32,7 +34,9 @@ def footprint(trainer: int) -> dict[str, float]:
     root = psutil.Process(trainer)
     found = dict.fromkeys(NAMES, 0.0)
     found["trainer_rss_mib"] = root.memory_info().rss / 2**20
-    found["trainer_files"], found["trainer_threads"] = root.num_fds(), root.num_threads()
+    found["trainer_connections"] = len(root.net_connections("tcp"))
+    found["trainer_files"] = root.num_fds() - found["trainer_connections"]
+    found["trainer_threads"] = root.num_threads()
     for process in [root, *root.children(recursive=True)]:
         try:
             with process.oneshot():

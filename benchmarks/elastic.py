@@ -117,14 +117,22 @@ class Run:
             time.sleep(LOOK_S)
 
     def train_on(self, steps: int, alive: int) -> list[dict[str, float]]:
-        """Wait for so many more steps that had `alive` generators all through, and return their figures."""
+        """Wait for so many more steps, and return their figures.
+
+        Raises:
+            RuntimeError: Not all of them had `alive` generators.
+        """
         first = len(self.series())
         while first == 0 or self.series()[first - 1]["fleet/alive"] != alive:
             known = first
             self.wait_for(lambda known=known: len(self.series()) > known, "the next step")  # type: ignore[misc]
             first = len(self.series())
         self.wait_for(lambda: len(self.series()) >= first + steps, f"{steps} steps with {alive} generators")
-        return self.series()[first : first + steps]
+        found = self.series()[first : first + steps]
+        if {step["fleet/alive"] for step in found} != {alive}:
+            which = f"steps {first} to {first + steps - 1}"
+            raise RuntimeError(f"Not all of {which} had {alive} generators; see {self.folder}.")
+        return found
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -173,7 +181,7 @@ def trained(run: Path, groups: int) -> dict[str, int]:
     Returns:
         `trained`, which has to be `expected`; `given_up`.
     """
-    last = max((run / "checkpoints").glob("last-step=*.ckpt"), key=lambda path: path.stat().st_mtime)
+    last = max((run / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     checkpoint = torch.load(last, weights_only=True)
     ledger = checkpoint["RolloutDataModule"]["ledger"]
     return {

@@ -150,6 +150,7 @@ class GeneratorClient:
                     yield response
                     return
                 status, said = response.status, (await response.text())[:500]
+                response.close()  # the server may close it, too, just as the next request goes out on it
         except TimeoutError as error:
             raise TooLate(f"{self.name}: {route} did not answer within {deadline_s:g} s.") from error
         except aiohttp.ClientError as error:

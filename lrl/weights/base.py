@@ -58,6 +58,8 @@ class Control:
         """Who has not failed so far, in their order."""
         self.failed: dict[Generator, str] = {}
         """Who has, and at what."""
+        self.opened: set[Generator] = set()
+        """Where an update may be open: it was started, and not finished as far as is known."""
         self.silent: set[Generator] = set()
         """Who of these let the deadline of a short call pass: it stands still, and would not hear a second one."""
 
@@ -98,6 +100,7 @@ class Control:
 
     def start_weight_update(self) -> None:
         """Open the update."""
+        self.opened |= set(self.taking_part)
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
@@ -108,16 +111,19 @@ class Control:
         """Close the update: from here on tokens carry the new version."""
         body = {"weight_version": weight_version or str(self.version)}
         self._post("/finish_weight_update", lambda generator: body)
+        self.opened -= set(self.taking_part)
 
     def close_update(self) -> None:
         """Close the update that a failed attempt may have left open: an engine opens no other meanwhile.
 
-        Where none is open the engine answers with an error, which says nothing. What the update left of the weights is
-        overwritten by the next one, and a version of this name is never confirmed.
+        Where the start was not heard none is open, and the engine answers with an error, which says nothing. What the
+        update left of the weights is overwritten by the next one, and a version of this name is never confirmed.
         """
         route, body = "/finish_weight_update", {"weight_version": "abandoned"}
-        works = [generator.client.post(route, body, deadline_s=self.silence_s) for generator in self.taking_part]
+        open_at = [generator for generator in self.taking_part if generator in self.opened]
+        works = [generator.client.post(route, body, deadline_s=self.silence_s) for generator in open_at]
         self.loop.wait(gather(works), self.silence_s + 5.0, "closing an update that failed", self.interrupted)
+        self.opened -= set(open_at)
 
     def _post(self, route: str, body: Callable[[Generator], dict[str, Any] | None] = lambda generator: None) -> None:
         self.each(route, lambda generator: generator.client.post(route, body(generator), deadline_s=self.deadline_s))

@@ -28,7 +28,7 @@ PHASES = [
 
 
 AGAIN = [*PHASES[:2], "/finish_weight_update", *PHASES[2:]]
-"""Of another attempt: it closes what the one before may have left open."""
+"""Of another attempt, when the one before may have left an update open: it is closed first."""
 
 
 class Client:
@@ -179,7 +179,8 @@ def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
     assert sync.move(weights, [healthy, failing], 3, probe) == {}
     assert posted(failing).count("/resume") == posted(healthy).count("/resume") == 1
     assert posted(failing).count(PHASES[0]) == times + 1
-    assert posted(failing)[-8:] == [*AGAIN, "/resume"]
+    opened = phase in PHASES[2:5]
+    assert posted(failing)[-8:] == ([*AGAIN, "/resume"] if opened else [phase, *PHASES, "/resume"])
     assert posted(healthy) == [
         "/init_weight_transfer_engine",
         *PHASES,
@@ -232,7 +233,7 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int) -> 
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {"/init_weight_transfer_engine": times}  # type: ignore[attr-defined]
     assert sync.move(weights, [healthy, failing], 3, probe) == {}
-    assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*AGAIN, "/resume"]
+    assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, "/resume"]
     assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, "/resume"]
     assert failing.open and failing.version == 3
 

@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMAND_LINE = r"^    (?:PYTHONPATH=\. )?(lrl (?:fit|validate) .*?)(?:  .*)?$"
 COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTILINE)
-FAMILIES = "reward|rewards|rollouts|policy|time|throughput|fleet|eval|lengths"
+FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|lengths"
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
 LIGHTNINGS_OWN = {"epoch"}
 RECALL = {f"lengths/recall_{tail}" for tail in (20, 10, 5)}

@@ -60,7 +60,7 @@ class Faults:
         if time.monotonic() < self._next:
             return
         self._next += self.every_s
-        part = self._draw.choice([*PARTS, "reward worker"] if self.counts else PARTS)
+        part = self._draw.choice([*PARTS, "reward worker"] if self.counts else [*PARTS])
         fault = Fault(part, (self._draw.randrange(GENERATORS),), freeze=self._draw.random() < 0.25)
         if whole and part in PARTS:
             fault.inject(self.victim.process.pid)

@@ -187,3 +187,13 @@ def test_every_measurement_has_a_table() -> None:
     }
     soaked = soak.table({"slopes": slopes, "faults": {"kill": 2}, "trained": account, "fleet": {}})
     assert "| processes | 9 | 0.5 | 0.4 to 0.6 |" in soaked and "1 lost" in soaked
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_fault_of_a_soak_is_a_generators(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hit: list[int] = []
+    monkeypatch.setattr(faults.Fault, "inject", lambda fault, pid: hit.append(pid))
+    victim: Any = SimpleNamespace(process=SimpleNamespace(pid=7))
+    broken = soak.Faults(victim, every_s=0.0, seed=seed)
+    broken.tick(whole=True)
+    assert hit == [7] and broken.counts["reward worker"] == 0

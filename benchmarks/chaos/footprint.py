@@ -20,7 +20,7 @@ NAMES = (
     "shm_mib",
 )
 """What `footprint` gives: of the trainer's process, and of it with all below it. The trainer's connections to its
-generators are no files of it: an idle one is kept for a minute, so after a burst of requests there are more."""
+generators are counted apart from its files: there are as many as requests at that moment."""
 
 
 def footprint(trainer: int) -> dict[str, float]:

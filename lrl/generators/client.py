@@ -19,9 +19,6 @@ from lrl.generators.answer_stream import AnswerStream
 from lrl.generators.guard import bearer
 from lrl.generators.sampling import Sampling
 
-IDLE_CONNECTION_S = 60.0
-"""We let go of an idle connection first: the server is told to wait ten times as long. Its own 5 s once closed one just
-as a /resume went out on it, and that ended a run."""
 LONGEST_LINE = 2**24
 """Bytes. While nobody reads a stream vLLM joins its chunks, so a line can hold a whole long answer."""
 GENERATE = "/inference/v1/generate"
@@ -150,7 +147,6 @@ class GeneratorClient:
                     yield response
                     return
                 status, said = response.status, (await response.text())[:500]
-                response.close()  # the server may close it, too, just as the next request goes out on it
         except TimeoutError as error:
             raise TooLate(f"{self.name}: {route} did not answer within {deadline_s:g} s.") from error
         except aiohttp.ClientError as error:
@@ -167,8 +163,10 @@ class GeneratorClient:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No limit of our own: how many requests are in flight is the crew's to say.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S, ssl=self._trust or True)
+            # No limit of our own: how many requests are in flight is the crew's to say. A connection for each: a server
+            # once closed an idle one just as a /resume went out on it, and that ended a run; and with a pool of them
+            # the open files of a run crept up to the most requests that were ever in flight at once.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=self._trust or True)
             self._session = aiohttp.ClientSession(
                 connector=connector, headers=self._headers, trust_env=False, read_bufsize=LONGEST_LINE
             )

@@ -22,7 +22,6 @@ import psutil
 
 from lrl.generators import keeper
 from lrl.generators.answer_stream import STREAM_INTERVAL
-from lrl.generators.client import IDLE_CONNECTION_S
 from lrl.generators.guard import TOKEN_VARIABLE
 from lrl.generators.listening import connect
 from lrl.generators.settings import ServerSettings, as_flags, dashed
@@ -214,7 +213,6 @@ class Server:
             "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "lrl",
-            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": f"{10 * IDLE_CONNECTION_S:.0f}",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "CUDA_VISIBLE_DEVICES": self._visible,

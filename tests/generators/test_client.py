@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
@@ -87,6 +88,25 @@ def test_a_request_says_version_priority_and_all_of_the_sampling() -> None:
     assert route == GENERATE and body["token_ids"] == [1, 2, 3] and body["stream"] is True
     assert body["cache_salt"] == "4" and body["priority"] == 17
     assert body["sampling_params"] == {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0}
+
+
+def test_no_connection_outlives_its_request() -> None:
+    def established() -> int:
+        return sum(one.status == "ESTABLISHED" for one in psutil.Process().net_connections("tcp"))
+
+    async def two_requests(client: GeneratorClient) -> int:
+        before = established()
+        await client.heartbeat(5.0)
+        await write(client, Rollout())
+        return established() - before
+
+    done = [chunk(0, [5], "stop", [{"version": "4", "start": 0, "end": 1}])]
+    answered = [answers_json({"choices": []}), streams(done)]
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await answered.pop(0)(request)
+
+    assert at_server(handler, two_requests) == 0
 
 
 def test_a_half_written_answer_goes_on_behind_its_tokens_and_keeps_what_it_has() -> None:

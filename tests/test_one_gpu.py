@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from benchmarks.gpu import one_gpu, random_policy
+from benchmarks import random_policy
+from benchmarks.gpu import one_gpu
 from benchmarks.gpu.memory_plan import GIB, plan_memory
 from lrl.network import open_network, open_tokenizer
 from lrl.rollouts.prompts import Prompts

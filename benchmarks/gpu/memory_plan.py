@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
-from benchmarks.gpu.random_policy import num_parameters
+from benchmarks.random_policy import num_parameters
 
 GIB = 2**30
 GROUPS_PER_STEP, ROLLOUTS_PER_GROUP = 16, 8

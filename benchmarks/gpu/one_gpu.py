@@ -34,7 +34,7 @@ from benchmarks.gpu.memory_plan import (
     ROLLOUTS_PER_GROUP,
     plan_memory,
 )
-from benchmarks.gpu.random_policy import SHAPES, hashed, llama, made_up_rows, make_policy
+from benchmarks.random_policy import SHAPES, hashed, llama, made_up_rows, make_policy
 from lrl.callbacks import Throughput, WeightSync
 from lrl.rollouts.sources import read_rows
 

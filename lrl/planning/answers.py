@@ -81,7 +81,7 @@ class Lognormal(Lengths):
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         """See `Lengths.tokens`."""
-        return np.exp(math.log(self.median) + self.sigma * normal).clip(1, self.longest).astype(np.int64)
+        return (self.median * np.exp(self.sigma * normal)).clip(1, self.longest).astype(np.int64)
 
 
 class Seen(Lengths):

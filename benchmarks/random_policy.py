@@ -20,6 +20,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 EOS = "<eos>"
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "5m": {  # for two CPU cores: 4.9 million parameters
+        "vocab_size": 512, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True,
+    },
     "0.5b": {  # of Qwen2.5-0.5B
         "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
         "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,

@@ -1,0 +1,71 @@
+"""Answers of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change them.
+
+Every answer is written by a request of its own, past end tokens, to exactly the length that is drawn for its group and
+its place in it. A simulation with the same `Lengths` has the same answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from lrl.data import Rollout
+from lrl.generators import generator
+from lrl.generators.client import GeneratorClient
+from lrl.generators.sampling import Sampling
+from lrl.planning.answers import Lengths, Lognormal
+
+
+def equal(tokens: int = 64) -> Lengths:
+    """All answers have so many tokens."""
+    return Lognormal(tokens, 0.0, tokens)
+
+
+def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> Lengths:
+    """Lognormal, mean 64 after the cut, at most 512 tokens; of 128 answers the longest has about 460.
+
+    Args:
+        seed: Of the draw.
+        prompt_share: See `lrl.planning.answers.Lengths`.
+    """
+    return Lognormal(40, 1.0, 512, prompt_share, seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exactly(Sampling):
+    """`max_tokens` tokens, whatever they are."""
+
+    def as_vllm(self, n: int, written: int) -> dict[str, Any]:
+        """See `Sampling.as_vllm`."""
+        return Sampling.as_vllm(self, n, written) | {"ignore_eos": True}
+
+
+@contextmanager
+def forced(lengths: Lengths, prompts: int) -> Iterator[None]:
+    """Within it a run's answers have these lengths; enter it before the run starts.
+
+    Args:
+        lengths: By prompt and group.
+        prompts: Rows of the data set: group i answers prompt i % prompts.
+    """
+    drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone
+
+    class Client(GeneratorClient):
+        async def write(self, ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any) -> None:
+            if not rollouts[0].token_ids:
+                group = how["priority"]
+                drawn.update(zip(map(id, rollouts), lengths.of(group % prompts, group, len(rollouts)), strict=True))
+            exact = [Exactly(max_tokens=drawn[id(rollout)], temperature=sampling.temperature) for rollout in rollouts]
+            one = super().write
+            await asyncio.gather(
+                *(one(ids, [rollout], its, **how) for rollout, its in zip(rollouts, exact, strict=True))
+            )
+
+    whole, generator.GeneratorClient = generator.GeneratorClient, Client  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        generator.GeneratorClient = whole  # type: ignore[misc]

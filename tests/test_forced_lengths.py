@@ -1,0 +1,62 @@
+"""Lengths that a benchmark draws in the policy's place."""
+
+import asyncio
+import json
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from benchmarks.forced_lengths import equal, forced, long_tailed
+from lrl.data import Rollout
+from lrl.generators import generator
+from lrl.generators.sampling import Sampling
+
+
+async def obeys(request: web.Request) -> web.StreamResponse:
+    """A server that writes as many tokens as it may, if it is told to go on past the end token."""
+    parameters = (await request.json())["sampling_params"]
+    tokens = parameters["max_tokens"] if parameters["ignore_eos"] else 1
+    response = web.StreamResponse()
+    await response.prepare(request)
+    spans = [{"version": "0", "start": 0, "end": tokens}]
+    choice = {"index": 0, "token_ids": [5] * tokens, "logprobs": {"content": [{"logprob": -1.0}] * tokens}}
+    chunk = {"choices": [choice | {"finish_reason": "length", "weight_versions": spans}]}
+    await response.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+    return response
+
+
+def test_each_answer_of_a_group_has_the_drawn_length_also_when_it_goes_on_elsewhere() -> None:
+    lengths, rollouts = long_tailed(), [Rollout() for _ in range(4)]
+    cut = 3
+
+    async def scene() -> None:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", obeys)
+        server = TestServer(app)
+        await server.start_server()
+        client = generator.GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 0", "secret")
+        how = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
+        await client.write([1, 2], rollouts, Sampling(n=4), **how)
+        one = rollouts[2]
+        one.finish_reason = ""
+        del one.token_ids[cut:], one.logprobs[cut:], one.versions[cut:]
+        await client.write([1, 2], [one], Sampling(n=4), **how)
+        await client.close()
+        await server.close()
+
+    with forced(lengths, prompts=100):
+        asyncio.run(scene())
+    assert [len(rollout.token_ids) for rollout in rollouts] == lengths.of(7, 107, 4)
+
+
+def test_what_is_said_of_the_draws_is_true() -> None:
+    drawn = [length for group in range(400) for length in long_tailed().of(group, group, 16)]
+    assert 62 < sum(drawn) / len(drawn) < 66 and max(drawn) == 512
+    assert set(equal().of(3, 3, 16)) == {64}
+
+
+def test_a_run_behind_it_writes_as_the_policy_likes() -> None:
+    whole = generator.GeneratorClient
+    with forced(equal(), prompts=1):
+        assert generator.GeneratorClient is not whole
+    assert generator.GeneratorClient is whole

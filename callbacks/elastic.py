@@ -4,7 +4,7 @@ StreamRL's rule (2504.15930, elastic adjustment): with delta = T_gen - T_train, 
 would take off the generation, add one when delta >= delta'. Here a unit is a generator, and of a step's seconds
 
     T_train = step - wait                  the trainer had something to do
-    T_gen   = step * (1 - idle)            the generators had; idle is the mean of their idle shares
+    T_gen   = step * (1 - idle)            the generators had; idle is the mean of their idle and starved shares
     delta'  = T_gen - T_gen * n / (n + 1)  n generators share the work evenly, and one more takes its part of it
             = T_gen / (n + 1)
 
@@ -139,7 +139,8 @@ class Elastic(L.Callback):
 
 def generation_s(times: StepTimes) -> float:
     """T_gen: seconds of a step in which the generators had something to do."""
-    return times.step * (1.0 - shares(times.generators, GENERATOR)["idle"])
+    its = shares(times.generators, GENERATOR)
+    return times.step * (1.0 - its["idle"] - its["starved"])
 
 
 def lacks_one(times: StepTimes, generators: int) -> bool:

@@ -150,11 +150,18 @@ RULES = (
         f"The generators stood still for syncs {{percent}} of their time: {_SYNC_LESS}",
     ),
     Rule(
-        "generators/idle",
+        "generators/starved",
         None,
         0.2,
         "The generators had nothing to write {percent} of their time: pacing let nothing more start. If the trainer "
-        "waits as well, raise data.max_lag; if it does not, training is the slower side, and fewer "
-        "strategy.generator_devices do.",
+        "waits as well, raise data.max_lag, or with several generators name a data.dispatch that knows lengths; if it "
+        "does not, training is the slower side, and fewer strategy.generator_devices do.",
+    ),
+    Rule(
+        "generators/idle",
+        None,
+        0.2,
+        "Generators had nothing to write {percent} of their time while requests waited: data.dispatch held those back. "
+        "Take fewer data.rollouts_per_group if a group has no room on one generator, or another data.dispatch.",
     ),
 )

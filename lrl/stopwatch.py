@@ -13,8 +13,9 @@ SYNC = ("stage", "transfer", "probe")
 """The trainer prepares weights, moves them while the generators stand still, and proves them."""
 TRAINER = (*WAITS, "pack", "reference", "train", *SYNC)
 """All that a trainer does. `train` is forward, backward and update, and the callbacks of others."""
-GENERATOR = ("writing", "paused", "idle")
-"""All that a generator does. It is idle when it has nothing to write and might; `paused` is for and within a sync."""
+GENERATOR = ("writing", "paused", "starved", "idle")
+"""All that a generator does. With nothing to write it is starved when pacing lets nothing more start, and idle when
+requests wait that dispatch does not send it; `paused` is for and within a sync."""
 
 
 class Stopwatch:

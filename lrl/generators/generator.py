@@ -156,8 +156,17 @@ class Generator(Places):
 
     def _note(self) -> None:
         """Tell the stopwatch what is done from now on."""
-        writes = self._writing and not self._stands
-        self.stopwatch.enter("writing" if writes else "idle" if self.open else "paused")
+        if self._writing and not self._stands:
+            self.stopwatch.enter("writing")
+        elif self.open:
+            self.stopwatch.enter("idle" if self.passed_over else "starved")
+        else:
+            self.stopwatch.enter("paused")
+
+    def note_waiting(self, waiting: bool) -> None:
+        """See `Places.note_waiting`."""
+        super().note_waiting(waiting)
+        self._note()
 
     def take_out(self, why: str) -> None:
         """End all it was asked, and cut what is unproved; does nothing the second time."""

@@ -30,6 +30,12 @@ class Places:
         """Answers for rollouts that it writes or is about to."""
         self.load: dict[Request, Sequence[Rollout]] = {}
         """What takes its places: each request with its answers."""
+        self.passed_over = False
+        """Whether requests wait that dispatch has not sent here."""
+
+    def note_waiting(self, waiting: bool) -> None:
+        """Requests wait that go nowhere yet, or none does."""
+        self.passed_over = waiting
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
         """The places of `request`, for the answers that it is for, are taken until `free`."""
@@ -53,6 +59,9 @@ class Served(Writing, Protocol):
 
     def free(self, request: Request) -> None:
         """The places of `request` are others'."""
+
+    def note_waiting(self, waiting: bool) -> None:
+        """Requests wait that go nowhere yet, or none does."""
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
         """Stop writing `rollouts`, which keep what has come; whether any was being written."""
@@ -78,6 +87,7 @@ class Desk(Generic[G]):
         self._serving = serving
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
+        self._keeps = False  # whether requests waited when dispatch had sent all that it would
         self._targets: dict[Request, G] = {}  # of what is being interrupted
         self._under: dict[Request, int] = {}  # the version under which a request moved to where it is
 
@@ -144,6 +154,10 @@ class Desk(Generic[G]):
                 if not sent.done():
                     sent.set_exception(error)
             self._waiting.clear()
+        if self._keeps != bool(self._waiting):
+            self._keeps = bool(self._waiting)
+            for generator in self._serving():
+                generator.note_waiting(self._keeps)
 
     def _move(self) -> None:
         """Let half-written answers go on with idle generators, when nothing waits; none twice under one version."""

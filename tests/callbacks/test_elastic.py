@@ -28,7 +28,7 @@ def times_of(work: float, train: float, generators: int) -> StepTimes:
     """A step of the ideal run: the work is shared evenly, and the slower side sets the pace."""
     write = work / generators
     step = max(write, train)
-    idle = {"writing": write * generators, "paused": 0.0, "idle": (step - write) * generators}
+    idle = {"writing": write * generators, "paused": 0.0, "starved": (step - write) * generators}
     return StepTimes({"train": train, "wait_next": step - train}, idle)
 
 
@@ -59,7 +59,7 @@ def test_one_less_is_spoken_of_exactly_when_without_it_training_is_still_the_slo
 
 
 def test_a_trainer_that_waits_for_one_long_answer_gains_nothing_from_another_generator() -> None:
-    times = StepTimes({"train": 5.0, "wait_last": 5.0}, {"writing": 12.0, "paused": 0.0, "idle": 8.0})
+    times = StepTimes({"train": 5.0, "wait_last": 5.0}, {"writing": 12.0, "paused": 0.0, "starved": 6.0, "idle": 2.0})
     assert generation_s(times) == pytest.approx(6.0) and not lacks_one(times, 2)
 
 

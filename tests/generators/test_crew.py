@@ -195,8 +195,35 @@ def test_the_generators_time_is_told_apart_by_what_it_went_into_and_adds_up() ->
 
     seconds = run(scene())
     frozen = 0.2  # the model client writes on through a pause, and the first one's is not counted as writing
-    assert seconds == pytest.approx({"writing": 10 - frozen + 4, "paused": 2 * frozen, "idle": 1 + 7 - frozen})
+    assert seconds == pytest.approx({"writing": 10 - frozen + 4, "paused": 2 * frozen, "starved": 1 + 7 - frozen})
     assert sum(seconds.values()) == pytest.approx(2 * 11)
+
+
+def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> None:
+    class Holding(LeastLoaded):
+        holds = False
+
+        def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
+            return None if self.holds else super().send(generators)
+
+    rule = Holding()
+    crew, _ = make_crew(2, 2, dispatch=rule)
+
+    async def scene() -> dict[str, float]:
+        await resync(crew, 0)
+        await crew.lap()
+        long = asyncio.create_task(ask(crew, seconds=10))
+        await asyncio.sleep(1.0)
+        rule.holds = True
+        held = asyncio.create_task(ask(crew, seconds=4))
+        await asyncio.sleep(3.0)
+        rule.holds = False
+        crew.desk.send_soon()
+        await held
+        await long
+        return await crew.lap()
+
+    assert run(scene()) == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
 
 
 def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door() -> None:

@@ -27,11 +27,11 @@ FORMS = "lognormal:mean=2000,max=8000[,sigma=1], fixed:512, or a .jsonl or .csv 
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Quantiles:
     """How long answers are, in tokens."""
 
     values: tuple[float, ...]
-    """Quantiles at even steps, ascending."""
+    """At even steps, ascending."""
 
     def __post_init__(self) -> None:
         if not self.values or not min(self.values) >= 1:
@@ -63,7 +63,7 @@ class Lengths:
         return np.interp(places, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values)
 
 
-def parse_lengths(text: str, setting: str = "--lengths") -> Lengths:
+def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
     """The distribution that a text names.
 
     Args:
@@ -81,7 +81,7 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Lengths:
         length = _numbers(f"length={rest}", setting, text)["length"]
         if not length >= 1:
             raise ValueError(f"{setting} is {text!r}; an answer has at least one token.")
-        return Lengths((length,))
+        return Quantiles((length,))
     if Path(text).suffix in READERS:
         return _measured(Path(text), setting)
     raise ValueError(f"{setting} is {text!r}; give {FORMS}.")
@@ -94,7 +94,7 @@ def _numbers(text: str, setting: str, whole: str) -> dict[str, float]:
         raise ValueError(f"{setting} is {whole!r}; give {FORMS}.") from None
 
 
-def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Lengths:
+def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Quantiles:
     if {"mean", "max"} - numbers.keys() or numbers.keys() - {"mean", "max", "sigma"}:
         raise ValueError(f"{setting} is {text!r}; a lognormal takes mean, max and, if wanted, sigma.")
     mean, longest, sigma = numbers["mean"], numbers["max"], numbers.get("sigma", SIGMA)
@@ -106,7 +106,7 @@ def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Lengths:
         return np.clip(scale * shape, 1, longest)
 
     scale = _solve(lambda scale: float(cut(scale).mean()), mean, high=longest / shape[0])
-    return Lengths(tuple(cut(scale).tolist()))
+    return Quantiles(tuple(cut(scale).tolist()))
 
 
 def _solve(grows: Callable[[float], float], wanted: float, high: float) -> float:
@@ -118,13 +118,13 @@ def _solve(grows: Callable[[float], float], wanted: float, high: float) -> float
     return high
 
 
-def _measured(path: Path, setting: str) -> Lengths:
+def _measured(path: Path, setting: str) -> Quantiles:
     if not path.is_file():
         raise FileNotFoundError(f"{setting} is {str(path)!r}, and there is no such file. Give {FORMS}.")
     try:
         rows = READERS[path.suffix](path)
         column = next(name for name in COLUMNS if rows and name in rows[0])
-        return Lengths(tuple(sorted(float(row[column]) for row in rows)))
+        return Quantiles(tuple(sorted(float(row[column]) for row in rows)))
     except (StopIteration, KeyError, ValueError, TypeError) as error:
         raise ValueError(
             f"{setting} is {str(path)!r}: every line must have a column named {' or '.join(COLUMNS)} with a length of "

@@ -69,7 +69,7 @@ class Plan:
         return self.sync_s / self.step_s
 
 
-def apart(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
+def split(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
     """The plan of two sides on devices of their own.
 
     Args:
@@ -108,7 +108,7 @@ def asynchronous(sides: Sides, cluster: Cluster, max_lag: int) -> Iterator[Plan]
         for lag in range(max_lag + 1) if training else ():
             generation = sides.generation(cluster, writers, lag)
             if training and generation:
-                yield apart(training, generation, lag)
+                yield split(training, generation, lag)
 
 
 def across(sides: Sides, trainers: Cluster, writers: Cluster, lag: int, link: float) -> Plan | None:
@@ -136,7 +136,7 @@ def across(sides: Sides, trainers: Cluster, writers: Cluster, lag: int, link: fl
     else:
         trained = [sides.training(trainers, k) for k in range(1, trainers.count + 1)]
         training = min((one for one in trained if one), key=lambda one: abs(one.seconds - write_s))
-    return apart(training, generation, lag, between)
+    return split(training, generation, lag, between)
 
 
 def _needs(generation: Generation, lag: int) -> float:

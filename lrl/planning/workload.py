@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lrl.planning.lengths import Lengths
+from lrl.planning.lengths import Quantiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Workload:
     """Answers to each prompt."""
     prompt_tokens: int
     """Tokens of a prompt; all are taken to be equally long."""
-    lengths: Lengths
+    lengths: Quantiles
     """Tokens of the answers."""
 
     def __post_init__(self) -> None:

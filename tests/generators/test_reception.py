@@ -151,6 +151,7 @@ def test_whose_process_is_gone_without_a_word_is_known_to_be_dead(live: LiveRun)
     gone = replace(Address("http://127.0.0.1:1").owner, started=1)
     live.others.announce(number, Address("http://127.0.0.1:1", owner=gone))
     until(lambda: generator.out is not None)
+    assert "its process has ended" in (generator.out or "")
 
 
 def test_who_leaves_is_out_for_good_and_its_process_ends_if_the_run_had_started_it(live: LiveRun) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning.batching import drained, slots_of, steady
-from lrl.planning.lengths import Lengths, parse_lengths
+from lrl.planning.lengths import Quantiles, parse_lengths
 from lrl.planning.workload import Workload
 
 LOGNORMAL = "lognormal:mean=2000,max=8000"
@@ -56,7 +56,7 @@ class Held(Flat):
         return float(context_tokens)
 
 
-def workload(lengths: str | Lengths, prompts: int = 8, answers: int = 4, prompt_tokens: int = 100) -> Workload:
+def workload(lengths: str | Quantiles, prompts: int = 8, answers: int = 4, prompt_tokens: int = 100) -> Workload:
     found = parse_lengths(lengths) if isinstance(lengths, str) else lengths
     return Workload(prompts=prompts, answers=answers, prompt_tokens=prompt_tokens, lengths=found)
 

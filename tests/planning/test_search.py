@@ -10,7 +10,7 @@ from lrl.planning import memory
 from lrl.planning.devices import parse_cluster
 from lrl.planning.ideal import llamarl_problem
 from lrl.planning.lengths import parse_lengths
-from lrl.planning.search import Plan, across, apart, asynchronous, best, synchronous
+from lrl.planning.search import Plan, across, asynchronous, best, split, synchronous
 from lrl.planning.sides import Sides
 from lrl.planning.workload import Workload
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
@@ -54,15 +54,15 @@ def test_the_step_is_the_largest_of_what_bounds_it() -> None:
     training, generation = QWEN.training(EIGHT, 4), QWEN.generation(EIGHT, 4, 1)
     assert training is not None and generation is not None
     slow_training = replace(training, seconds=1000.0)
-    assert apart(slow_training, generation, 1).bound == "training"
-    assert apart(slow_training, generation, 1).step_s == pytest.approx(1000 + max(training.sync_s, generation.pause_s))
+    assert split(slow_training, generation, 1).bound == "training"
+    assert split(slow_training, generation, 1).step_s == pytest.approx(1000 + max(training.sync_s, generation.pause_s))
     long_answer = replace(generation, writing=replace(generation.writing, span_s=3000.0))
-    plan = apart(training, long_answer, 1)
+    plan = split(training, long_answer, 1)
     assert plan.bound == "longest answer"
     assert plan.step_s == pytest.approx((3000 + training.last_s + plan.sync_s) / 2)
     slow_writing = replace(generation, writing=replace(generation.writing, busy_s=2000.0))
-    assert apart(training, slow_writing, 1).bound == "writing"
-    assert apart(training, slow_writing, 1, between=50.0).step_s == pytest.approx(2050)
+    assert split(training, slow_writing, 1).bound == "writing"
+    assert split(training, slow_writing, 1, between=50.0).step_s == pytest.approx(2050)
 
 
 def test_in_turn_takes_both_and_holds_both() -> None:

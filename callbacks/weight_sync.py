@@ -104,7 +104,7 @@ class WeightSync(L.Callback):
         """
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         for crew in fleet.crews:
-            fleet.expect_one(crew)
+            fleet.patience.expect_one(crew)
         if fleet.rollouts.newcomers:
             self.sync(trainer, trainer.lightning_module)
         if fleet.evaluation is not None and fleet.evaluation.newcomers:
@@ -134,7 +134,7 @@ class WeightSync(L.Callback):
                 return seconds
             while not crew.newcomers:
                 stop_if_told(trainer)
-                fleet.expect_one(crew)
+                fleet.patience.expect_one(crew)
                 time.sleep(LOOK_S)
 
     def _move_once(self, trainer: L.Trainer, policy: Any, crew: Crew) -> dict[Generator, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from lrl.generators.client import GeneratorError
 from lrl.generators.crew import Crew
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.loop import LoopThread
+from lrl.generators.patience import Patience
 from lrl.generators.reception import JoinedServer, Reception
 from lrl.generators.register import Register, Terms
 from lrl.generators.server import POLL_S, Server, ServerError
@@ -24,12 +24,6 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
 PROVEN_S = 60.0
 """A generator that served so long before it was lost is replaced without a longer backoff."""
-SAY_S = 5.0
-"""How often a run that waits for a generator says so."""
-
-
-class NoGenerators(RuntimeError):
-    """No generator came back in the time that the run may wait for one."""
 
 
 class Fleet:
@@ -59,7 +53,8 @@ class Fleet:
         self._ever = list(self.generators)  # the lost ones too: a sync may still have been talking to one
         self.loop = LoopThread()
         self.capacity = capacity
-        self.heartbeat_s, self.patience_s = heartbeat_s, patience_s
+        self.heartbeat_s = heartbeat_s
+        self.patience = Patience(patience_s, [server.log_path for server in servers])
         self.restarts = 0
         """Generators that were replaced and answer again."""
         self.joined = 0
@@ -71,7 +66,6 @@ class Fleet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._register: Register | None = None
-        self._said = 0.0
 
     @property
     def crews(self) -> list[Crew]:
@@ -158,28 +152,6 @@ class Fleet:
     def call(self, work: Any, what: str, deadline_s: float = CONTROL_DEADLINE_S) -> Any:
         """Run a coroutine on the fleet's loop and wait for it, from the trainer's thread."""
         return self.loop.wait(work, deadline_s, what)
-
-    def expect_one(self, crew: Crew) -> None:
-        """Say every few seconds that a crew has no generator left, if so; for the looks of a waiting trainer.
-
-        Raises:
-            NoGenerators: There has been none for `patience_s` seconds.
-        """
-        now = time.monotonic()
-        if crew.serving or not crew.has_served:
-            crew.alone_since = None
-            return
-        crew.alone_since = crew.alone_since or now
-        waited = now - crew.alone_since
-        if waited > self.patience_s:
-            raise NoGenerators(
-                f"No generator has served for {waited:.0f} s (strategy.generator_timeout_s={self.patience_s:g}). The "
-                f"last one was lost because: {crew.last_loss}\nTheir logs: "
-                f"{', '.join(str(server.log_path) for server in self._servers)}"
-            )
-        if now - self._said > SAY_S:
-            self._said = now
-            log.warning("No generator is left; waiting for a replacement for %.0f of %g s.", waited, self.patience_s)
 
     async def _begin(self) -> None:
         await asyncio.gather(*(_warm_up(generator) for generator in self.generators))

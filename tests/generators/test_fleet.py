@@ -10,7 +10,8 @@ import pytest
 
 from lrl.generators import fleet as fleet_module
 from lrl.generators.client import GeneratorClient
-from lrl.generators.fleet import Fleet, NoGenerators
+from lrl.generators.fleet import Fleet
+from lrl.generators.patience import NoGenerators
 from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
 
@@ -107,29 +108,29 @@ def test_a_run_without_a_generator_says_so_and_ends_when_its_patience_does(
         server.failing = 10**6
         server.alive = False
     until(lambda: not made.rollouts.generators)
-    made.expect_one(made.rollouts)
+    made.patience.expect_one(made.rollouts)
     assert "No generator is left" not in caplog.text  # it never served: its first sync is still to come
     made.rollouts.has_served = True
-    made.expect_one(made.rollouts)
+    made.patience.expect_one(made.rollouts)
     assert "No generator is left; waiting" in caplog.text
     time.sleep(0.06)
     with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
-        made.expect_one(made.rollouts)
+        made.patience.expect_one(made.rollouts)
 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["seen by a look", "between two looks"])
 def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, list[ModelServer]], looked: bool) -> None:
     made, _ = fleet
     made.rollouts.has_served = True
-    made.expect_one(made.rollouts)
+    made.patience.expect_one(made.rollouts)
     time.sleep(0.06)
     made.rollouts.generators[0].open = True
     if looked:
-        made.expect_one(made.rollouts)
+        made.patience.expect_one(made.rollouts)
     else:
         made.call(made.rollouts.settle({}), "a sync that went well")
     made.rollouts.generators[0].open = False
-    made.expect_one(made.rollouts)
+    made.patience.expect_one(made.rollouts)
     time.sleep(0.06)
     with pytest.raises(NoGenerators):
-        made.expect_one(made.rollouts)
+        made.patience.expect_one(made.rollouts)

@@ -10,6 +10,18 @@ from lrl.callbacks.progress import Progress
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
+from lrl.callbacks.timeline import Timeline
 from lrl.callbacks.weight_sync import WeightSync
 
-__all__ = ["Elastic", "Evaluation", "Export", "Health", "Progress", "RolloutLog", "Summary", "Throughput", "WeightSync"]
+__all__ = [
+    "Elastic",
+    "Evaluation",
+    "Export",
+    "Health",
+    "Progress",
+    "RolloutLog",
+    "Summary",
+    "Throughput",
+    "Timeline",
+    "WeightSync",
+]

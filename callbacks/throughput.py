@@ -71,7 +71,7 @@ class Throughput(L.Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         sync = find(trainer, WeightSync)
         self.times = self._lap(data)
-        self.times.sync_pause = sync.pause_seconds if sync else 0.0
+        self.times.sync_pause = sync.pause_seconds if sync and self.times.sync else 0.0
         generated = data.controller.generated_tokens
         self.generated_tokens_per_s = (generated - self._generated) / self.times.step
         self._generated = generated

@@ -74,6 +74,10 @@ class Group:
     """Step that trains it when groups are trained in the order of their admission; a checkpoint does not need it."""
     scoring_s: float = 0.0
     """Seconds between its last token and its last reward."""
+    asked_s: float | None = None
+    """When its answers were asked for, on the clock of the controller's loop; None if a checkpoint had them whole."""
+    written_s: float | None = None
+    """When the last of them ended, on the same clock."""
 
     @property
     def scored(self) -> list[Rollout]:
@@ -137,6 +141,11 @@ class MicroBatch:
     def num_sequences(self) -> int:
         """Rollouts in this micro-batch."""
         return int(self.sequence_ids.max()) + 1 if self.sequence_ids.numel() else 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each rollout in it, prompt and answer."""
+        return self.sequence_ids[self.sequence_ids >= 0].bincount().tolist()
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch with every tensor on `device`."""

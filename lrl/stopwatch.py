@@ -51,6 +51,10 @@ class Stopwatch:
         finally:
             self.enter(before)
 
+    def seconds(self, state: str) -> float:
+        """The seconds in `state` since the last lap, up to the last call of `enter`."""
+        return self._seconds.get(state, 0.0)
+
     def move(self, seconds: float, source: str, target: str) -> None:
         """Count `seconds` of one state as another's: their cause is known only now."""
         self._seconds[source] -= seconds

@@ -15,10 +15,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
-from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
+from lrl.callbacks import Evaluation, Export, Throughput, Timeline, WeightSync
 from lrl.callbacks.find import find
 from lrl.callbacks.throughput import StepTimes
 from lrl.data import Group, Rollout
+from lrl.planning.timeline import GeneratorRecord, GroupRecord, MicroBatchRecord, StepRecord, read
 from lrl.stopwatch import GENERATOR, TRAINER
 from tests.lent_server import Borrowing, LentServer, start_server
 
@@ -150,12 +151,38 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     monkeypatch.setattr(lrl.PolicyModule, "compute_loss", observed)
     times = Times()
     settings: dict[str, Any] = {"max_lag": max_lag, "micro_batch_tokens": 64, "placement": placement}
-    fit(lent_server, policy_folder, tmp_path, steps=3, callbacks=[times], **settings)
+    witness = fit(lent_server, policy_folder, tmp_path, steps=3, callbacks=[times, Timeline()], **settings)
+    check_timeline(tmp_path / "timeline.jsonl", witness, times.steps)
     assert bool(any(written_meanwhile)) == (placement == "split")
     for step in times.steps:
         assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
         assert step.wait > 0 and step.train > 0 and step.sync > 0
         assert step.generators["writing"] > 0 and step.generators["paused"] > 0
+
+
+def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None:
+    """It tells all that was trained, once, and all of every step's time."""
+    records = read(path)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    assert [step.step for step in steps] == list(range(len(times)))
+    for step, known in zip(steps, times, strict=True):
+        waits = step.wait_first_s + step.wait_more_s + step.wait_last_s + step.wait_reward_s
+        assert waits == pytest.approx(known.wait) and step.seconds == pytest.approx(known.step)
+        assert waits + step.train_s + step.update_s + step.sync_s + step.other_s == pytest.approx(step.seconds)
+        assert min(step.train_s, step.update_s, step.sync_s, step.pause_s, step.other_s) > 0
+        assert 0 < step.generation_s < steps[-1].started_s + steps[-1].seconds
+    trained = [(step, group) for step, group in witness.groups]
+    tokens = sum(len(group.prompt.token_ids) + len(one.token_ids) for _, group in trained for one in group.rollouts)
+    assert sum(record.tokens for record in records if isinstance(record, MicroBatchRecord)) == tokens
+    assert sum(step.tokens for step in steps) == sum(sum(step.lags.values()) for step in steps)
+    groups = [record for record in records if isinstance(record, GroupRecord)]
+    assert [group.index for group in groups] == [group.index for _, group in trained]
+    assert [len(one.token_ids) for _, group in trained for one in group.rollouts] == [
+        n for g in groups for n in g.lengths
+    ]
+    for stretch in (record for record in records if isinstance(record, GeneratorRecord)):
+        assert stretch.seconds < steps[-1].started_s + steps[-1].seconds
+        assert stretch.answers > 0 and stretch.context_tokens > stretch.answers and stretch.tokens > 0
 
 
 def test_an_answer_written_over_a_sync_carries_several_versions_and_stays_within_the_bound(

@@ -16,6 +16,7 @@ from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.sampling import Sampling
 from lrl.generators.server import Server
+from lrl.generators.work import Work
 from lrl.rollouts.desk import Places
 from lrl.stopwatch import Stopwatch
 
@@ -51,7 +52,8 @@ class Generator(Places):
         self.served_from: float | None = None
         """When it first served, on the clock of the loop."""
         self._stands = True
-        self._writing: dict[int, Rollout] = {}
+        self.work = Work()
+        """What it has done so far."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
         self._unproved: list[tuple[Rollout, int]] = []
         self._proved = asyncio.Event()
@@ -98,8 +100,7 @@ class Generator(Places):
             ): part
             for part in in_requests(rollouts)
         }
-        mine = {id(rollout): rollout for rollout in rollouts}
-        self._writing |= mine
+        self.work.begin(len(prompt.token_ids), list(requests.values()))
         self._requests |= requests
         self._note()
         try:
@@ -108,8 +109,7 @@ class Generator(Places):
         finally:
             for request in requests:
                 del self._requests[request]
-            for key in mine:
-                self._writing.pop(key, None)
+            self.work.end(rollouts)
             self._note()
         if self.out is not None:
             raise GeneratorError(self.out)
@@ -139,7 +139,7 @@ class Generator(Places):
 
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Write on under `version`, unproved until `prove`; new requests wait for that."""
-        self._unproved = [(rollout, len(rollout.token_ids)) for rollout in self._writing.values()]
+        self._unproved = [(rollout, len(rollout.token_ids)) for rollout in self.work.rollouts]
         self._proved.clear()
         self.version = version
         await self.client.post("/resume", deadline_s=deadline_s)
@@ -156,12 +156,10 @@ class Generator(Places):
 
     def _note(self) -> None:
         """Tell the stopwatch what is done from now on."""
-        if self._writing and not self._stands:
-            self.stopwatch.enter("writing")
-        elif self.open:
-            self.stopwatch.enter("idle" if self.passed_over else "starved")
-        else:
-            self.stopwatch.enter("paused")
+        writes = bool(self.work.rollouts) and not self._stands
+        nothing = "idle" if self.passed_over else "starved"
+        self.stopwatch.enter("writing" if writes else nothing if self.open else "paused")
+        self.work.goes_on(writes, asyncio.get_running_loop().time())
 
     def note_waiting(self, waiting: bool) -> None:
         """See `Places.note_waiting`."""

@@ -40,10 +40,6 @@ class ModelFleet:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]
         self.desk = Desk(dispatch, self._serving)
         self.lengths = lengths
-        self.asked: dict[int, float] = {}
-        """`Group.index` -> when it was asked for, of groups that nobody has picked up."""
-        self.ended: dict[int, float] = {}
-        """`Group.index` -> when its last answer ended."""
         self._arrivals = 0
 
     def _serving(self) -> list[ModelGenerator]:
@@ -53,7 +49,6 @@ class ModelFleet:
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
         """See `Answers.answer`; the rollouts have no token yet."""
-        self.asked[priority] = asyncio.get_running_loop().time()
         request = Request(prompt, len(rollouts), priority, due)
         written = False
         while not written:
@@ -63,7 +58,6 @@ class ModelFleet:
                     await self._write(generator, prompt, rollouts, priority)
             finally:
                 self.desk.leave(generator, request)
-        self.ended[priority] = asyncio.get_running_loop().time()
 
     async def _write(
         self, generator: ModelGenerator, prompt: Prompt, rollouts: Sequence[Rollout], priority: int

@@ -3,9 +3,11 @@
     {"kind": "step", "step": 3, "seconds": 8.1, ...}             one for each step
     {"kind": "micro_batch", "seconds": 0.4, "tokens": 8100, ...}  one for each micro-batch
     {"kind": "generator", "seconds": 1.0, "tokens": 640, ...}    samples of generators at work
+    {"kind": "group", "index": 7, "lengths": [96, 11], ...}      one for each group that was trained
 
-A simulated run gives the same records as a real one: forecast and fact are laid beside each other by them, and costs
-are fitted to them (`lrl.planning.fit`).
+What belongs to a step comes before its record. A simulated run gives the same records as a real one, whose
+`lrl.callbacks.Timeline` writes: forecast and fact are laid beside each other by them, and costs are fitted to them
+(`lrl.planning.fit`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step; its waits, train_s, update_s and sync_s add up to its seconds, when nothing else takes time."""
+    """One step; its four waits, train_s, update_s, sync_s and other_s add up to its seconds."""
 
     step: int
     started_s: float
-    """Seconds from the run's start to the end of the step before."""
+    """Seconds from the run's start to the end of the step before; from a crash to the resume no time passes."""
     seconds: float
     """From the end of the step before to the end of this one, which is behind its sync."""
     wait_first_s: float
@@ -36,15 +38,19 @@ class StepRecord:
     update_s: float
     """The optimizer's update."""
     sync_s: float
-    """The trainer moved weights; the generators' pause is part of it."""
+    """The trainer prepared weights, moved them and proved them; the generators' pause is part of it."""
     pause_s: float
     """The longest that a generator stood still in the sync."""
     generation_s: float
-    """From the admission of the step's first group to the end of its last."""
+    """From the admission of the step's first group to the last token of its last; a resume is an admission."""
     tokens: int
     """Answer tokens that were trained."""
     lags: dict[int, int] = field(default_factory=dict)
     """lag -> answer tokens of that lag, masked ones included"""
+    wait_reward_s: float = 0.0
+    """It waited for a group whose answers were written, until it was scored; in no other wait. None in a simulation."""
+    other_s: float = 0.0
+    """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. None in a simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +79,24 @@ class GeneratorRecord:
     """Tokens read in it: prompts of answers that began, or contexts of such as were read again."""
 
 
-Record = StepRecord | MicroBatchRecord | GeneratorRecord
-KINDS: dict[str, type[Record]] = {"step": StepRecord, "micro_batch": MicroBatchRecord, "generator": GeneratorRecord}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """The answers to one prompt."""
+
+    index: int
+    """`Group.index`."""
+    prompt_tokens: int
+    lengths: list[int]
+    """Tokens of each answer."""
+
+
+Record = StepRecord | MicroBatchRecord | GeneratorRecord | GroupRecord
+KINDS: dict[str, type[Record]] = {
+    "step": StepRecord,
+    "micro_batch": MicroBatchRecord,
+    "generator": GeneratorRecord,
+    "group": GroupRecord,
+}
 NAMES = {kind: name for name, kind in KINDS.items()}
 
 
@@ -87,6 +109,37 @@ def write(path: Path, records: Iterable[Record]) -> None:
     """Write a timeline; whatever was in the file is gone."""
     with path.open("w") as file:
         file.writelines(map(line, records))
+
+
+def append(path: Path, records: Iterable[Record]) -> None:
+    """Write behind what is in the file."""
+    with path.open("a") as file:
+        file.write("".join(map(line, records)))
+
+
+def keep(path: Path, steps: int) -> list[StepRecord]:
+    """Take from a timeline what lies behind its steps before step `steps`: they are trained again.
+
+    A last line that a crash cut short goes too. Nothing is done if there is no file.
+
+    Returns:
+        The steps that are kept.
+    """
+    if not path.exists():
+        return []
+    kept, found, end = list[StepRecord](), list[str](), 0
+    for number, text in enumerate(path.read_text().splitlines(keepends=True), 1):
+        try:
+            record = _record(text, f"{path}, line {number}")
+        except ValueError:
+            break
+        found.append(text)
+        if isinstance(record, StepRecord):
+            if record.step >= steps:
+                break
+            kept, end = [*kept, record], number
+    path.write_text("".join(found[:end]))
+    return kept
 
 
 def read(path: Path) -> list[Record]:

@@ -12,6 +12,7 @@ from lrl.planning.answers import Runs
 from lrl.planning.costs import TrainerCosts
 from lrl.planning.fleet_model import ModelFleet
 from lrl.planning.timeline import MicroBatchRecord, Record, StepRecord
+from lrl.planning.told_apart import by_cause, generation_s, group_record
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.cuts import Cuts, Rows
 
@@ -28,35 +29,12 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Waits:
-    """A step's waits, which are sorted by what came behind them."""
-
-    found: list[tuple[float, int]] = field(default_factory=list)
-    """(seconds, tokens of the group that came then)"""
-
-    def by_cause(self, micro_batch_tokens: int) -> tuple[float, float, float]:
-        """Seconds of waiting for the first group, for more, and for the last ones; see `StepRecord`."""
-        first_s = more_s = last_s = 0.0
-        to_come = 0
-        for place, (seconds, tokens) in reversed(list(enumerate(self.found))):
-            to_come += tokens
-            if place == 0:
-                first_s = seconds
-            elif place == len(self.found) - 1 or to_come < micro_batch_tokens:
-                last_s += seconds
-            else:
-                more_s += seconds
-        return first_s, more_s, last_s
-
-
-@dataclass(slots=True)
 class Tally:
     """What a step trained, and when it was written."""
 
     tokens: int = 0
     lags: Counter[int] = field(default_factory=Counter)
-    asked: float = float("inf")
-    ended: float = 0.0
+    groups: list[Group] = field(default_factory=list)
 
 
 class ModelTrainer:
@@ -94,11 +72,11 @@ class ModelTrainer:
     async def step(self, step: int) -> StepRecord:
         """Train step `step`, sync, and have the controller admit what may start then."""
         started = self._loop.time()
-        waits, tally = Waits(), Tally()
+        waits, tally = list[tuple[float, int]](), Tally()
         train_s = await self._train(step, waits, tally)
         await asyncio.sleep(update_s := self.costs.update_s())
         sync_s, pause_s = await self._sync(step + 1)
-        first_s, more_s, last_s = waits.by_cause(self._cuts.micro_batch_tokens)
+        first_s, more_s, last_s = by_cause(waits, self._cuts.micro_batch_tokens)
         record = StepRecord(
             step=step,
             started_s=started,
@@ -110,22 +88,24 @@ class ModelTrainer:
             update_s=update_s,
             sync_s=sync_s,
             pause_s=pause_s,
-            generation_s=tally.ended - tally.asked,
+            generation_s=generation_s(tally.groups),
             tokens=tally.tokens,
             lags=dict(sorted(tally.lags.items())),
         )
         if self._record is not None:
+            for group in tally.groups:
+                self._record(group_record(group))
             self._record(record)
         return record
 
-    async def _train(self, step: int, waits: Waits, tally: Tally) -> float:
+    async def _train(self, step: int, waits: list[tuple[float, int]], tally: Tally) -> float:
         """All forward and backward passes of a step; their seconds."""
         train_s = 0.0
         for _ in range(self.controller.ledger.pacing.groups_in(step)):
             waiting = self._loop.time()
             group = await self.controller.next_group(step)
             waited_s = self._loop.time() - waiting
-            waits.found.append((waited_s, self._take(group, step, tally)))
+            waits.append((waited_s, self._take(group, step, tally)))
             if not self.alternates:
                 for rows in self._cuts.full():
                     train_s += await self._compute(rows)
@@ -136,8 +116,7 @@ class ModelTrainer:
     def _take(self, group: Group, step: int, tally: Tally) -> int:
         """Cut from the group's answers what `Packer` would; their tokens, prompts included."""
         length = 0
-        tally.asked = min(tally.asked, self.fleet.asked.pop(group.index))
-        tally.ended = max(tally.ended, self.fleet.ended.pop(group.index))
+        tally.groups.append(group)
         for rollout in group.rollouts:
             assert isinstance(rollout.versions, Runs)
             lags = Counter[int]()

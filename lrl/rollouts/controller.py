@@ -153,8 +153,9 @@ class Controller:
 
     async def _write(self, group: Group) -> None:
         """Have a group's answers written to their ends; a checkpoint may hold whole ones that were not scored yet."""
-        before = group.num_tokens
+        before, clock = group.num_tokens, asyncio.get_running_loop().time
         if not all(rollout.finished for rollout in group.rollouts):
+            group.asked_s = clock()
             # Older groups first: they are what the trainer waits for.
             await self.fleet.answer(
                 group.prompt,
@@ -164,6 +165,7 @@ class Controller:
                 due=group.due,
                 deadline_s=self.deadline_s,
             )
+            group.written_s = clock()
         self.generated_tokens += group.num_tokens - before
 
     async def _score(self, group: Group) -> None:

@@ -53,13 +53,17 @@ class StepStream:
         self._gather = gather
         self.replayed = replayed
         self.groups: list[Group] = []
+        self.waits: list[float] = []
+        """Seconds of waiting for each of `groups`, without those for its rewards."""
+        self.passes: list[tuple[float, list[int]]] = []
+        """Each forward and backward pass: its seconds, and the tokens of each of its sequences."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
         self._stopwatch.enter("pack")
         for micro in self._micro_batches():
             self._stopwatch.enter("train")
             yield micro
-            self._stopwatch.enter("pack")
+            self.passes.append((self._stopwatch.enter("pack"), micro.lengths))
         self._stopwatch.enter("train")
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
@@ -80,10 +84,14 @@ class StepStream:
         """The next group; what its rewards took of the wait is told apart."""
         number = len(self.groups)
         state = "wait_first" if number == 0 else "wait_last" if number == self._expected - 1 else "wait_next"
+        before = self._stopwatch.seconds(state)
         self._stopwatch.enter(state)
         group = self._next_group()
-        waited = self._stopwatch.enter("pack")
-        self._stopwatch.move(min(waited, group.scoring_s), state, "wait_reward")
+        self._stopwatch.enter("pack")
+        waited = self._stopwatch.seconds(state) - before
+        for_rewards = min(waited, group.scoring_s)
+        self._stopwatch.move(for_rewards, state, "wait_reward")
+        self.waits.append(waited - for_rewards)
         self.groups.append(group)
         return group
 

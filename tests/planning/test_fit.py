@@ -8,7 +8,7 @@ from lrl.planning.answers import Lognormal
 from lrl.planning.fit import fit_generator, fit_trainer
 from lrl.planning.linear import LinearGenerator, LinearTrainer
 from lrl.planning.simulate import Simulation
-from lrl.planning.timeline import GeneratorRecord, Record, StepRecord, read, write
+from lrl.planning.timeline import KINDS, GeneratorRecord, Record, StepRecord, append, keep, read, write
 
 GENERATOR = LinearGenerator(
     kv_tokens=50_000, step_s=0.01, answer_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25
@@ -47,7 +47,27 @@ def test_a_timeline_that_is_written_and_read_is_the_same(tmp_path: Path) -> None
     records = timeline()
     write(tmp_path / "timeline.jsonl", records)
     assert read(tmp_path / "timeline.jsonl") == records
-    assert {type(record).__name__ for record in records} == {"StepRecord", "MicroBatchRecord", "GeneratorRecord"}
+    assert {type(record).__name__ for record in records} == {kind.__name__ for kind in KINDS.values()}
+
+
+@pytest.mark.parametrize("cut_short", ["", '{"kind": "micro_ba'])
+@pytest.mark.parametrize("steps", [0, 2, 9])
+def test_no_step_is_twice_in_a_timeline_that_a_resumed_run_writes_on(
+    tmp_path: Path, steps: int, cut_short: str
+) -> None:
+    path, whole = tmp_path / "timeline.jsonl", timeline()
+    write(path, whole[:-3])
+    path.write_text(path.read_text() + cut_short)
+    kept = keep(path, steps)
+    ends = [place for place, record in enumerate(whole) if isinstance(record, StepRecord)]
+    assert [step.step for step in kept] == list(range(min(steps, 5)))
+    rest = whole[ends[len(kept) - 1] + 1 if kept else 0 :]
+    append(path, rest)
+    assert read(path) == whole
+
+
+def test_where_there_is_no_timeline_none_is_kept(tmp_path: Path) -> None:
+    assert keep(tmp_path / "timeline.jsonl", 3) == [] and not list(tmp_path.iterdir())
 
 
 def test_no_cost_is_negative_however_odd_the_log() -> None:

@@ -93,6 +93,33 @@ def test_of_a_wait_for_a_group_what_its_rewards_took_is_the_rewards(scoring_s: f
     assert seconds["wait_last"] == 2.0 - seconds["wait_reward"] and seconds["wait_first"] == 2.0
 
 
+def test_the_waits_and_passes_of_a_step_are_those_of_its_stopwatch_one_by_one() -> None:
+    groups = [make_group(i, 4, [12, 9 + i]) for i in range(6)]
+    groups[4].scoring_s = 0.5
+    scene = Scene(groups)
+    scene.train()
+    seconds = scene.stopwatch.lap()
+    assert scene.stream.waits == [2.0, 2.0, 2.0, 2.0, 1.5, 2.0]
+    assert sum(one for one, _ in scene.stream.passes) == seconds["train"]
+    packed = sorted(length for _, lengths in scene.stream.passes for length in lengths)
+    assert packed == sorted(4 + tokens for i in range(6) for tokens in (12, 9 + i))
+
+
+def test_a_wait_that_something_else_interrupts_counts_without_it() -> None:
+    scene = Scene([make_group(0, 4, [12, 12])])
+    next_group = scene.next_group
+
+    def interrupted() -> Group:
+        scene.now += 3.0
+        with scene.stopwatch.within("stage"):
+            scene.now += 50.0
+        return next_group()
+
+    scene.stream._next_group = interrupted
+    scene.train()
+    assert scene.stream.waits == [5.0]
+
+
 def test_the_steps_denominator_is_every_token_in_the_loss() -> None:
     scene = Scene([make_group(i, 4, [9, 5 + i]) for i in range(4)])
     assert scene.train() == scene.stream.num_tokens == sum(9 + 5 + i for i in range(4))

@@ -1,0 +1,99 @@
+"""Stretches of a generator's work, with a model client on a virtual clock: it writes a token of an answer a second."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from lrl.generators.crew import Crew
+from lrl.generators.work import Seen
+from lrl.planning.clock import run
+from lrl.planning.stretches import LOOK_S, SHORTEST_S, STRETCH_S, Stretches
+from lrl.planning.timeline import GeneratorRecord
+from tests.generators.test_crew import ask, gather, make_crew, resync
+
+
+def looked_at(work: Callable[[Crew], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
+    """The stretches of a crew's first generator while it does `work`."""
+    crew, _ = make_crew(8)
+    records: list[GeneratorRecord] = []
+
+    async def look() -> None:
+        stretches = Stretches(records.append)
+        while True:
+            stretches.look(asyncio.get_running_loop().time(), crew.generators[0].work.seen())
+            await asyncio.sleep(LOOK_S)
+
+    async def scene() -> None:
+        crew.generators[0].prove()
+        looking = asyncio.create_task(look())
+        await work(crew)
+        await asyncio.sleep(2.0)
+        looking.cancel()
+
+    run(scene())
+    return records
+
+
+def test_a_stretch_has_the_tokens_and_the_answers_of_its_time() -> None:
+    records = looked_at(lambda crew: gather([ask(crew, 3, 40), ask(crew, 2, 20, 1)]))
+    assert sum(record.seconds for record in records) == pytest.approx(40, abs=0.3)
+    assert max(record.seconds for record in records) < STRETCH_S + 2 * LOOK_S
+    steady = records[2:15]
+    assert all(record.answers == pytest.approx(5) for record in steady)
+    assert sum(r.tokens for r in steady) == pytest.approx(5 * sum(r.seconds for r in steady), abs=5)
+    late = records[-8:-2]
+    assert all(record.answers == pytest.approx(3) for record in late)
+    # Prompts have one token; after t seconds an answer has t.
+    assert late[0].context_tokens == pytest.approx(3 * 33, rel=0.1)
+
+
+def test_prompts_and_answers_that_go_on_elsewhere_are_read_once_where_they_begin() -> None:
+    crew, _ = make_crew(8, 8)
+
+    async def scene() -> None:
+        asking = asyncio.create_task(ask(crew, 3, 40))
+        await asyncio.sleep(10.5)
+        crew.take_out(crew.generators[0], "gone")
+        await asking
+
+    first, second = crew.generators
+    run(scene())
+    assert (first.work.seen().read, second.work.seen().read) == (1, 3 * (1 + 10))
+    assert first.work.seen().written + second.work.seen().written == 3 * 40
+    assert first.work.seen().answers == second.work.seen().answers == 0
+
+
+def test_no_stretch_holds_a_pause_or_idleness() -> None:
+    async def work(crew: Crew) -> None:
+        writing = asyncio.create_task(ask(crew, 2, 20))
+        await asyncio.sleep(5.5)
+        await crew.generators[0].pause()
+        await asyncio.sleep(10)
+        await resync(crew, 1)
+        await writing
+        await asyncio.sleep(10)
+        await ask(crew, 2, 3)
+
+    records = looked_at(work)
+    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a look at either end.
+    assert sum(record.seconds for record in records) == pytest.approx(5.5 + 4.2 + 3, abs=0.7)
+    assert all(record.answers == pytest.approx(2, abs=0.2) for record in records)
+
+
+def test_a_break_between_two_looks_ends_the_stretch_before_it_and_what_is_too_short_is_left_out() -> None:
+    records: list[GeneratorRecord] = []
+    stretches = Stretches(records.append)
+
+    def look(now: float, since: float) -> None:
+        stretches.look(now, Seen(since=since, written=10 * now, read=0, answers=1, context_tokens=9))
+
+    for now in (0.0, 0.1, 0.2, 0.3):
+        look(now, since=0.0)
+    for now in (0.4, 0.5):
+        look(now, since=0.35)
+    for now in (0.6, 0.7):
+        look(now, since=0.55)
+    assert [record.seconds for record in records] == [pytest.approx(0.3)]
+    assert records[0].tokens == 3 and SHORTEST_S < 0.3

@@ -36,11 +36,15 @@ class Timeline(L.Callback):
     A run that is resumed in the same folder writes on behind the steps that it goes on from, and takes out what was
     behind them. On a GPU the trainer waits for the end of every backward pass, so that its time is its own.
 
+    Args:
+        planned_step_s: Seconds a step that `lrl plan` has forecast: for `lrl plan --compare` alone.
+
     Raises:
         ValueError: There is no `Throughput` before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, planned_step_s: float | None = None) -> None:
+        self.planned_step_s = planned_step_s
         self._update = Update()
         self._watch = Watch()
         self._now_s = 0.0

@@ -20,6 +20,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   serve      ask the policy of a run:     lrl serve --talk runs/quickstart/version_0
              one more generator for it:   lrl serve --join runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
+             beside what a run took:      lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
 
 `lrl fit --help` lists every setting; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).

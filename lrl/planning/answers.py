@@ -108,6 +108,27 @@ class Seen(Lengths):
         return self._sorted[places.clip(max=len(self._sorted) - 1)]
 
 
+class Replayed(Seen):
+    """A run's lengths, group by group in the order of its prompts; behind them, lengths like them.
+
+    Args:
+        groups: Of each group, the tokens of its answers.
+
+    Raises:
+        ValueError: There are none, or one is below 1.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__([length for group in groups for length in group])
+        self._groups = groups
+
+    def of(self, prompt: int, index: int, answers: int) -> list[int]:
+        """See `Lengths.of`."""
+        if index < len(self._groups) and len(self._groups[index]) == answers:
+            return list(self._groups[index])
+        return super().of(prompt, index, answers)
+
+
 @dataclass(eq=False, slots=True)
 class Answer:
     """One answer that is being written."""

@@ -1,6 +1,7 @@
 """`lrl plan`: the best few ways to train a model on a cluster, forecast from data sheets.
 
-It imports neither torch nor vLLM and works on any machine, also without the devices it plans for.
+It imports neither torch nor vLLM and works on any machine, also without the devices it plans for. With `--compare` it
+lays a forecast beside what a run took.
 """
 
 from __future__ import annotations
@@ -37,21 +38,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 2 for bad input, if nothing fits, or if a recipe was asked for and lrl can run none of the plans.
     """
-    asked = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    asked = parser(any(word.startswith("--compare") for word in words)).parse_args(words)
     try:
-        plan(asked, Console(highlight=False))
+        if asked.compare is not None:
+            compare(asked.compare, Console(highlight=False))
+        else:
+            plan(asked, Console(highlight=False))
     except (ValueError, FileNotFoundError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """The settings."""
+def parser(comparing: bool = False) -> argparse.ArgumentParser:
+    """The settings; a comparison needs none of those of a plan."""
     words = argparse.ArgumentParser(prog="lrl plan", description="Forecast how to train a model on a cluster.")
-    words.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format, or its config.json")
-    words.add_argument("--cluster", required=True, help="number and kind of devices, like 8xH100")
-    words.add_argument("--lengths", required=True, help=f"of answers: {FORMS}")
+    needed = not comparing
+    words.add_argument("--model", type=Path, required=needed, help="folder in Hugging Face format, or its config.json")
+    words.add_argument("--cluster", required=needed, help="number and kind of devices, like 8xH100")
+    words.add_argument("--lengths", required=needed, help=f"of answers: {FORMS}")
     words.add_argument("--prompts", type=int, default=512, help="prompts a step (%(default)s)")
     words.add_argument("--answers", type=int, default=8, help="answers to each prompt (%(default)s)")
     words.add_argument("--prompt-tokens", type=int, default=512, help="tokens of a prompt (%(default)s)")
@@ -64,7 +70,20 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--top", type=int, default=5, help="plans that are printed (%(default)s)")
     words.add_argument("--out", type=Path, help="where to write the best plan that lrl can run as a recipe")
     words.add_argument("--base", default="gsm8k", help="recipe with data, rewards, callbacks for --out (%(default)s)")
+    words.add_argument("--compare", type=Path, metavar="RUN", help="instead: forecast beside fact, for a run's folder")
     return words
+
+
+def compare(run: Path, console: Console) -> None:
+    """Print what a run took beside what it should have taken.
+
+    Raises:
+        ValueError: Its folder lacks something, or holds something else.
+        FileNotFoundError: It has no timeline or no config.
+    """
+    from lrl.planning import compare  # the simulator needs torch; a plan does not
+
+    console.print(compare.table(compare.read_run(run)))
 
 
 def plan(asked: argparse.Namespace, console: Console) -> None:

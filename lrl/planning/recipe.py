@@ -1,8 +1,11 @@
-"""A plan as a recipe: what today's lrl can run of it, on top of a recipe that has data, rewards and callbacks."""
+"""A plan as a recipe: what today's lrl can run of it, on top of a recipe that has data, rewards and callbacks.
+
+Its run writes a timeline and knows what was forecast, so that `lrl plan --compare` can lay both side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import yaml
 from lrl.planning.devices import Cluster
 from lrl.planning.search import Plan
 from lrl.planning.workload import Workload
+
+THROUGHPUT, TIMELINE = "lrl.callbacks.Throughput", "lrl.callbacks.Timeline"
 
 
 def runs_today(plan: Plan, cluster: Cluster) -> bool:
@@ -34,6 +39,7 @@ def write_recipe(path: Path, plan: Plan, workload: Workload, cluster: Cluster, b
         model: The policy; the recipe's own stays if this is only a config.
     """
     recipe = merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
+    recipe["trainer"]["callbacks"] = with_timeline(recipe["trainer"].get("callbacks") or [], plan.step_s)
     folder = model if model.is_dir() else model.parent
     if any(folder.glob("*.safetensors")):
         recipe["model"]["init_args"]["model"] = str(folder.absolute())
@@ -42,6 +48,16 @@ def write_recipe(path: Path, plan: Plan, workload: Workload, cluster: Cluster, b
         f"# Data, rewards and callbacks are those of {base.name}.\n"
     )
     path.write_text(head + yaml.safe_dump(recipe, sort_keys=False))
+
+
+def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list[Mapping[str, Any]]:
+    """A recipe's callbacks with a `Timeline` that knows of the forecast, behind the `Throughput` that it needs."""
+    others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
+    if not any(callback["class_path"] == THROUGHPUT for callback in others):
+        others.append({"class_path": THROUGHPUT})
+    behind = 1 + next(place for place, callback in enumerate(others) if callback["class_path"] == THROUGHPUT)
+    timeline = {"class_path": TIMELINE, "init_args": {"planned_step_s": float(f"{step_s:.4g}")}}
+    return [*others[:behind], timeline, *others[behind:]]
 
 
 def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:

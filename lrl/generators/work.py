@@ -24,6 +24,15 @@ class Seen(NamedTuple):
     """Sum of their contexts, prompt and answer so far."""
 
 
+class Request(NamedTuple):
+    """Answers that are asked for together."""
+
+    prompt_tokens: int
+    had: int
+    """Tokens that each of them had when it came here."""
+    rollouts: Sequence[Rollout]
+
+
 class Work:
     """The work of one generator, answers of evaluations included."""
 
@@ -32,6 +41,7 @@ class Work:
         self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> its prompt's tokens, and the answer
         self._written = 0  # tokens of answers that left, less what all had when they came
         self._read = 0
+        self._unread: dict[int, Request] = {}  # id of its first answer -> what has no token of its own yet
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -41,13 +51,15 @@ class Work:
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
         """The answers to one prompt begin, or go on behind what they have; those of one request share its reading."""
         for rollouts in requests:
-            self._read += prompt_tokens + len(rollouts[0].token_ids)
+            self._unread[id(rollouts[0])] = Request(prompt_tokens, len(rollouts[0].token_ids), rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
             self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
 
     def end(self, rollouts: Sequence[Rollout]) -> None:
         """These have begun and are not written any more, whether they have ended or not."""
+        self._count_read()
         for rollout in rollouts:
+            self._unread.pop(id(rollout), None)
             del self._writing[id(rollout)]
             self._written += len(rollout.token_ids)
 
@@ -60,6 +72,7 @@ class Work:
 
         Tokens arrive `STREAM_INTERVAL` at a time, so of an answer that has not ended half as many are on their way.
         """
+        self._count_read()
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
         arrived = sum(len(rollout.token_ids) for _, rollout in self._writing.values())
         on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
@@ -70,3 +83,10 @@ class Work:
             answers=len(unfinished),
             context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),
         )
+
+    def _count_read(self) -> None:
+        """Whatever has got a token was read before it."""
+        for key, request in list(self._unread.items()):
+            if any(len(rollout.token_ids) > request.had for rollout in request.rollouts):
+                self._read += request.prompt_tokens + request.had
+                del self._unread[key]

@@ -76,7 +76,7 @@ class GeneratorRecord:
     context_tokens: float = 0.0
     """Sum of their contexts (prompt and answer so far), on average over the stretch."""
     prefill_tokens: int = 0
-    """Tokens read in it: prompts of answers that began, or contexts of such as were read again."""
+    """Tokens read in it: prompts of answers whose first token it wrote, or contexts of such as were read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,12 @@
 """Timelines, and the costs that explain them."""
 
+import functools
+import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lrl.planning.answers import Lognormal
 from lrl.planning.fit import fit_generator, fit_trainer
@@ -16,6 +20,7 @@ GENERATOR = LinearGenerator(
 TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5)
 
 
+@functools.cache
 def timeline() -> list[Record]:
     """Of a small run."""
     records: list[Record] = []
@@ -68,6 +73,23 @@ def test_no_step_is_twice_in_a_timeline_that_a_resumed_run_writes_on(
 
 def test_where_there_is_no_timeline_none_is_kept(tmp_path: Path) -> None:
     assert keep(tmp_path / "timeline.jsonl", 3) == [] and not list(tmp_path.iterdir())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 999), st.floats(0.0, 0.6))
+def test_the_fitted_seconds_add_up_to_the_measured_ones_however_much_they_scatter(seed: int, scatter: float) -> None:
+    rng = random.Random(seed)
+    work, steps = [], [record for record in timeline() if isinstance(record, StepRecord)]
+    for _ in range(60):
+        answers, context = rng.uniform(1, 16), rng.uniform(100, 9000)
+        seconds = GENERATOR.decode_s(answers, context) * 50  # type: ignore[arg-type]
+        seconds *= rng.uniform(1 - scatter, 1 + scatter)
+        work.append(
+            GeneratorRecord(seconds=seconds, tokens=round(50 * answers), answers=answers, context_tokens=context)
+        )
+    found = fit_generator([*work, *steps], kv_tokens=1)
+    fitted = [record.tokens / record.answers * found.decode_s(record.answers, record.context_tokens) for record in work]  # type: ignore[arg-type]
+    assert sum(fitted) == pytest.approx(sum(record.seconds for record in work), rel=1e-3)
 
 
 def test_no_cost_is_negative_however_odd_the_log() -> None:

@@ -65,6 +65,13 @@ def test_prompts_and_answers_that_go_on_elsewhere_are_read_once_where_they_begin
     assert first.work.seen().answers == second.work.seen().answers == 0
 
 
+def test_what_a_generator_reads_when_its_work_begins_is_in_its_first_stretch() -> None:
+    records = looked_at(lambda crew: ask(crew, 3, 40))
+    # The model client's first token comes after a second; the stretch that sees it has read the prompt of one token.
+    assert [record.prefill_tokens for record in records[:3]].count(1) == 1
+    assert sum(record.prefill_tokens for record in records) == 1
+
+
 def test_no_stretch_holds_a_pause_or_idleness() -> None:
     async def work(crew: Crew) -> None:
         writing = asyncio.create_task(ask(crew, 2, 20))

@@ -1,0 +1,214 @@
+"""Forecast against fact: the simulator, fitted to one run on the CPU, forecasts it and three others.
+
+    python -m benchmarks.forecast                  run what is missing, then draw and print
+    python -m benchmarks.forecast --plot-only      draw and print what is there
+
+Every run has a random policy of 5 million parameters and answers of forced lengths (`benchmarks.forced_lengths`), which
+the simulation has, too, answer by answer. Each process has one thread. A generator has fewer places than a step has
+answers, so that its batch grows and shrinks: only then can the cost of a decode step and that of an answer in it be
+told apart. Run A alone is fitted to; the others differ in lag, in batch, and in generators. Two cores do not hold two
+generators and a trainer at work, so these take turns in run D. In the others both sides work at once, and that they
+slow each other down is in the costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import lightning as L
+import torch
+
+import lrl
+from benchmarks import records
+from benchmarks.forced_lengths import forced, long_tailed
+from benchmarks.forecast_report import draw, table
+from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
+from lrl.callbacks import Throughput, Timeline, WeightSync
+from lrl.planning.fit import fit_generator, fit_trainer
+from lrl.planning.linear import LinearGenerator, LinearTrainer
+from lrl.planning.simulate import Simulation
+from lrl.planning.timeline import GroupRecord, Record, StepRecord, read
+
+ROWS = 1024
+ANSWERS = 8
+LONGEST = 512
+PROMPT_TOKENS = 128
+KV_GIB = 0.5
+BYTES_PER_TOKEN = 2 * 4 * 6 * 256
+"""Keys and values of the 5m policy in float32, six layers of 256."""
+PARTS = (
+    "wait_first_s", "wait_more_s", "wait_last_s", "wait_reward_s", "train_s", "update_s", "sync_s", "other_s", "seconds"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a run differs in from the others."""
+
+    about: str
+    generators: int = 1
+    groups: int = 4
+    max_lag: int = 1
+    placement: str = "split"
+    steps: float = 1.0
+    """Of the steps of run A: as many as take about its time."""
+
+
+SCENES = {
+    "A": Scene(about="the fitted run"),
+    "B": Scene(about="lag 3", max_lag=3),
+    "C": Scene(about="twice the batch", groups=8, steps=0.5),
+    "D": Scene(about="two generators, in turn", generators=2, max_lag=0, placement="shared", steps=0.5),
+}
+FITTED = "A"
+
+
+def described(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """What a run is recognised by in the results."""
+    settings = {name: getattr(args, name) for name in ("warmup", "max_num_seqs", "micro_batch_tokens")}
+    return {"run": name, **asdict(SCENES[name]), "answers": ANSWERS, **settings, "steps": steps_of(args, name)}
+
+
+def steps_of(args: argparse.Namespace, name: str) -> int:
+    """Optimizer steps of a run."""
+    return round(args.steps * SCENES[name].steps)
+
+
+def measure(args: argparse.Namespace, name: str) -> list[Record]:
+    """One run from its start to its end; its timeline."""
+    scene, rows, folder = SCENES[name], list(made_up_rows(ROWS)), args.folder / name
+    policy = args.folder / "policy"
+    make_policy(llama("5m"), [row["question"] for row in rows], policy, "cpu")
+    (folder / "timeline.jsonl").unlink(missing_ok=True)
+    torch.set_num_threads(1)
+    server = lrl.ServerSettings(max_num_seqs=args.max_num_seqs, kv_cache_gib=KV_GIB, threads=1)
+    strategy = lrl.AsyncSingleDevice(scene.generators, scene.placement, server=server)  # type: ignore[arg-type]
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1 + scene.generators,
+        strategy=strategy,
+        callbacks=[WeightSync(), Throughput(), Timeline()],
+        max_steps=steps_of(args, name),
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    data = lrl.RolloutDataModule(
+        prompts=lrl.Prompts(rows, prompt_column="question", shuffle=False),  # type: ignore[arg-type]
+        rewards=[hashed],
+        groups_per_step=scene.groups,
+        rollouts_per_group=ANSWERS,
+        max_lag=scene.max_lag,
+        max_prompt_tokens=PROMPT_TOKENS,
+        max_response_tokens=LONGEST,
+        micro_batch_tokens=args.micro_batch_tokens,
+    )
+    with forced(long_tailed(), ROWS):
+        trainer.fit(lrl.PolicyModule(str(policy)), data)
+    return read(folder / "timeline.jsonl")
+
+
+def forecast(
+    args: argparse.Namespace, name: str, generator: LinearGenerator, trainer: LinearTrainer, prompt_tokens: int
+) -> list[StepRecord]:
+    """The steps of the run `name` as the simulator sees them."""
+    scene = SCENES[name]
+    simulation = Simulation(
+        generators=[generator] * scene.generators,
+        trainer=trainer,
+        lengths=long_tailed(),
+        steps=steps_of(args, name),
+        groups_per_step=scene.groups,
+        rollouts_per_group=ANSWERS,
+        max_lag=scene.max_lag,
+        micro_batch_tokens=args.micro_batch_tokens,
+        max_num_seqs=args.max_num_seqs,
+        prompt_tokens=prompt_tokens,
+        prompts=ROWS,
+        placement=scene.placement,  # type: ignore[arg-type]
+    )
+    return simulation.run().steps
+
+
+def prompt_tokens(timeline: Sequence[Record]) -> int:
+    """Tokens of the run's prompts, in the mean."""
+    groups = [record for record in timeline if isinstance(record, GroupRecord)]
+    return round(sum(group.prompt_tokens for group in groups) / len(groups))
+
+
+def medians(steps: Sequence[StepRecord], warmup: int) -> dict[str, float | None]:
+    """The median of each part of a step, without the first ones."""
+    return {name: records.rounded(median(getattr(step, name) for step in steps[warmup:])) for name in PARTS}
+
+
+def spread(steps: Sequence[StepRecord], warmup: int) -> list[float | None]:
+    """The quarters of the steps' seconds: first, last."""
+    ordered = sorted(step.seconds for step in steps[warmup:])
+    return [records.rounded(ordered[len(ordered) // 4]), records.rounded(ordered[-1 - len(ordered) // 4])]
+
+
+def compare(args: argparse.Namespace, name: str, timeline: list[Record], fitted: list[Record]) -> dict[str, Any]:
+    """A run's record: its steps, and their forecast with the costs of run A."""
+    generator = fit_generator(fitted, kv_tokens=int(KV_GIB * 2**30 / BYTES_PER_TOKEN))
+    trainer = fit_trainer(fitted)
+    facts = [record for record in timeline if isinstance(record, StepRecord)]
+    forecasts = forecast(args, name, generator, trainer, prompt_tokens(fitted))
+    tokens = [(fact.step, fact.tokens) for fact in facts], [(step.step, step.tokens) for step in forecasts]
+    return {
+        **described(args, name),
+        "fact": medians(facts, args.warmup),
+        "forecast": medians(forecasts, args.warmup),
+        "quarters": spread(facts, args.warmup),
+        "run_s": [records.rounded(sum(step.seconds for step in steps)) for steps in (facts, forecasts)],
+        "same_answers": tokens[0] == tokens[1],
+        "generator": asdict(generator),
+        "trainer": asdict(trainer),
+    }
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.forecast", description="Forecast against fact.")
+    parser.add_argument("--runs", nargs="+", choices=SCENES, default=list(SCENES), help="(%(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="optimizer steps of A and B (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=3, help="steps that do not count (%(default)s)")
+    parser.add_argument("--max_num_seqs", type=int, default=16, help="answers written at once (%(default)s)")
+    parser.add_argument("--micro_batch_tokens", type=int, default=1024, help="(%(default)s)")
+    records.add_places(parser, "forecast")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing, then draw the plot and print the table."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    args.folder = args.folder.resolve()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    found = records.read(args.out)
+    missing = [] if args.plot_only else [n for n in args.runs if records.find(found, described(args, n)) is None]
+    for name in missing:
+        timeline = measure(args, name)
+        fitted = read(args.folder / FITTED / "timeline.jsonl")
+        command = shlex.join(["python", "-m", "benchmarks.forecast", *words])
+        records.append(args.out, compare(args, name, timeline, fitted) | {"command": command})
+    found = records.read(args.out)
+    rows = [row for name in args.runs if (row := records.find(found, described(args, name))) is not None]
+    if not rows:
+        raise SystemExit(f"{args.out} has no run with these settings.")
+    draw(rows, args.plot)
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,65 @@
+"""Forecast against fact, where the fact is a simulation itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import forecast, forecast_report
+from benchmarks.forced_lengths import long_tailed
+from lrl.planning.linear import LinearGenerator, LinearTrainer
+from lrl.planning.simulate import Simulation
+from lrl.planning.timeline import Record
+
+GENERATOR = LinearGenerator(kv_tokens=40_000, step_s=0.013, answer_s=3e-4, prefill_token_s=4e-3, pause_s=0.1)
+TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, optimizer_s=0.1, weights_s=0.4)
+ARGS = forecast.make_parser().parse_args(["--steps", "8", "--warmup", "2"])
+
+
+def timeline(name: str) -> list[Record]:
+    scene, records = forecast.SCENES[name], list[Record]()
+    Simulation(
+        generators=[GENERATOR] * scene.generators,
+        trainer=TRAINER,
+        lengths=long_tailed(),
+        steps=forecast.steps_of(ARGS, name),
+        groups_per_step=scene.groups,
+        rollouts_per_group=forecast.ANSWERS,
+        max_lag=scene.max_lag,
+        micro_batch_tokens=ARGS.micro_batch_tokens,
+        max_num_seqs=ARGS.max_num_seqs,
+        prompt_tokens=35,
+        prompts=forecast.ROWS,
+        placement=scene.placement,  # type: ignore[arg-type]
+    ).run(records.append)
+    return records
+
+
+def test_where_the_simulator_is_right_every_forecast_is_the_fact(tmp_path: Path) -> None:
+    fitted = timeline(forecast.FITTED)
+    rows = [forecast.compare(ARGS, name, timeline(name), fitted) for name in forecast.SCENES]
+    assert all(row["same_answers"] for row in rows)
+    for row in rows:
+        assert forecast_report.error(row) == pytest.approx(0, abs=0.02)
+        parts = sum(row["fact"][part] for part in forecast_report.SHOWN)
+        assert parts == pytest.approx(row["fact"]["seconds"], rel=0.25)  # medians of parts do not add up exactly
+    forecast_report.draw(rows, tmp_path / "forecast.png")
+    assert (tmp_path / "forecast.png").stat().st_size > 10_000
+    lines = forecast_report.table(rows).splitlines()
+    assert len(lines) == 2 + len(rows) and "| B | lag 3 |" in lines[3] and "0%" in lines[3]
+
+
+def test_the_runs_differ_from_the_fitted_one_in_what_their_names_say() -> None:
+    described = {name: forecast.described(ARGS, name) for name in forecast.SCENES}
+    fitted = described[forecast.FITTED]
+    differ = {
+        name: {key for key, value in one.items() if value != fitted[key]} - {"run", "about"}
+        for name, one in described.items()
+    }
+    assert differ == {
+        "A": set(),
+        "B": {"max_lag"},
+        "C": {"groups", "steps"},
+        "D": {"generators", "max_lag", "placement", "steps"},
+    }

@@ -2,8 +2,8 @@
 
 Least squares in which the variance of a stretch grows with its expected length, and no coefficient is negative. So a
 second is worth as much in a short stretch as in a long one, the fitted seconds add up to the measured ones however much
-they scatter, and nothing costs less than nothing. (Errors relative to the measured seconds would favour fast stretches:
-in a log that scattered by a third such a fit was 14 % too fast.)
+they scatter, and nothing costs less than nothing. (Errors relative to the measured seconds would favour fast stretches,
+and the more so the more a log scatters.)
 
 What a log has no example of (prefill in none of its stretches, say) costs nothing in the fit; and from answers that
 were always as many, the cost of a step and that of an answer cannot be told apart. So fit to a log whose batches grow

@@ -1,7 +1,8 @@
 """Answers of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change them.
 
 Every answer is written by a request of its own, past end tokens, to exactly the length that is drawn for its group and
-its place in it. A simulation with the same `Lengths` has the same answers.
+its place in it; below the run's limit it counts as ended and not as cut. A simulation with the same `Lengths` has the
+same answers.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lrl.data import Rollout
 from lrl.generators import generator
 from lrl.generators.client import GeneratorClient
 from lrl.generators.sampling import Sampling
 from lrl.planning.answers import Lengths, Lognormal
+
+GROUPS = 1_000_000
+"""More than a run has."""
 
 
 def equal(tokens: int = 64) -> Lengths:
@@ -32,6 +38,26 @@ def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> Lengths:
         prompt_share: See `lrl.planning.answers.Lengths`.
     """
     return Lognormal(40, 1.0, 512, prompt_share, seed)
+
+
+class Before(Lengths):
+    """Other answers to the same prompts, as an epoch before might have drawn them.
+
+    Args:
+        drawn: The run's own lengths.
+    """
+
+    def __init__(self, drawn: Lengths) -> None:
+        super().__init__(drawn.prompt_share, drawn.seed)
+        self._drawn = drawn
+
+    def tokens(self, normal: np.ndarray) -> np.ndarray:
+        """See `Lengths.tokens`."""
+        return self._drawn.tokens(normal)
+
+    def of(self, prompt: int, index: int, answers: int) -> list[int]:
+        """See `Lengths.of`."""
+        return super().of(prompt, index + GROUPS, answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +89,9 @@ def forced(lengths: Lengths, prompts: int) -> Iterator[None]:
             await asyncio.gather(
                 *(one(ids, [rollout], its, **how) for rollout, its in zip(rollouts, exact, strict=True))
             )
+            for rollout in rollouts:
+                if rollout.finished and drawn[id(rollout)] < sampling.max_tokens:
+                    rollout.finish_reason = "stop"
 
     whole, generator.GeneratorClient = generator.GeneratorClient, Client  # type: ignore[misc]
     try:

@@ -7,10 +7,11 @@ policies of one architecture.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 
@@ -36,36 +37,48 @@ class LentServer(Server):
 
 
 class Borrowing(lrl.AsyncSingleDevice):
-    """The strategy with a lent server in the place of its own.
+    """The strategy with lent servers in the place of its own.
 
     Args:
         server: The server.
         capacity: Rollouts it writes at once; its other places are for evaluations.
+        others: More servers like it (`lent_servers`), each a generator.
+        **how: Other settings of the strategy.
     """
 
-    def __init__(self, server: LentServer, capacity: int) -> None:
+    def __init__(self, server: LentServer, capacity: int, others: Sequence[LentServer] = (), **how: Any) -> None:
         settings = replace(server.settings, max_num_seqs=capacity)
-        super().__init__(generator_devices=1, weight_transfer=server.backend, server=settings)
-        self.lent = server
+        devices = 1 + len(others)
+        super().__init__(generator_devices=devices, weight_transfer=server.backend, server=settings, **how)
+        self.lent = [server, *others]
         self.run_id = server.run_id  # the server's keeper removes the weights' file if this process is killed
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""
-        return [self.lent]
+        return list(self.lent)
+
+
+@contextmanager
+def lent_servers(count: int, model: Path, settings: lrl.ServerSettings, folder: Path) -> Iterator[list[LentServer]]:
+    """Servers of one run at a time, which start with their first run and end with this context.
+
+    Args:
+        count: How many.
+        model: A policy of the runs' architecture.
+        settings: As for a run of its own: `max_num_seqs` rollouts, and places for evaluations are added.
+        folder: Of their logs.
+    """
+    places = replace(settings, max_num_seqs=settings.max_num_seqs + SPARE_PLACES)
+    run_id = secrets.token_hex(4)
+    with ExitStack() as ends:
+        servers = [LentServer(str(model), places, "shared_memory", [], folder, n, run_id) for n in range(count)]
+        for server in servers:
+            ends.callback(server.end)
+        yield servers
 
 
 @contextmanager
 def lent_server(model: Path, settings: lrl.ServerSettings, folder: Path) -> Iterator[LentServer]:
-    """A server that starts with its first run and ends with this context.
-
-    Args:
-        model: A policy of the runs' architecture.
-        settings: As for a run of its own: `max_num_seqs` rollouts, and places for evaluations are added.
-        folder: Of its log.
-    """
-    places = replace(settings, max_num_seqs=settings.max_num_seqs + SPARE_PLACES)
-    server = LentServer(str(model), places, "shared_memory", [], folder, 0, secrets.token_hex(4))
-    try:
-        yield server
-    finally:
-        server.end()
+    """One alone; see `lent_servers`."""
+    with lent_servers(1, model, settings, folder) as servers:
+        yield servers[0]

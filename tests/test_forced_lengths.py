@@ -27,7 +27,7 @@ async def obeys(request: web.Request) -> web.StreamResponse:
 
 def test_each_answer_of_a_group_has_the_drawn_length_also_when_it_goes_on_elsewhere() -> None:
     lengths, rollouts = long_tailed(), [Rollout() for _ in range(4)]
-    cut = 3
+    cut, longest = 3, max(lengths.of(7, 107, 4))
 
     async def scene() -> None:
         app = web.Application()
@@ -36,17 +36,19 @@ def test_each_answer_of_a_group_has_the_drawn_length_also_when_it_goes_on_elsewh
         await server.start_server()
         client = generator.GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 0", "secret")
         how = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
-        await client.write([1, 2], rollouts, Sampling(n=4), **how)
+        await client.write([1, 2], rollouts, Sampling(n=4, max_tokens=longest), **how)
         one = rollouts[2]
         one.finish_reason = ""
         del one.token_ids[cut:], one.logprobs[cut:], one.versions[cut:]
-        await client.write([1, 2], [one], Sampling(n=4), **how)
+        await client.write([1, 2], [one], Sampling(n=4, max_tokens=longest), **how)
         await client.close()
         await server.close()
 
     with forced(lengths, prompts=100):
         asyncio.run(scene())
-    assert [len(rollout.token_ids) for rollout in rollouts] == lengths.of(7, 107, 4)
+    drawn = lengths.of(7, 107, 4)
+    assert [len(rollout.token_ids) for rollout in rollouts] == drawn
+    assert [rollout.finish_reason for rollout in rollouts] == ["length" if n == longest else "stop" for n in drawn]
 
 
 def test_what_is_said_of_the_draws_is_true() -> None:

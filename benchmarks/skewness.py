@@ -1,0 +1,233 @@
+"""How long two real generators take for a step's answers of very different lengths, under each rule of dispatch.
+
+    python -m benchmarks.skewness                                 four steps under each case, three times
+    python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
+    python -m benchmarks.skewness --plot-only                     draw and print what is there
+    python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailRounds:seen
+
+What is measured is generation: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
+nothing. Its weights are random and stay as they are; they are synced after every step all the same. The lengths are
+forced: at the same step all cases have the same answers. The time of a step is what the trainer waits for its groups.
+
+Two things come before. The time of a token is measured for several numbers of answers on each generator, while both
+write: `SkewnessAware.decode_time`. And one run answers every prompt once, so that lrl's own lengths have seen them all;
+each run begins with what was learnt then. An oracle knows the lengths that are about to be drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import lightning as L
+import numpy as np
+
+import lrl
+from benchmarks import records
+from benchmarks.forced_lengths import Before, equal, forced, long_tailed
+from benchmarks.lent_server import Borrowing, LentServer, lent_servers
+from benchmarks.oracle import Oracle
+from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
+from benchmarks.skewness_report import draw, table
+from lrl.callbacks import Throughput, WeightSync
+from lrl.planning.answers import Lengths as Drawn
+from lrl.rollouts.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailRounds
+from lrl.rollouts.dispatch.decode_time import DecodeTime
+from lrl.rollouts.lengths import Lengths
+
+log = logging.getLogger(__name__)
+
+GENERATORS = 2
+PROMPT_TOKENS, RESPONSE_TOKENS = 128, 512
+EQUAL_TOKENS = 128
+"""Of every answer while the time of a token is measured."""
+BATCHES = (2, 8, 32)
+"""Answers on each generator then."""
+RULES: dict[str, Callable[[DecodeTime], Dispatch]] = {
+    "RoundRobin": lambda decode_time: RoundRobin(),
+    "LeastLoaded": lambda decode_time: LeastLoaded(),
+    "LeastTokens": lambda decode_time: LeastTokens(),
+    "SkewnessAware": lambda decode_time: SkewnessAware(decode_time=decode_time),
+    "TailRounds": lambda decode_time: TailRounds(),
+}
+CASES = ["RoundRobin:nothing", "LeastLoaded:nothing"]
+CASES += [f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")]
+"""The rule, and what it knows of lengths; ratios are to the first."""
+
+
+class TakesAnswers(lrl.PolicyModule):
+    """A policy whose step takes every micro-batch and computes nothing; its version grows."""
+
+    def training_step(self, step: Any, batch_idx: int) -> None:
+        """See `PolicyModule.training_step`."""
+        for _ in step:
+            pass
+        self._update()
+
+
+class Waits(L.Callback):
+    """Keeps the seconds that the trainer waited for each step's groups; it stands behind `Throughput`."""
+
+    def __init__(self, throughput: Throughput) -> None:
+        self.throughput = throughput
+        self.seconds: list[float] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Note the step that has just ended."""
+        self.seconds.append(self.throughput.times.wait)
+
+
+def generate(
+    servers: Sequence[LentServer],
+    args: argparse.Namespace,
+    drawn: Drawn,
+    groups: int,
+    answers: int,
+    data: dict[str, Any],
+    oracle: Oracle | None = None,
+) -> list[float]:
+    """A run that trains every prompt once, if the steps are of `args.groups`: the seconds of each step's generation.
+
+    Args:
+        servers: Its generators.
+        args: The benchmark's.
+        drawn: Lengths of its answers.
+        groups: Prompts of a step.
+        answers: To each.
+        data: More settings of the data module.
+        oracle: What the rule is told of lengths in the place of `data.lengths`.
+    """
+    throughput = Throughput()
+    waits = Waits(throughput)
+    placement = "split" if args.max_lag else "shared"
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1 + len(servers),
+        strategy=Borrowing(servers[0], args.places, servers[1:], placement=placement),
+        callbacks=[WeightSync(), throughput, waits],
+        max_steps=args.steps,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=args.folder,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    rows = list(made_up_rows(args.steps * args.groups))
+    module = lrl.RolloutDataModule(
+        prompts=lrl.Prompts(rows, prompt_column="question", shuffle=False),
+        rewards=[hashed],
+        groups_per_step=groups,
+        rollouts_per_group=answers,
+        max_lag=args.max_lag,
+        max_prompt_tokens=PROMPT_TOKENS,
+        max_response_tokens=RESPONSE_TOKENS,
+        **data,
+    )
+    if oracle is not None:
+        module.dispatch.lengths = oracle
+    with forced(drawn, prompts=len(rows)):
+        trainer.fit(TakesAnswers(str(args.folder / "policy")), module)
+    return waits.seconds
+
+
+def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeTime:
+    """The line through the milliseconds of a token with so many answers on each generator, while all write."""
+    batches = [batch for batch in BATCHES if batch <= args.places]
+    per_token = []
+    for batch in batches:
+        groups = batch * len(servers) // 2
+        seconds = generate(servers, args, equal(EQUAL_TOKENS), groups, 2, {"dispatch": RoundRobin()})
+        per_token.append(1e3 * median(seconds) / EQUAL_TOKENS)
+        log.info("%d answers on each generator: %.2f ms a token", batch, per_token[-1])
+    answer_ms, step_ms = np.polyfit(batches, per_token, 1)
+    return DecodeTime(step_ms=float(step_ms), answer_ms=max(0.0, float(answer_ms)))
+
+
+def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: str) -> None:
+    """All cases in turn, `args.repeats` times; a record for each run."""
+    decode_time = calibrate(servers, args)
+    drawn = long_tailed(args.seed, args.prompt_share)
+    before = Lengths()
+    generate(servers, args, Before(drawn), args.groups, args.answers, {"lengths": before})
+    oracle = Oracle(drawn, args.steps * args.groups, args.answers)
+    for repeat in range(args.repeats):
+        for case in args.cases:
+            rule, knows = case.split(":")
+            data: dict[str, Any] = {"dispatch": RULES[rule](decode_time), "lengths": Lengths()}
+            data["lengths"].load_state_dict(before.state_dict())
+            told = oracle if knows == "oracle" else None
+            seconds = generate(servers, args, drawn, args.groups, args.answers, data, told)
+            log.info("%s, repeat %d: %s s", case, repeat, ", ".join(f"{step:.2f}" for step in seconds))
+            record = {
+                "settings": settings_of(args),
+                "case": case,
+                "repeat": repeat,
+                "step_ms": records.rounded(decode_time.step_ms),
+                "answer_ms": records.rounded(decode_time.answer_ms),
+                "longest": longest(drawn, args),
+                "seconds": [records.rounded(step) for step in seconds],
+            }
+            records.append(args.out, record | {"command": command})
+
+
+def longest(drawn: Drawn, args: argparse.Namespace) -> list[int]:
+    """Tokens of each step's longest answer."""
+    steps = [range(step * args.groups, (step + 1) * args.groups) for step in range(args.steps)]
+    return [max(max(drawn.of(group, group, args.answers)) for group in step) for step in steps]
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a record is recognised by."""
+    names = ("steps", "groups", "answers", "places", "max_lag", "prompt_share", "seed")
+    return {name: getattr(args, name) for name in names}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.skewness", description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="+", default=CASES, help="rule:what it knows of lengths (%(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="of a run; its prompts are trained once (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each case, in turn (%(default)s)")
+    parser.add_argument("--groups", type=int, default=32, help="prompts of a step (%(default)s)")
+    parser.add_argument("--answers", type=int, default=4, help="to each (%(default)s)")
+    parser.add_argument("--places", type=int, default=32, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--max_lag", type=int, default=0, help="(%(default)s)")
+    parser.add_argument("--prompt_share", type=float, default=1.0, help="1: a prompt's answers are alike (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the lengths (%(default)s)")
+    records.add_places(parser, "skewness")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, then draw and print all that is there with these settings."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if not args.plot_only:
+        texts = [row["question"] for row in made_up_rows(args.steps * args.groups)]
+        make_policy(llama("5m"), texts, args.folder / "policy", "cpu")
+        server = lrl.ServerSettings(
+            max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
+            max_num_seqs=args.places,
+            dtype="float32",
+            kv_cache_gib=0.5,
+            threads=1,
+        )
+        with lent_servers(GENERATORS, args.folder / "policy", server, args.folder) as servers:
+            measure(servers, args, shlex.join(["python", "-m", "benchmarks.skewness", *words]))
+    rows = [row for row in records.read(args.out) if row["settings"] == settings_of(args) and row["case"] in args.cases]
+    if not rows:
+        raise SystemExit(f"{args.out} has no run with these settings.")
+    draw(rows, args.plot)
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,75 @@
+"""The runs of `benchmarks.skewness` as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+Row = dict[str, Any]
+KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
+
+
+def cases_of(rows: Sequence[Row]) -> list[str]:
+    """The cases, in the order of their first run; ratios are to the first."""
+    return list(dict.fromkeys(row["case"] for row in rows))
+
+
+def title(case: str) -> str:
+    """What a reader calls a case."""
+    rule, knows = case.split(":")
+    return rule + KNOWS[knows]
+
+
+def seconds(rows: Sequence[Row], case: str) -> dict[int, float]:
+    """repeat -> mean seconds of a step; a repeat that was run again counts as it was last."""
+    return {row["repeat"]: fmean(row["seconds"]) for row in rows if row["case"] == case}
+
+
+def ratios(rows: Sequence[Row], case: str) -> list[float]:
+    """The case's seconds over those of the first case in the same repeat."""
+    base, own = seconds(rows, cases_of(rows)[0]), seconds(rows, case)
+    return [own[repeat] / base[repeat] for repeat in sorted(own) if repeat in base]
+
+
+def floor(rows: Sequence[Row]) -> float:
+    """Mean seconds of a step's longest answer, alone on a generator, at the measured time of a token."""
+    return fmean(fmean(row["longest"]) * (row["step_ms"] + row["answer_ms"]) / 1e3 for row in rows)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: seconds of a step's generation and their ratio to the first case's, medians of the repeats."""
+    lines = ["| rule | seconds a step | ratio |", "|---|---|---|"]
+    for case in cases_of(rows):
+        lines.append(f"| {title(case)} | {spread(list(seconds(rows, case).values()))} | {spread(ratios(rows, case))} |")
+    lines.append(f"| the longest answer alone | {floor(rows):.2f} | |")
+    times = {(row["step_ms"], row["answer_ms"]) for row in rows}
+    said = ", ".join(f"{step:.2f} ms and {answer:.3f} ms for each answer" for step, answer in sorted(times))
+    return "\n".join([*lines, "", f"decode_time: {said}"])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median (least to most)."""
+    if not values:
+        return ""
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A bar for each case, a dot for each of its runs, and the floor as a line."""
+    from matplotlib.figure import Figure
+
+    cases = cases_of(rows)
+    figure = Figure(figsize=(7, 0.5 * len(cases) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for place, case in enumerate(cases):
+        values = list(seconds(rows, case).values())
+        axes.barh(place, median(values), color="C0", alpha=0.5)
+        axes.plot(values, [place] * len(values), "k.", markersize=4)
+    axes.axvline(floor(rows), color="C3", linestyle="--", label="the longest answer alone")
+    axes.set_yticks(range(len(cases)), [title(case) for case in cases])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of a step's generation, mean of a run")
+    axes.legend(loc="lower right", fontsize="small")
+    figure.savefig(path, dpi=120)

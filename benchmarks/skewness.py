@@ -149,9 +149,15 @@ def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> Decode
     return DecodeTime(step_ms=float(step_ms), answer_ms=max(0.0, float(answer_ms)))
 
 
+def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
+    """Milliseconds of a token of one group, while nothing else is written."""
+    seconds = generate(servers, args, equal(EQUAL_TOKENS), 1, args.answers, {"dispatch": RoundRobin()})
+    return 1e3 * median(seconds) / EQUAL_TOKENS
+
+
 def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: str) -> None:
     """All cases in turn, `args.repeats` times; a record for each run."""
-    decode_time = calibrate(servers, args)
+    decode_time, alone = calibrate(servers, args), alone_ms(servers, args)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = Lengths()
     generate(servers, args, Before(drawn), args.groups, args.answers, {"lengths": before})
@@ -170,6 +176,7 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: st
                 "repeat": repeat,
                 "step_ms": records.rounded(decode_time.step_ms),
                 "answer_ms": records.rounded(decode_time.answer_ms),
+                "alone_ms": records.rounded(alone),
                 "longest": longest(drawn, args),
                 "seconds": [records.rounded(step) for step in seconds],
             }

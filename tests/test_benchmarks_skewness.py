@@ -1,0 +1,58 @@
+"""The benchmarks of dispatch: what rules are told, what is compared with what."""
+
+import argparse
+
+import pytest
+
+from benchmarks.forced_lengths import Before, long_tailed
+from benchmarks.oracle import Oracle
+from benchmarks.simulated_skewness import case_s, told
+from benchmarks.simulated_table3 import SCENES, simulate
+from benchmarks.skewness_report import ratios, table
+from benchmarks.streamrl_setup import MODELS
+from lrl.data import Prompt
+from lrl.planning.devices import parse_cluster
+
+
+def test_an_oracle_expects_the_answers_that_are_drawn() -> None:
+    lengths = long_tailed(seed=3, prompt_share=0.5)
+    oracle = Oracle(lengths, prompts=64, answers=4)
+    for prompt in range(64):
+        drawn = lengths.of(prompt, prompt, 4)
+        assert oracle.expected(Prompt(id=prompt, token_ids=[1], text="")) == sum(drawn) / 4
+    assert oracle.quantile(1.0) == max(max(lengths.of(prompt, prompt, 4)) for prompt in range(64))
+    assert oracle.recall(0.2) == 1.0
+
+
+def test_the_ranker_finds_the_longest_as_often_as_the_papers() -> None:
+    found = [told("ranker", 20_000, seed).recall(0.2) for seed in range(8)]
+    assert sum(found) / len(found) == pytest.approx(0.87, abs=0.01)
+
+
+def test_an_epoch_before_has_other_answers_to_the_same_prompts() -> None:
+    alike, mixed = long_tailed(prompt_share=1.0), long_tailed(prompt_share=0.5)
+    assert Before(alike).of(7, 7, 4) == alike.of(7, 7, 4)
+    assert Before(mixed).of(7, 7, 4) != mixed.of(7, 7, 4)
+
+
+def test_generators_of_their_own_for_the_long_answers_beat_random_fifo() -> None:
+    model = MODELS["32B"]
+    by_chance, apart = (case_s(model, case, 5000, 0) for case in ("Random:nothing", "SkewnessAware:oracle"))
+    assert apart < 0.97 * by_chance
+
+
+def test_each_part_of_table_3_adds_to_the_throughput() -> None:
+    args = argparse.Namespace(generation=80, passes=6.2, contexts=True, steps=4, seed=0)
+    seconds = [simulate(scene, parse_cluster("128xH800"), args)["step_s"] for scene in SCENES]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_case_is_compared_with_the_first_one_of_the_same_repeat() -> None:
+    def row(case: str, repeat: int, *seconds: float) -> dict:
+        facts = {"case": case, "repeat": repeat, "seconds": list(seconds)}
+        return facts | {"step_ms": 10.0, "answer_ms": 0.5, "alone_ms": 10.0, "longest": [100, 300]}
+
+    first = [row("RoundRobin:nothing", 0, 4.0, 6.0), row("RoundRobin:nothing", 1, 10.0, 10.0)]
+    rows = [*first, row("SkewnessAware:oracle", 0, 4.0, 4.0), row("SkewnessAware:oracle", 1, 5.0, 5.0)]
+    assert ratios(rows, "SkewnessAware:oracle") == [0.8, 0.5]
+    assert "| the longest group alone | 2.00 | |" in table(rows)

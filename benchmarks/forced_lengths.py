@@ -1,7 +1,8 @@
 """Answers of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change them.
 
-Every answer is written by a request of its own, past end tokens, to exactly the length that is drawn for its group and
-its place in it; below the run's limit it counts as ended and not as cut. A simulation with the same `Lengths` has the
+Every answer is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
+the run's limit it counts as ended and not as cut. Those of a group that are equally long share a request, the others
+have one each. A simulation with the same `Lengths` has the
 same answers.
 """
 
@@ -84,11 +85,12 @@ def forced(lengths: Lengths, prompts: int) -> Iterator[None]:
             if not rollouts[0].token_ids:
                 group = how["priority"]
                 drawn.update(zip(map(id, rollouts), lengths.of(group % prompts, group, len(rollouts)), strict=True))
-            exact = [Exactly(max_tokens=drawn[id(rollout)], temperature=sampling.temperature) for rollout in rollouts]
-            one = super().write
-            await asyncio.gather(
-                *(one(ids, [rollout], its, **how) for rollout, its in zip(rollouts, exact, strict=True))
-            )
+            alike: dict[int, list[Rollout]] = {}
+            for rollout in rollouts:
+                alike.setdefault(drawn[id(rollout)], []).append(rollout)
+            one, temperature = super().write, sampling.temperature
+            exact = [(part, Exactly(max_tokens=tokens, temperature=temperature)) for tokens, part in alike.items()]
+            await asyncio.gather(*(one(ids, part, its, **how) for part, its in exact))
             for rollout in rollouts:
                 if rollout.finished and drawn[id(rollout)] < sampling.max_tokens:
                     rollout.finish_reason = "stop"

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -12,17 +15,33 @@ from lrl.generators import generator
 from lrl.generators.sampling import Sampling
 
 
-async def obeys(request: web.Request) -> web.StreamResponse:
-    """A server that writes as many tokens as it may, if it is told to go on past the end token."""
-    parameters = (await request.json())["sampling_params"]
-    tokens = parameters["max_tokens"] if parameters["ignore_eos"] else 1
-    response = web.StreamResponse()
-    await response.prepare(request)
-    spans = [{"version": "0", "start": 0, "end": tokens}]
-    choice = {"index": 0, "token_ids": [5] * tokens, "logprobs": {"content": [{"logprob": -1.0}] * tokens}}
-    chunk = {"choices": [choice | {"finish_reason": "length", "weight_versions": spans}]}
-    await response.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
-    return response
+HOW = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
+
+
+@asynccontextmanager
+async def obeying() -> AsyncIterator[tuple[generator.GeneratorClient, list[dict[str, Any]]]]:
+    """A client of a server that writes as many tokens as it may, if it is told to go on past the end token; and the
+    `sampling_params` of all requests."""
+    asked: list[dict[str, Any]] = []
+
+    async def obey(request: web.Request) -> web.StreamResponse:
+        asked.append((await request.json())["sampling_params"])
+        tokens = asked[-1]["max_tokens"] if asked[-1]["ignore_eos"] else 1
+        response = web.StreamResponse()
+        await response.prepare(request)
+        spans = [{"version": "0", "start": 0, "end": tokens}]
+        choice = {"token_ids": [5] * tokens, "logprobs": {"content": [{"logprob": -1.0}] * tokens}}
+        choice |= {"finish_reason": "length", "weight_versions": spans}
+        chunk = {"choices": [choice | {"index": index} for index in range(asked[-1]["n"])]}
+        await response.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", obey)
+    async with TestServer(app) as server:
+        client = generator.GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 0", "secret")
+        yield client, asked
+        await client.close()
 
 
 def test_each_answer_of_a_group_has_the_drawn_length_also_when_it_goes_on_elsewhere() -> None:
@@ -30,25 +49,31 @@ def test_each_answer_of_a_group_has_the_drawn_length_also_when_it_goes_on_elsewh
     cut, longest = 3, max(lengths.of(7, 107, 4))
 
     async def scene() -> None:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", obeys)
-        server = TestServer(app)
-        await server.start_server()
-        client = generator.GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 0", "secret")
-        how = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
-        await client.write([1, 2], rollouts, Sampling(n=4, max_tokens=longest), **how)
-        one = rollouts[2]
-        one.finish_reason = ""
-        del one.token_ids[cut:], one.logprobs[cut:], one.versions[cut:]
-        await client.write([1, 2], [one], Sampling(n=4, max_tokens=longest), **how)
-        await client.close()
-        await server.close()
+        async with obeying() as (client, _):
+            await client.write([1, 2], rollouts, Sampling(n=4, max_tokens=longest), **HOW)
+            one = rollouts[2]
+            one.finish_reason = ""
+            del one.token_ids[cut:], one.logprobs[cut:], one.versions[cut:]
+            await client.write([1, 2], [one], Sampling(n=4, max_tokens=longest), **HOW)
 
     with forced(lengths, prompts=100):
         asyncio.run(scene())
     drawn = lengths.of(7, 107, 4)
     assert [len(rollout.token_ids) for rollout in rollouts] == drawn
     assert [rollout.finish_reason for rollout in rollouts] == ["length" if n == longest else "stop" for n in drawn]
+
+
+def test_answers_of_one_length_share_a_request_as_those_of_a_run_do() -> None:
+    rollouts = [Rollout() for _ in range(4)]
+
+    async def scene() -> list[dict[str, Any]]:
+        async with obeying() as (client, asked):
+            await client.write([1, 2], rollouts, Sampling(n=4), **HOW)
+            return asked
+
+    with forced(equal(), prompts=100):
+        assert [parameters["n"] for parameters in asyncio.run(scene())] == [4]
+    assert [len(rollout.token_ids) for rollout in rollouts] == [64] * 4
 
 
 def test_what_is_said_of_the_draws_is_true() -> None:

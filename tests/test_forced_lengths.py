@@ -14,7 +14,6 @@ from lrl.data import Rollout
 from lrl.generators import generator
 from lrl.generators.sampling import Sampling
 
-
 HOW = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
 
 

@@ -1,0 +1,188 @@
+"""How well writing and training overlap: a step's seconds beside those of either side alone, on the same machine.
+
+    python -m benchmarks.overlap                                  measure, draw and print
+    python -m benchmarks.overlap --repeats 1 --steps 3            a rehearsal
+    python -m benchmarks.overlap --plot-only                      draw and print what is there
+
+A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, all answers of 64 tokens or long-tailed
+(`benchmarks.timed_run`). The five systems follow one another, and so again in each repeat:
+
+- asynchronous: what lrl does by default; half of the threads write, half train, and the bound on lag is wide enough for
+  neither side to wait for the other's rhythm.
+- writing alone: the same run, but the trainer only takes the answers: no forward pass, no update, no sync but the first
+  one. So as many answers are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
+  step's batch a few long answers are written alone, which steady writing never sees.
+- training alone: the same training on answers that are there already, with the asynchronous run's threads. No sync.
+- synchronous: lrl's own baseline, `placement: shared` at `max_lag: 0`: the sides take turns, each with all threads.
+- synchronous, halves: the same with the asynchronous run's threads: what the overlap itself is worth.
+
+Two servers run from the first system to the last, one with half of the threads and one with all; that which is not used
+sleeps. Every run has the same prompts and lengths, step by step. A figure is the mean over the counted steps of a run,
+then least, median and most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import records, timed_run
+from benchmarks.lent_server import LentServer, lent_server
+from benchmarks.timed_run import LENGTHS, System
+
+ALONE = ("writing", "training")
+HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) |\n|---|---|---|---|---|---|---|"
+
+
+def systems(max_lag: int) -> dict[str, System]:
+    """What is compared, by its name in the records; `training` has no server."""
+    cores = len(os.sched_getaffinity(0))
+    half = max(1, cores // 2)
+    halves = {"server_threads": half, "trainer_threads": half}
+    whole = {"server_threads": cores, "trainer_threads": cores}
+    return {
+        "asynchronous": System(title="asynchronous", max_lag=max_lag, **halves),
+        "writing": System(title="writing alone", max_lag=max_lag, trains=False, **halves),
+        "training": System(title="training alone", max_lag=max_lag, **halves),
+        "synchronous": System(title="synchronous, all cores", max_lag=0, placement="shared", **whole),
+        "halves": System(title="synchronous, half of the cores", max_lag=0, placement="shared", **halves),
+    }
+
+
+def measure(args: argparse.Namespace, servers: dict[int, LentServer], name: str, lengths: str) -> dict[str, float]:
+    """Mean seconds a step of one system, and their parts."""
+    system, draws = systems(args.max_lag)[name], LENGTHS[lengths]
+    policy = timed_run.policy_5m(args.folder)
+    if name == "training":
+        times = timed_run.train_alone(policy, system.trainer_threads, draws, args.steps, args.folder)
+        train = timed_run.means(times)["train"]
+        return {"step": train, "wait": 0.0, "train": train, "sync": 0.0, "sync_pause": 0.0}
+    server = servers[system.server_threads]
+    return timed_run.means(timed_run.run(system, server, policy, draws, args.steps, args.folder))
+
+
+def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """The runs of every system and lengths, in the order they were made: repeats outermost."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {
+        (ls, name): [] for ls in args.lengths for name in args.systems
+    }
+    policy = timed_run.policy_5m(args.folder)
+    with ExitStack() as stack:
+        servers = {
+            threads: stack.enter_context(
+                lent_server(policy, timed_run.server_settings(threads), args.folder / f"{threads}-threads")
+            )
+            for threads in sorted({system.server_threads for system in systems(args.max_lag).values()})
+        }
+        for repeat in range(args.repeats):
+            for lengths, name in found:
+                run = measure(args, servers, name, lengths)
+                found[lengths, name].append(run)
+                logging.info("repeat %d, %s, %s: %.2f s a step", repeat, lengths, name, run["step"])
+    return found
+
+
+def described(args: argparse.Namespace) -> dict[str, Any]:
+    """What all records of a measurement share."""
+    return {name: getattr(args, name) for name in ("steps", "repeats", "max_lag")}
+
+
+def record(args: argparse.Namespace, lengths: str, name: str, runs: list[dict[str, float]]) -> dict[str, Any]:
+    """One system at one kind of lengths: least, median and most of the repeats."""
+    parts = {part: spread([run[part] for run in runs]) for part in runs[0]}
+    return {"system": name, "lengths": lengths, **described(args), **parts}
+
+
+def spread(values: Sequence[float]) -> list[float | None]:
+    """Least, median and most."""
+    return [records.rounded(value) for value in (min(values), median(values), max(values))]
+
+
+def table(rows: dict[tuple[str, str], dict[str, Any]], max_lag: int) -> str:
+    """Markdown, and below it the ratios."""
+    lines = [HEAD]
+    for (lengths, name), row in rows.items():
+        least, middle, most = row["step"]
+        rest = [f"{row[part][1]:.2f}" for part in ("wait", "sync")] + [f"{row['sync_pause'][1]:.3f}"]
+        cells = [lengths, systems(max_lag)[name].title, f"{middle:.2f}", f"{least:.2f} to {most:.2f}", *rest]
+        lines.append(f"| {' | '.join(cells)} |")
+    for lengths in dict.fromkeys(lengths for lengths, _ in rows):
+        step = {name: row["step"][1] for (of, name), row in rows.items() if of == lengths}
+        if {"asynchronous", *ALONE} <= set(step):
+            larger = max(step[name] for name in ALONE)
+            against = [f"{step['asynchronous'] / larger:.2f} times the larger of both alone"]
+            against += [f"{step[name] / step['asynchronous']:.2f} times as fast as {systems(max_lag)[name].title}"
+                        for name in ("synchronous", "halves") if name in step]  # fmt: skip
+            lines.append(f"\n{lengths}: an asynchronous step takes {', and is '.join(against)}.")
+    return "\n".join(lines)
+
+
+def draw(rows: dict[tuple[str, str], dict[str, Any]], max_lag: int, path: Path) -> None:
+    """A bar for each system, grouped by lengths; the line on it is the spread."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys(lengths for lengths, _ in rows))
+    names = [name for name in systems(max_lag) if any(of == name for _, of in rows)]
+    for number, name in enumerate(names):
+        at = [(kind, rows[lengths, name]["step"]) for kind, lengths in enumerate(kinds) if (lengths, name) in rows]
+        places = [kind + (number - (len(names) - 1) / 2) * 0.8 / len(names) for kind, _ in at]
+        middles = [step[1] for _, step in at]
+        errors = [[step[1] - step[0] for _, step in at], [step[2] - step[1] for _, step in at]]
+        label = systems(max_lag)[name].title
+        axes.bar(places, middles, 0.75 / len(names), yerr=errors, capsize=3, color=f"C{number}", label=label)
+    axes.set_xticks(range(len(kinds)), [f"{kind} answers" for kind in kinds])
+    axes.set_ylabel("seconds a step of 128 answers")
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="of every system (%(default)s)")
+    parser.add_argument("--steps", type=int, default=8, help="of a run that count (%(default)s)")
+    parser.add_argument("--max-lag", type=int, default=2, help="of the asynchronous run (%(default)s)")
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
+    names = list(systems(0))
+    parser.add_argument("--systems", nargs="+", choices=names, default=names, help="(%(default)s)")
+    records.add_places(parser, "overlap")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, unless only to draw; then draw and print."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    if "OMP_NUM_THREADS" in os.environ:
+        raise SystemExit("OMP_NUM_THREADS is set and would overrule each system's threads: unset it.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    command = shlex.join(["python", "-m", "benchmarks.overlap", *words])
+    if not args.plot_only:
+        for (lengths, name), runs in sweep(args).items():
+            records.append(args.out, record(args, lengths, name, runs) | {"command": command})
+    made = records.read(args.out)
+    wanted = {
+        (ls, name): {"lengths": ls, "system": name, **described(args)} for ls in args.lengths for name in args.systems
+    }
+    rows = {key: row for key, settings in wanted.items() if (row := records.find(made, settings)) is not None}
+    if not rows:
+        raise SystemExit(f"{args.out} has no measurement with these settings; leave out --plot-only to measure.")
+    draw(rows, args.max_lag, args.plot)
+    print(table(rows, args.max_lag))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 SYSTEMS = {"trl": "TRL GRPOTrainer", "lrl-0": "lrl, max_lag 0", "lrl-1": "lrl, max_lag 1"}
 """What is compared, with its name in the table."""
@@ -55,7 +55,7 @@ class Job:
     """Where the run writes `clock.jsonl` and `step-<n>/`."""
 
     @classmethod
-    def read(cls, argument: str) -> Job:
+    def read(cls, argument: str) -> Self:
         """The job in a side's argument."""
         return cls(**json.loads(argument))
 
@@ -71,6 +71,20 @@ class Job:
     def is_checkpoint(self, step: int) -> bool:
         """Whether the policy is kept after this step."""
         return step in checkpoints(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedJob(Job):
+    """One run that is only timed, by a policy of random weights; its clock has a line for each step."""
+
+    lengths: str
+    """JSON: for each step the tokens of each answer, in the order of the prompts."""
+    groups: int
+    """Prompts of a step."""
+    rollouts: int
+    """Answers to each."""
+    lr: float
+    """Learning rate."""
 
 
 def checkpoints(steps: int) -> list[int]:

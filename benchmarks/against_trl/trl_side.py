@@ -72,7 +72,12 @@ class Measure(TrainerCallback):
             processing_class.save_pretrained(folder)
 
 
-def config(job: Job) -> GRPOConfig:
+def config(
+    job: Job,
+    groups: int = settings.GROUPS,
+    rollouts: int = settings.ROLLOUTS,
+    answer_tokens: int = settings.ANSWER_TOKENS,
+) -> GRPOConfig:
     """The trainer's settings; a whole step is one batch."""
     return GRPOConfig(
         output_dir=job.folder,
@@ -80,13 +85,13 @@ def config(job: Job) -> GRPOConfig:
         bf16=False,
         seed=job.seed,
         max_steps=job.steps,
-        per_device_train_batch_size=settings.GROUPS * settings.ROLLOUTS,
+        per_device_train_batch_size=groups * rollouts,
         gradient_accumulation_steps=1,
         gradient_checkpointing=False,
-        num_generations=settings.ROLLOUTS,
+        num_generations=rollouts,
         num_iterations=1,
         shuffle_dataset=False,
-        max_completion_length=settings.ANSWER_TOKENS,
+        max_completion_length=answer_tokens,
         temperature=settings.TEMPERATURE,
         top_p=1.0,
         top_k=0,

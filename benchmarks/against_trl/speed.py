@@ -1,0 +1,190 @@
+"""lrl against TRL's GRPOTrainer at 5 million parameters: answers a second, with answers of forced lengths.
+
+    python -m benchmarks.against_trl.speed                            measure, then print
+    python -m benchmarks.against_trl.speed --repeats 1 --steps 2      a rehearsal
+    python -m benchmarks.against_trl.speed --print-only               print what is there
+
+The sides follow one another, and so again in each repeat. The same on both: a policy of random weights in float32, the
+prompts of every step, 8 x 16 answers a step, the number of tokens of each (all 64, or long-tailed with mean 64 and at
+most 512), the reward, AdamW, one update a step and the gradient clipped at 1; the other settings are those of
+`python -m benchmarks.against_trl`. TRL answers with transformers' `generate`, see there for the reason. The counted
+steps of both sides are the same ones; the first of TRL's and the first three of lrl's do not count.
+
+Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them in the ways of
+`SYSTEMS`; its servers run on while TRL is measured, and sleep. A figure is the mean over a run's counted steps, then
+least, median and most of the repeats. The ratio is that of the medians, for the fastest of lrl's ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks import records, timed_run
+from benchmarks.against_trl.environment import ROOT, TRL, trl_python
+from benchmarks.against_trl.settings import SpeedJob
+from benchmarks.lent_server import LentServer, lent_server
+from benchmarks.timed_run import ANSWERS, GROUPS, LENGTHS, WARM_UP, System
+from lrl.quickstart.task import problems
+
+CORES = len(os.sched_getaffinity(0))
+HALF = max(1, CORES // 2)
+SYSTEMS = {
+    "split": System(title="lrl, halves, max_lag 1", server_threads=HALF, trainer_threads=HALF, max_lag=1),
+    "trainer-all": System(
+        title="lrl, all cores train, half write, max_lag 1", server_threads=HALF, trainer_threads=CORES, max_lag=1
+    ),
+    "both-all": System(
+        title="lrl, all cores on both sides, max_lag 1", server_threads=CORES, trainer_threads=CORES, max_lag=1
+    ),
+    "shared": System(
+        title="lrl, in turn, max_lag 0", server_threads=CORES, trainer_threads=CORES, max_lag=0, placement="shared"
+    ),
+}
+"""lrl's ways to divide the cores."""
+TRL_WARM_UP = 1
+PARTS = ("step", "writing", "wait", "train", "sync")
+HEAD = (
+    "| lengths | system | answers/s | step (s) | spread | writing (s) | waits (s) | training (s) | sync (s) |\n"
+    + "|---" * 9
+    + "|"
+)
+
+
+def measure_lrl(args: argparse.Namespace, servers: dict[int, LentServer], name: str, lengths: str) -> dict[str, float]:
+    """Mean seconds of lrl's counted steps. While it trains it writes, so `writing` has no seconds of its own."""
+    system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
+    server = servers[system.server_threads]
+    times = timed_run.run(system, server, policy, LENGTHS[lengths], args.steps, args.folder)
+    return timed_run.means(times) | {"writing": 0.0}
+
+
+def measure_trl(args: argparse.Namespace, lengths: str) -> dict[str, float]:
+    """Mean seconds of TRL's counted steps; what is not writing is training, rewards and advantages included.
+
+    Raises:
+        RuntimeError: An answer had another length than it was given.
+    """
+    job, drawn = make_job(args, lengths)
+    environment = os.environ | {"OMP_NUM_THREADS": str(CORES)}
+    words = [str(trl_python(args.venv.resolve())), "-m", "benchmarks.against_trl.trl_speed", json.dumps(asdict(job))]
+    subprocess.run(words, cwd=ROOT, env=environment, check=True)
+    steps = records.read(job.clock)
+    if [step["tokens"] for step in steps] != [sum(step) for step in drawn]:
+        raise RuntimeError(f"TRL's answers do not have the lengths in {job.lengths}: the comparison would not be fair.")
+    mean = {part: fmean(step[part] for step in steps[TRL_WARM_UP:]) for part in ("step", "writing")}
+    return mean | {"wait": 0.0, "train": mean["step"] - mean["writing"], "sync": 0.0}
+
+
+def make_job(args: argparse.Namespace, lengths: str) -> tuple[SpeedJob, list[list[int]]]:
+    """TRL's run, whose counted steps are those of lrl; and the tokens of each answer by step."""
+    folder = (args.folder / f"trl-{lengths}").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    first = (WARM_UP - TRL_WARM_UP) * GROUPS
+    groups = range(first, first + (TRL_WARM_UP + args.steps) * GROUPS)
+    drawn = [LENGTHS[lengths].of(group % len(problems()), group, ANSWERS) for group in groups]
+    by_step = [sum(drawn[start : start + GROUPS], []) for start in range(0, len(drawn), GROUPS)]
+    prompts, paths = folder / "prompts.jsonl", {"folder": str(folder), "lengths": str(folder / "lengths.json")}
+    prompts.write_text("".join(json.dumps(problems()[group % len(problems())]) + "\n" for group in groups))
+    Path(paths["lengths"]).write_text(json.dumps(by_step))
+    policy = str(timed_run.policy_5m(args.folder).resolve())
+    shape = {"groups": GROUPS, "rollouts": ANSWERS, "steps": len(by_step), "lr": timed_run.LR}
+    job = SpeedJob(seed=0, max_lag=0, policy=policy, prompts=str(prompts), **paths, **shape)
+    job.clock.unlink(missing_ok=True)
+    return job, by_step
+
+
+def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """The runs of every side at all lengths: repeats outermost, then lengths, then sides."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    policy = timed_run.policy_5m(args.folder)
+    with ExitStack() as stack:
+        servers = {
+            threads: stack.enter_context(
+                lent_server(policy, timed_run.server_settings(threads), args.folder / f"{threads}-threads")
+            )
+            for threads in sorted({SYSTEMS[name].server_threads for name in args.systems})
+        }
+        for repeat in range(args.repeats):
+            for lengths in args.lengths:
+                for name in ("trl", *args.systems):
+                    run = measure_trl(args, lengths) if name == "trl" else measure_lrl(args, servers, name, lengths)
+                    found.setdefault((lengths, name), []).append(run)
+                    logging.info("repeat %d, %s, %s: %.2f s a step", repeat, lengths, name, run["step"])
+    return found
+
+
+def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
+    """What a record is recognised by."""
+    return {"system": name, "lengths": lengths, "steps": args.steps, "repeats": args.repeats}
+
+
+def record(runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Least, median and most of the repeats, and answers a second of the median."""
+    found = {part: [run[part] for run in runs] for part in PARTS}
+    spread = {part: [records.rounded(f(values)) for f in (min, median, max)] for part, values in found.items()}
+    return spread | {"answers_per_s": records.rounded(GROUPS * ANSWERS / median(found["step"])), "trl": TRL}
+
+
+def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """Markdown, and below it the ratios."""
+    lines = [HEAD]
+    for (lengths, name), row in rows.items():
+        least, middle, most = row["step"]
+        title = SYSTEMS[name].title if name in SYSTEMS else f"TRL {row['trl']}"
+        cells = [lengths, title, f"{row['answers_per_s']:.1f}", f"{middle:.2f}", f"{least:.2f} to {most:.2f}"]
+        lines.append(f"| {' | '.join([*cells, *(f'{row[part][1]:.2f}' for part in PARTS[1:])])} |")
+    for lengths in dict.fromkeys(lengths for lengths, _ in rows):
+        speeds = {name: row["answers_per_s"] for (of, name), row in rows.items() if of == lengths}
+        if (trl := speeds.pop("trl", None)) and speeds:
+            best = max(speeds, key=lambda name: speeds[name])
+            lines.append(f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's answers.")
+    return "\n".join(lines)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.against_trl.speed", description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="of a run that count (%(default)s)")
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["split", "shared"], help="(%(default)s)")
+    parser.add_argument("--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)")
+    records.add_places(parser, "against_trl_speed", plot=False)
+    parser.add_argument("--print-only", action="store_true", help="measure nothing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, unless only to print; then print."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    if "OMP_NUM_THREADS" in os.environ:
+        raise SystemExit("OMP_NUM_THREADS is set and would overrule each side's threads: unset it.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    command = shlex.join(["python", "-m", "benchmarks.against_trl.speed", *words])
+    if not args.print_only:
+        for key, runs in sweep(args).items():
+            records.append(args.out, described(args, *key) | record(runs) | {"command": command})
+    made = records.read(args.out)
+    keys = [(lengths, name) for lengths in args.lengths for name in ("trl", *args.systems)]
+    rows = {key: row for key in keys if (row := records.find(made, described(args, *key))) is not None}
+    if not rows:
+        raise SystemExit(f"{args.out} has no measurement with these settings; leave out --print-only to measure.")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

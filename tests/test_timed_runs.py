@@ -1,0 +1,79 @@
+"""The benchmarks of time, as far as they go without a server."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lrl
+from benchmarks import overlap, timed_run
+from benchmarks.against_trl import speed
+from benchmarks.random_policy import SHAPES
+from lrl.callbacks.throughput import StepTimes
+
+TINY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The policy of the timed runs, but tiny."""
+    monkeypatch.setitem(SHAPES, "5m", SHAPES["5m"] | TINY | {"num_key_value_heads": 2})
+    return timed_run.policy_5m(tmp_path)
+
+
+def took(seconds: float) -> dict[str, list[float]]:
+    return {
+        "step": [seconds - 0.1, seconds, seconds + 0.1],
+        "wait": [0.0] * 3,
+        "sync": [0.1] * 3,
+        "sync_pause": [0.0] * 3,
+    }
+
+
+def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, tmp_path: Path) -> None:
+    lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
+    data = timed_run.ReadyAnswers(policy, lengths)
+
+    class Counts(lrl.PolicyModule):
+        def training_step(self, step: Any, batch_idx: int) -> None:
+            super().training_step(step, batch_idx)
+            trained.append(step.num_tokens)
+
+    trainer = timed_run.quiet_trainer(2, tmp_path, callbacks=[data.keeper])
+    trainer.fit(timed_run.make_module(policy, Counts), data)
+    drawn = [sum(lengths.of(group, group, timed_run.ANSWERS)) for group in range(2 * timed_run.GROUPS)]
+    assert trained == [sum(drawn[: timed_run.GROUPS]), sum(drawn[timed_run.GROUPS :])]
+    assert all(times.train > 0 and times.sync == 0 for times in data.keeper.times)
+
+
+def test_trls_counted_steps_have_the_answers_of_lrls(policy: Path, tmp_path: Path) -> None:
+    args = argparse.Namespace(folder=tmp_path, steps=2)
+    job, drawn = speed.make_job(args, "long-tailed")
+    first = timed_run.WARM_UP * timed_run.GROUPS
+    groups = range(first, first + timed_run.GROUPS)
+    lengths = timed_run.LENGTHS["long-tailed"]
+    assert drawn[speed.TRL_WARM_UP] == [tokens for group in groups for tokens in lengths.of(group, group, 16)]
+    rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]
+    assert rows[speed.TRL_WARM_UP * timed_run.GROUPS] == speed.problems()[first]
+    assert job.steps == len(drawn) == 3
+
+
+def test_overlap_is_held_against_the_slower_of_both_sides() -> None:
+    step = {"asynchronous": took(3.3), "writing": took(1.0), "training": took(3.0), "synchronous": took(6.6)}
+    found = overlap.table({("equal", name): row for name, row in step.items()}, max_lag=2)
+    assert "1.10 times the larger of both alone" in found
+    assert "2.00 times as fast as synchronous" in found
+
+
+def test_a_mean_counts_the_step_that_waited() -> None:
+    found = timed_run.means([StepTimes({"train": 1.0}), StepTimes({"train": 1.0, "wait_last": 3.0})])
+    assert found["step"] == 2.5 and found["wait"] == 1.5 and found["train"] == 1.0
+
+
+@pytest.mark.parametrize("main", [overlap.main, speed.main])
+def test_threads_that_the_environment_would_overrule_are_refused(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(SystemExit, match="OMP_NUM_THREADS"):
+        main([])

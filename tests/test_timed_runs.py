@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lrl
-from benchmarks import overlap, timed_run
+from benchmarks import overlap, ready_answers, timed_run
 from benchmarks.against_trl import speed
 from benchmarks.random_policy import SHAPES
 from lrl.callbacks.throughput import StepTimes
@@ -34,7 +34,7 @@ def took(seconds: float) -> dict[str, list[float]]:
 
 def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, tmp_path: Path) -> None:
     lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
-    data = timed_run.ReadyAnswers(policy, lengths)
+    data = ready_answers.ReadyAnswers(policy, lengths)
 
     class Counts(lrl.PolicyModule):
         def training_step(self, step: Any, batch_idx: int) -> None:
@@ -64,7 +64,7 @@ def test_overlap_is_held_against_the_slower_of_both_sides() -> None:
     step = {"asynchronous": took(3.3), "writing": took(1.0), "training": took(3.0), "synchronous": took(6.6)}
     found = overlap.table({("equal", name): row for name, row in step.items()}, max_lag=2)
     assert "1.10 times the larger of both alone" in found
-    assert "2.00 times as fast as synchronous" in found
+    assert "2.00 times as fast as lrl's synchronous one" in found
 
 
 def test_a_mean_counts_the_step_that_waited() -> None:

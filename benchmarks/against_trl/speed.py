@@ -121,7 +121,7 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
                 for name in ("trl", *args.systems):
                     run = measure_trl(args, lengths) if name == "trl" else measure_lrl(args, servers, name, lengths)
                     found.setdefault((lengths, name), []).append(run)
-                    logging.info("repeat %d, %s, %s: %.2f s a step", repeat, lengths, name, run["step"])
+                    logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, timed_run.told(run))
     return found
 
 
@@ -157,7 +157,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.against_trl.speed", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="of a run that count (%(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["split", "shared"], help="(%(default)s)")
     parser.add_argument("--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)")

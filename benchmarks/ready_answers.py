@@ -1,0 +1,104 @@
+"""Training alone: the steps of a timed run with answers that are there already. Nothing is awaited, nothing synced."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+import lrl
+from benchmarks.random_policy import llama
+from benchmarks.timed_run import (
+    ANSWERS,
+    GROUPS,
+    MICRO_BATCH_TOKENS,
+    PROMPT_TOKENS,
+    WARM_UP,
+    make_module,
+    quiet_trainer,
+)
+from lrl.advantages import GroupMean
+from lrl.callbacks.throughput import StepTimes
+from lrl.data import Group, Rollout
+from lrl.network import open_tokenizer
+from lrl.planning.answers import Lengths
+from lrl.rollouts.packing import Packer
+from lrl.rollouts.stream import StepLoader, StepStream
+from lrl.stopwatch import Stopwatch
+
+
+def train_alone(policy: Path, threads: int, lengths: Lengths, counted: int, folder: Path) -> list[StepTimes]:
+    """The times of the same steps when all of their answers are there at once: no server runs for it."""
+    data = ReadyAnswers(policy, lengths)
+    torch.set_num_threads(threads)
+    quiet_trainer(WARM_UP + counted, folder, callbacks=[data.keeper]).fit(make_module(policy), data)
+    return data.keeper.times[WARM_UP:]
+
+
+class ReadyAnswers(L.LightningDataModule):
+    """Steps of made-up answers: prompts and lengths of the runs, random tokens, random rewards.
+
+    Args:
+        policy: Whose tokenizer is used.
+        lengths: Of the answers.
+    """
+
+    def __init__(self, policy: Path, lengths: Lengths) -> None:
+        super().__init__()
+        self.lengths = lengths
+        self.stopwatch = Stopwatch()
+        self.keeper = Laps(self.stopwatch)
+        self.prompts = lrl.Prompts("lrl.quickstart.task:problems", shuffle=False)
+        self.prompts.load(open_tokenizer(str(policy)), PROMPT_TOKENS)
+        self.vocabulary = llama("5m").vocab_size
+
+    def train_dataloader(self) -> StepLoader:
+        """More steps than any run has."""
+        return StepLoader(10**6, self._next_step)
+
+    def _next_step(self) -> StepStream:
+        step = self.trainer.global_step  # type: ignore[union-attr]
+        arriving = self._groups(step)
+        return StepStream(
+            next_group=lambda: next(arriving),
+            groups=GROUPS,
+            packer=Packer(MICRO_BATCH_TOKENS, GroupMean(), temperature=1.0),
+            step=step,
+            give_up=lambda group: None,
+            prepare=lambda group: None,
+            end=lambda groups: None,
+            stopwatch=self.stopwatch,
+            gather=False,
+        )
+
+    def _groups(self, step: int) -> Iterator[Group]:
+        draw = random.Random(step)
+        for index in range(step * GROUPS, (step + 1) * GROUPS):
+            lengths = self.lengths.of(index % len(self.prompts), index, ANSWERS)
+            rollouts = [
+                Rollout(
+                    token_ids=[draw.randrange(self.vocabulary) for _ in range(tokens)],
+                    logprobs=[-6.0] * tokens,
+                    versions=[step] * tokens,
+                    finish_reason="length",
+                    reward=draw.random(),
+                )
+                for tokens in lengths
+            ]
+            yield Group(index=index, prompt=self.prompts[index], rollouts=rollouts)
+
+
+class Laps(L.Callback):
+    """Keeps each step's times from its stopwatch alone."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.stopwatch = stopwatch
+        self.times: list[StepTimes] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Note the step that has just ended."""
+        self.times.append(StepTimes(self.stopwatch.lap()))

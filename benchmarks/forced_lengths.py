@@ -2,8 +2,7 @@
 
 Every answer is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
 the run's limit it counts as ended and not as cut. Those of a group that are equally long share a request, the others
-have one each. A simulation with the same `Lengths` has the
-same answers.
+have one each. A simulation with the same `Lengths` has the same answers.
 """
 
 from __future__ import annotations

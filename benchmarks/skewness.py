@@ -156,7 +156,7 @@ def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
 
 def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: str) -> None:
     """All cases in turn, `args.repeats` times; a record for each run."""
-    on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))  # else steps are written ahead, and no wait is whole
+    on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))  # with lag, steps are written ahead of their waits
     decode_time, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = Lengths()

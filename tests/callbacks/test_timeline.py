@@ -35,7 +35,7 @@ class Steps(L.LightningDataModule):
     def __init__(self) -> None:
         super().__init__()
         self.stopwatch = Stopwatch()
-        server: Any = SimpleNamespace(url="", name="", token="", trust=None, stop=lambda: None)
+        server: Any = SimpleNamespace(url="", name="", log_path=Path("log"), token="", trust=None, stop=lambda: None)
         self.fleet = Fleet([server], capacity=8)
         self.controller = SimpleNamespace(generated_tokens=0)
         self.trained: list[Group] = []

@@ -11,6 +11,7 @@ import lightning as L
 import psutil
 
 import lrl
+from benchmarks.chaos.faults import WITH_A_WORKER
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.find import find
 from lrl.generators.generator import Generator
@@ -56,7 +57,7 @@ class Faults(L.Callback):
 def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_once(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, extra_args=WITH_A_WORKER)
     strategy = lrl.AsyncSingleDevice(generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=240.0)
     witness, faults, sync = Witness(), Faults(), WeightSync(deadline_s=10.0)
     trainer = L.Trainer(

@@ -10,6 +10,8 @@ import psutil
 
 PARTS = {"API server": "api_server", "EngineCore": "EngineCore", "Worker": "Worker"}
 """The processes of a generator, and what their command lines hold."""
+WITH_A_WORKER = {"distributed-executor-backend": "mp"}
+"""Flags of a server whose worker is a process of its own, as with several GPUs: that one can be broken, too."""
 KEEPER = "generators/keeper.py"
 
 

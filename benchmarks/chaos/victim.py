@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
+from benchmarks.chaos.faults import WITH_A_WORKER
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.settings import GENERATORS, VictimSettings
 from benchmarks.chaos.witness import FleetWatch, Witness
@@ -53,7 +54,9 @@ def make_callbacks(settings: VictimSettings, folder: Path) -> list[L.Callback]:
 
 def make_trainer(settings: VictimSettings, folder: Path) -> L.Trainer:
     """A trainer with two generators on the CPU."""
-    server = lrl.ServerSettings(max_num_seqs=settings.capacity, dtype="float32", kv_cache_gib=0.5)
+    server = lrl.ServerSettings(
+        max_num_seqs=settings.capacity, dtype="float32", kv_cache_gib=0.5, extra_args=WITH_A_WORKER
+    )
     return L.Trainer(
         accelerator="cpu",
         devices=1 + GENERATORS,

@@ -121,6 +121,23 @@ def test_generators_on_the_cpu_are_not_pinned_to_the_same_cores(
 
 
 @pytest.mark.parametrize(
+    ("settings", "workers"),
+    [
+        ({}, "uni"),
+        ({"tensor_parallel_size": 2}, "mp"),
+        ({"extra_args": {"distributed-executor-backend": "mp"}}, "mp"),
+    ],
+)
+def test_a_generator_on_the_cpu_has_a_worker_apart_only_if_it_must(
+    settings: dict[str, Any], workers: str, tmp_path: Path
+) -> None:
+    server = build(tmp_path, **settings)
+    words = server.command()
+    assert words[words.index("--distributed-executor-backend") + 1] == workers
+    assert server.environment()["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0", "else vLLM overrules it"
+
+
+@pytest.mark.parametrize(
     ("own", "devices", "visible"),
     [(None, [2, 3], "2,3"), ("4,5,6,7", [2, 3], "6,7"), ("GPU-a,GPU-b", [1], "GPU-b"), ("0", [], ""), (None, [], "")],
 )

@@ -190,7 +190,7 @@ class Server:
         if settings.enforce_eager or self._on_cpu:
             flags["enforce-eager"] = True
         if self._on_cpu:
-            # An engine spins while a worker apart computes: on two cores the quickstart took 1.14 times as long.
+            # An engine spins while a worker apart computes: on two cores the quickstart took 1.1 times as long.
             flags["distributed-executor-backend"] = "uni" if settings.tensor_parallel_size == 1 else "mp"
             flags["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
         else:

@@ -116,7 +116,7 @@ class GeneratorDevices(EndsInOrder):
         """Start one vLLM server per group of `server.tensor_parallel_size` generator devices."""
         self.transport, placements = self.plan()
         if self.root_device.type != "cuda" and self.placement == "split":
-            leave_cores_to_generators()
+            share_cores()
         servers = self.make_servers(trainer, placements)
         rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
         self.fleet = Fleet(
@@ -204,13 +204,14 @@ class GeneratorDevices(EndsInOrder):
         super().teardown()
 
 
-def leave_cores_to_generators() -> None:
-    """Train with half of the cores; the generators have the other half (`Server.environment`).
+def share_cores() -> None:
+    """Train with all cores if threads that wait sleep (`OMP_WAIT_POLICY=passive`, as `lrl fit` has it), else with half.
 
-    With a thread for each core on both sides every parallel region waits for a thread that is not running: on two cores
-    a step of the quickstart then took 5.8 s instead of 1.9 s. `OMP_NUM_THREADS` overrules this.
+    The generators have half of them (`Server.environment`), and are idle now and then. But where waiting threads spin,
+    they take the cores from those that they wait for: with all cores on both of two sides a step of the quickstart took
+    5.8 s instead of 1.9 s. `OMP_NUM_THREADS` overrules this.
     """
-    if "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" not in os.environ and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 

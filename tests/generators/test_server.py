@@ -73,6 +73,11 @@ def test_extra_args_become_flags(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_extra_args_overrule_what_lrl_prefers_on_the_cpu(tmp_path: Path) -> None:
+    words = build(tmp_path, extra_args={"block_size": 64}).command()
+    assert words.count("--block-size") == 1 and words[words.index("--block-size") + 1] == "64"
+
+
 def test_the_command_keeps_sampling_exact(tmp_path: Path) -> None:
     words = build(tmp_path).command()
     for flag, value in (

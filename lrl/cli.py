@@ -82,7 +82,7 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
 
 def run_lightning(words: Sequence[str]) -> int:
     """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.strategy.share_cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.cores
     from lrl import faults
     from lrl.lightning_cli import LrlCLI, without_noise
     from lrl.signals import exit_status

@@ -94,17 +94,14 @@ class RolloutDataModule(Attached):
         super().__init__()
         self.prompts = Prompts.coerce(prompts)
         self.rewards = rewards
-        self.groups_per_step = groups_per_step
-        self.max_lag = max_lag
-        self.stragglers = stragglers
+        self.groups_per_step, self.max_lag, self.stragglers = groups_per_step, max_lag, stragglers
         self.max_prompt_tokens = max_prompt_tokens
         self.micro_batch_tokens = micro_batch_tokens
         self.advantages = advantages or GroupMean()
         self.max_skipped_per_step = max_skipped_per_step
         self.mask_truncated = mask_truncated
-        self.replay = replay
+        self.replay, self.moving = replay, moving
         self.dispatch = dispatch or LeastLoaded()
-        self.moving = moving
         self.lengths = lengths or (Lengths() if moving or self.dispatch.needs_lengths else None)
         self.dispatch.lengths = self.lengths
         self._hindsight = Hindsight(self.advantages, replay, self.lengths)

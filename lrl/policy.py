@@ -98,8 +98,7 @@ class PolicyModule(L.LightningModule):
         self.lr = lr
         self.betas = betas
         self.weight_decay = weight_decay
-        self.warmup_steps = warmup_steps
-        self.schedule = schedule
+        self.warmup_steps, self.schedule = warmup_steps, schedule
         self.max_grad_norm = max_grad_norm
         self.dtype_name = dtype
         self.gradient_checkpointing = gradient_checkpointing

@@ -25,6 +25,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lrl.cores import share_cores
 from lrl.ending import EndsInOrder
 from lrl.faults import above, at_least, fault
 from lrl.generators.crew import SPARE_PLACES
@@ -202,17 +203,6 @@ class GeneratorDevices(EndsInOrder):
             self.fleet.stop()
             self.fleet = None
         super().teardown()
-
-
-def share_cores() -> None:
-    """Train with all cores if threads that wait sleep (`OMP_WAIT_POLICY=passive`, as `lrl fit` has it), else with half.
-
-    The generators have half of them (`Server.environment`), and are idle now and then. But where waiting threads spin,
-    they take the cores from those that they wait for: with all cores on both of two sides a step of the quickstart took
-    5.8 s instead of 1.9 s. `OMP_NUM_THREADS` overrules this.
-    """
-    if "OMP_NUM_THREADS" not in os.environ and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 
 def stop_if_told(trainer: L.Trainer) -> None:

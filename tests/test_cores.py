@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lrl.strategy import share_cores
+from lrl.cores import share_cores
 
-CORES = os.cpu_count() or 1
+CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.fixture(autouse=True)

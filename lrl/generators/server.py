@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from lrl.generators import keeper
+from lrl.generators import keeper, on_cpu
 from lrl.generators.answer_stream import STREAM_INTERVAL
 from lrl.generators.guard import TOKEN_VARIABLE
 from lrl.generators.listening import connect
@@ -187,15 +187,9 @@ class Server:
             "dtype": settings.dtype,
             "tensor-parallel-size": settings.tensor_parallel_size,
         }
-        if settings.enforce_eager or self._on_cpu:
+        if settings.enforce_eager:
             flags["enforce-eager"] = True
-        if self._on_cpu:
-            # An engine spins while a worker apart computes: on two cores the quickstart took 1.1 times as long.
-            flags["distributed-executor-backend"] = "uni" if settings.tensor_parallel_size == 1 else "mp"
-            flags["block-size"] = 32  # with vLLM's 128, answers of 64 tokens took 1.25 times as long
-            flags["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
-        else:
-            flags["gpu-memory-utilization"] = settings.gpu_memory_utilization
+        flags |= on_cpu.flags(settings) if self._on_cpu else {"gpu-memory-utilization": settings.gpu_memory_utilization}
         return flags | {dashed(name): value for name, value in settings.extra_args.items()}
 
     def environment(self) -> dict[str, str]:
@@ -207,10 +201,7 @@ class Server:
         if self.backend == "ipc":  # CUDA handles arrive pickled; see lrl.weights.ipc
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self._on_cpu:
-            # vLLM's own choice pins a worker to all cores but the last: on a small machine all generators to one core.
-            environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else a worker apart is forced, for its threads' sake
-            environment.setdefault("OMP_NUM_THREADS", str(self.settings.threads or half_of_the_cores()))
+            environment |= on_cpu.environment(self.settings, environment)
         return environment | {
             TOKEN_VARIABLE: self.token,
             # One machine holds the whole generator; gloo would listen, open to all, wherever the host's name leads.
@@ -232,11 +223,6 @@ class Server:
 
     def _error(self, what: str) -> ServerError:
         return ServerError(f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}")
-
-
-def half_of_the_cores() -> int:
-    """CPU threads of a generator that shares the machine with a trainer; at least one."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def _visible_devices(devices: list[int]) -> str:

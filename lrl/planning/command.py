@@ -86,13 +86,8 @@ def compare(run: Path, console: Console) -> None:
     console.print(compare.table(compare.read_run(run)))
 
 
-def plan(asked: argparse.Namespace, console: Console) -> None:
-    """Search, print, write.
-
-    Raises:
-        ValueError: A setting is wrong, nothing fits, or no plan can be written as a recipe.
-        FileNotFoundError: A file is not there.
-    """
+def check(asked: argparse.Namespace) -> None:
+    """Raises ValueError if a number is outside its range."""
     for name, least in {"max_lag": 0, "top": 1}.items():
         if getattr(asked, name) < least:
             flag = name.replace("_", "-")
@@ -101,6 +96,16 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
         raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
     if asked.price is not None and not asked.price >= 0:
         raise ValueError(f"--price is {asked.price:g}; it must be at least 0.")
+
+
+def plan(asked: argparse.Namespace, console: Console) -> None:
+    """Search, print, write.
+
+    Raises:
+        ValueError: A setting is wrong, nothing fits, or no plan can be written as a recipe.
+        FileNotFoundError: A file is not there.
+    """
+    check(asked)
     base = base_recipe(asked.base)
     cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
     workload = Workload(

@@ -1,0 +1,31 @@
+"""What a vLLM server is told on a machine without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lrl.cores import half_of_the_cores
+from lrl.generators.settings import ServerSettings
+
+
+def flags(settings: ServerSettings) -> dict[str, Any]:
+    """Flags of vLLM."""
+    return {
+        "enforce-eager": True,
+        # An engine spins while a worker apart computes: on two cores the quickstart took 1.1 times as long.
+        "distributed-executor-backend": "uni" if settings.tensor_parallel_size == 1 else "mp",
+        # vLLM has 128, and its attention reads whole blocks: answers of 64 tokens took 1.25 times as long.
+        "block-size": 32,
+        "kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30),
+    }
+
+
+def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]:
+    """Variables; of two of them the user's own value in `own` is kept."""
+    kept = {
+        # vLLM's own choice pins a worker to all cores but the last: on a small machine all generators to one core.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(settings.threads or half_of_the_cores()),
+    }
+    # Without it vLLM forces a worker apart, so that it can set the worker's threads.
+    return kept | {name: own[name] for name in kept if name in own} | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

@@ -69,11 +69,11 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 )
                 bottom += seconds
             ticks.append((place + offset, which))
-        axes.annotate(f"{row['run']}: {row['about']}\n{error(row):+.0%}", (place, bottom), (0, 6), ha="center",
-                      textcoords="offset points")  # fmt: skip
+        title = f"{row['run']}: {row['about']}\n{error(row):+.0%}".replace(", ", ",\n")
+        axes.annotate(title, (place, max(pair(row, list(SHOWN)))), (0, 6), ha="center", textcoords="offset points")
     axes.set_xticks([place for place, _ in ticks], [name for _, name in ticks])
     axes.set_ylabel("seconds a step, medians of its parts")
-    axes.margins(y=0.15)
+    axes.set_ylim(0, 1.25 * max(max(pair(row, list(SHOWN))) for row in rows))
     handles = [axes.bar(0, 0, color=colour) for _, colour in SHOWN.values()]
     axes.legend(handles, [name for name, _ in SHOWN.values()], loc="upper left", bbox_to_anchor=(1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos import faults, footprint, generators, soak, trainer, witness
+from benchmarks.chaos import faults, footprint, generators, held, soak, trainer, witness
 from benchmarks.chaos.journal import Journal, Reader
 from lrl.data import Group, Prompt, Rollout
 from lrl.rollouts.saved import Resumed, save_group
@@ -197,3 +198,14 @@ def test_the_first_fault_of_a_soak_is_a_generators(seed: int, monkeypatch: pytes
     broken = soak.Faults(victim, every_s=0.0, seed=seed)
     broken.tick(whole=True)
     assert hit == [7] and broken.counts["reward worker"] == 0
+
+
+def test_what_a_process_holds_grows_with_what_it_is_given_and_falls_when_it_gives_that_back() -> None:
+    before = held.held()
+    buffers, objects = ctypes.create_string_buffer(2**24), [[number] for number in range(100_000)]
+    given = held.held()
+    del buffers, objects
+    after = held.held()
+    heap, blocks = held.NAMES
+    assert given[heap] - before[heap] >= 16 and abs(after[heap] - before[heap]) < 8
+    assert given[blocks] - before[blocks] > 90_000 and abs(after[blocks] - before[blocks]) < 10_000

@@ -24,14 +24,17 @@ from typing import Any
 import psutil
 
 from benchmarks import records
+from benchmarks.chaos import footprint, held
 from benchmarks.chaos.faults import PARTS, Fault, reward_workers_of
-from benchmarks.chaos.footprint import NAMES, footprint
 from benchmarks.chaos.launch import LOOK_S, Ended, Victim
 from benchmarks.chaos.lineage import accounted_for, surviving
 from benchmarks.chaos.settings import GENERATORS, VictimSettings, add_deadlines
 from benchmarks.intervals import slope
 
 log = logging.getLogger(__name__)
+
+NAMES = (*footprint.NAMES, *held.NAMES)
+"""What is watched."""
 
 FIRST_S = 15.0
 """Seconds until the first fault, in the steps that are not counted: the first replacement of a generator makes a thread
@@ -132,7 +135,8 @@ def watch(victim: Victim, faults: Faults, every_s: float) -> list[dict[str, floa
         whole = len(victim.lines("lost")) == 0 or last_event(victim) == "whole"
         try:
             if now >= due:
-                samples.append(footprint(victim.process.pid) | {"step": newest["step"], "whole": whole})
+                own = {name: newest[name] for name in held.NAMES}
+                samples.append(footprint.footprint(victim.process.pid) | own | {"step": newest["step"], "whole": whole})
                 due = now + every_s
             faults.tick(whole)
         except psutil.NoSuchProcess:

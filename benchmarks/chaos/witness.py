@@ -15,6 +15,7 @@ from typing import Any
 
 import lightning as L
 
+from benchmarks.chaos.held import held
 from benchmarks.chaos.journal import Journal
 from lrl.callbacks import Evaluation
 from lrl.callbacks.find import find
@@ -68,6 +69,7 @@ class Witness(L.Callback):
             reward=sum(rewards) / max(1, len(rewards)),
             unscored=sum(len(group.rollouts) - len(group.scored) for group in groups),
             fleet={name: getattr(data.fleet, name) for name in ("alive", "restarts", "reissued")},
+            **held(),
             **self._continued(groups),
         )
         if self.stop_file.exists():

@@ -50,7 +50,7 @@ class Fleet:
         split = len(self.generators) - reserved
         self.rollouts = Crew(self.generators[:split])
         self.evaluation = Crew(self.generators[split:]) if reserved else None
-        self._ever = list(self.generators)  # the lost ones too: a sync may still have been talking to one
+        self._clients = [one.client for one in self.generators]  # lost ones' too: a sync may still be talking to one
         self.loop = LoopThread()
         self.capacity = capacity
         self.heartbeat_s = heartbeat_s
@@ -135,7 +135,7 @@ class Fleet:
 
     async def admit(self, newcomer: Generator) -> None:
         """Take in a generator that answers: it joins at the next sync. Raises GeneratorError if it does not answer."""
-        self._ever.append(newcomer)
+        self._clients.append(newcomer.client)
         await _warm_up(newcomer)
         self.generators.append(newcomer)
         self.rollouts.newcomers.append(newcomer)
@@ -192,7 +192,7 @@ class Fleet:
         if lost.served_from and asyncio.get_running_loop().time() - lost.served_from > PROVEN_S:
             self._backoffs[server.number] = 0
         newcomer = Generator(server, lost.capacity)
-        self._ever.append(newcomer)
+        self._clients.append(newcomer.client)
         while not self._stopping:
             await asyncio.to_thread(server.stop)
             await asyncio.sleep(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** self._backoffs[server.number]))
@@ -217,7 +217,7 @@ class Fleet:
     async def _disconnect(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(generator.client.close() for generator in self._ever))
+        await asyncio.gather(*(client.close() for client in self._clients))
 
 
 async def _warm_up(generator: Generator) -> None:

@@ -1,6 +1,7 @@
 """lrl's side: one run in the project's environment. `__main__` starts it; its argument is a `Job` as JSON.
 
-Threads: with OMP_NUM_THREADS unset trainer and generator have half of the cores each, as in any run of lrl.
+Threads: with OMP_NUM_THREADS unset trainer and generator have half of the cores each, as in any script that
+leaves OMP_WAIT_POLICY as it is.
 """
 
 from __future__ import annotations

@@ -178,6 +178,8 @@ class Crew:
         return dict(seconds)
 
     async def _wake(self) -> None:
+        for generator in self.serving:  # while its door was closed the desk did not tell it
+            generator.note_waiting(self.desk.keeps)
         self.desk.send_soon()
         async with self._changed:
             self._changed.notify_all()

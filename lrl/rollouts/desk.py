@@ -87,7 +87,8 @@ class Desk(Generic[G]):
         self._serving = serving
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
-        self._keeps = False  # whether requests waited when dispatch had sent all that it would
+        self.keeps = False
+        """Whether requests waited when dispatch had last sent all that it would."""
         self._targets: dict[Request, G] = {}  # of what is being interrupted
         self._under: dict[Request, int] = {}  # the version under which a request moved to where it is
 
@@ -154,10 +155,10 @@ class Desk(Generic[G]):
                 if not sent.done():
                     sent.set_exception(error)
             self._waiting.clear()
-        if self._keeps != bool(self._waiting):
-            self._keeps = bool(self._waiting)
+        if self.keeps != bool(self._waiting):
+            self.keeps = bool(self._waiting)
             for generator in self._serving():
-                generator.note_waiting(self._keeps)
+                generator.note_waiting(self.keeps)
 
     def _move(self) -> None:
         """Let half-written answers go on with idle generators, when nothing waits; none twice under one version."""

@@ -226,6 +226,26 @@ def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when
     assert run(scene()) == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
 
 
+def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_back() -> None:
+    class Holding(LeastLoaded):
+        def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
+            return None
+
+    crew, _ = make_crew(2, dispatch=Holding())
+
+    async def scene() -> dict[str, float]:
+        crew.generators[0].open = False
+        held = asyncio.create_task(ask(crew, seconds=4))
+        await asyncio.sleep(1.0)
+        await resync(crew, 0)
+        await crew.lap()
+        await asyncio.sleep(3.0)
+        held.cancel()
+        return await crew.lap()
+
+    assert run(scene()) == pytest.approx({"idle": 3})
+
+
 def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door() -> None:
     class ClosesBehindTheSecond(LeastLoaded):
         sent = 0

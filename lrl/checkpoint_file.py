@@ -10,6 +10,7 @@ new one was to replace; that one is kept until a newer one is written.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from pathlib import Path
@@ -54,6 +55,7 @@ class CheckpointFile(TorchCheckpointIO):
         self.refused, self.newest, self.newest_step = None, str(path), step
         while self._outdated:
             super().remove_checkpoint(self._outdated.pop())
+        give_memory_back()
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a checkpoint, later if the one that was to replace it could not be written."""
@@ -81,3 +83,13 @@ class CheckpointFile(TorchCheckpointIO):
             unfinished.replace(place)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def give_memory_back() -> None:
+    """Give the system what is freed, where the C library keeps it for later and can be told not to (glibc).
+
+    A checkpoint is a good moment: it is not within a step, and comes again and again, so what is kept cannot add up.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

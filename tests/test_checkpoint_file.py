@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import resource
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import psutil
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -121,3 +123,14 @@ def test_a_plugin_of_the_users_own_is_left_in_its_place(policy: str, tmp_path: P
     fit(policy, running)
     assert running.strategy.checkpoint_io is own
     assert list(tmp_path.glob("**/*.ckpt"))
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library cannot be told")
+def test_memory_that_was_freed_between_what_is_in_use_goes_back_with_a_checkpoint(tmp_path: Path) -> None:
+    blocks = [torch.ones(16_000) for _ in range(3_000)]  # 62 KiB each: from the heap, not mapped
+    in_use = blocks[::2]
+    del blocks
+    before = psutil.Process().memory_info().rss
+    CheckpointFile().save_checkpoint({"global_step": 1}, tmp_path / "some.ckpt")
+    assert psutil.Process().memory_info().rss < before - 50 * 2**20
+    assert all(block.sum() == 16_000 for block in in_use)

@@ -1,4 +1,4 @@
-"""Shared by all tests: few threads, no hub, and one real vLLM server that lives as long as the session.
+"""Shared by all tests: few threads, no hub, no stopwatch, and one real vLLM server that lives as long as the session.
 
 A server takes half a minute to start. Every run syncs its own weights at its start, so runs of one architecture can
 follow one another on one server; only the tests of starting and ending servers start their own.
@@ -15,9 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.lent_server import LentServer, start_server
 from tests.tiny_policies import tiny_llama
+
+settings.register_profile("untimed", deadline=None)  # a busy machine took 0.3 s for what takes it 7 ms
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,8 @@ def groups(step: int) -> list[Group]:
 
 def step_of(number: int, advantages: Advantages) -> FakeStep:
     packer = Packer(64, advantages, 1.0)
-    return FakeStep([batch for group in groups(number) for batch in packer.add(group)] + list(packer.flush()))
+    rounds = [each for group in groups(number) for each in packer.add(group)] + list(packer.flush())
+    return FakeStep([batch for each in rounds for batch in each if batch is not None])
 
 
 def run(learner: str) -> list[list[float]]:

@@ -49,7 +49,7 @@ def micro_batches(step: int) -> list[MicroBatch]:
     packers = [Packer(64, GroupMean(), 1.0) for _ in range(MICRO_BATCHES)]
     groups = [make_group(MICRO_BATCHES * step + number, answers=2) for number in range(MICRO_BATCHES)]
     found = [[*packer.add(group), *packer.flush()] for packer, group in zip(packers, groups, strict=True)]
-    return [micro for micros in found for micro in micros]
+    return [micro for rounds in found for (micro,) in rounds if micro is not None]
 
 
 def trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:

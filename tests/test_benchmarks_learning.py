@@ -50,8 +50,9 @@ class MadeUpStep:
 
     def __iter__(self) -> Iterator[MicroBatch]:
         packer = Packer(64, GroupMean(), 1.0)
-        yield from packer.add(self.groups[0])
-        yield from packer.flush()
+        for (batch,) in [*packer.add(self.groups[0]), *packer.flush()]:
+            assert batch is not None
+            yield batch
 
 
 class MadeUp(L.LightningDataModule):

@@ -108,7 +108,8 @@ def pack(
     groups: list[Group], budget: int = 64, temperature: float = 1.0, whole_groups: bool = False
 ) -> list[MicroBatch]:
     packer = Packer(budget, GroupMean(), temperature, whole_groups=whole_groups)
-    return [batch for group in groups for batch in packer.add(group)] + list(packer.flush())
+    rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
+    return [batch for each in rounds for batch in each if batch is not None]
 
 
 @dataclass

@@ -158,6 +158,6 @@ def test_an_advantage_sees_what_the_kl_costs(folder: str, other_folder: str) -> 
     (group, *_) = prepared(policy)
     net = [rollout.reward - rollout.kl_penalty for rollout in group.rollouts]
     packer = Packer(10_000, GroupMean(), 1.0)
-    (batch,) = [*packer.add(group), *packer.flush()]
+    ((batch,),) = [*packer.add(group), *packer.flush()]
     found = sorted(batch.advantages[batch.mask & (batch.sequence_ids == n)][0].item() for n in range(4))
     assert found == pytest.approx(sorted(value - sum(net) / 4 for value in net), abs=1e-5)

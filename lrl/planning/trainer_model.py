@@ -107,9 +107,9 @@ class ModelTrainer:
             waited_s = self._loop.time() - waiting
             waits.append((waited_s, self._take(group, step, tally)))
             if not self.alternates:
-                for rows in self._cuts.full():
+                for (rows,) in self._cuts.full():
                     train_s += await self._compute(rows)
-        for rows in self._cuts.flush():
+        for (rows,) in self._cuts.flush():
             train_s += await self._compute(rows)
         return train_s
 

@@ -1,9 +1,12 @@
 """Which sequences become a micro-batch together, and which of them share a row. Only their lengths and groups count.
 
-A row is as long as the micro-batch's longest sequence, and shorter ones share rows by best-fit decreasing. A
-micro-batch is cut as soon as what waits holds a whole budget of tokens; each cut takes the longest, and leaves the
-shortest, which fit anywhere, for later. With whole groups a cut takes as many of them as fit the budget, and at least
-one.
+A row is as long as the cut's longest sequence, and shorter ones share rows by best-fit decreasing. A cut makes a
+micro-batch for each rank, as soon as what waits holds a whole budget of tokens for each; it takes the longest, and
+leaves the shortest, which fit anywhere, for later. With whole groups a cut takes as many of them as fit the budgets,
+and at least one.
+
+Ranks work at the same time and wait for one another at the end of a step, so they get equal work: as many rows each,
+and of those the ones that make the sums of squared lengths equal, which is what attention costs.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class Piece(Protocol):
 
 P = TypeVar("P", bound=Piece)
 Rows = list[list[P]]
+"""Of a micro-batch; none for a rank that gets none."""
 
 
 class Cuts(Generic[P]):
@@ -34,52 +38,80 @@ class Cuts(Generic[P]):
         micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single longer sequence gets
             a micro-batch of its own.
         whole_groups: Whether all sequences of a group go into one micro-batch, whatever its size.
+        ranks: How many micro-batches are trained at the same time.
 
     Raises:
         ValueError: micro_batch_tokens is not above 0.
     """
 
-    def __init__(self, micro_batch_tokens: int, whole_groups: bool = False) -> None:
+    def __init__(self, micro_batch_tokens: int, whole_groups: bool = False, ranks: int = 1) -> None:
         if micro_batch_tokens < 1:
             raise ValueError(f"micro_batch_tokens={micro_batch_tokens}: the budget must be at least 1 token")
         self.micro_batch_tokens = micro_batch_tokens
         self.whole_groups = whole_groups
+        self.squares = [0] * ranks
+        """Tokens squared, summed over the sequences that each rank has got."""
         self._waiting: list[P] = []
 
     def take(self, piece: P) -> None:
         """`piece` waits from now on."""
         self._waiting.append(piece)
 
-    def full(self) -> Iterator[Rows[P]]:
-        """The rows of each micro-batch that is full by now; what is not taken from the iterator stays."""
-        while sum(map(len, self._waiting)) >= self.micro_batch_tokens:
+    def full(self) -> Iterator[list[Rows[P]]]:
+        """Each cut that is full by now, as the rows of every rank; what is not taken from the iterator stays."""
+        while sum(map(len, self._waiting)) >= self._budget:
             yield self._cut()
 
-    def flush(self) -> Iterator[Rows[P]]:
-        """The rows of the micro-batches of all that still waits."""
+    def flush(self) -> Iterator[list[Rows[P]]]:
+        """The cuts of all that still waits."""
         while self._waiting:
             yield self._cut()
 
-    def _cut(self) -> Rows[P]:
-        if self.whole_groups:
-            chosen, self._waiting = self._first_groups()
-            rows, _ = _best_fit(chosen, max_rows=len(chosen))
-        else:
-            longest = max(map(len, self._waiting))
-            rows, self._waiting = _best_fit(self._waiting, max_rows=max(1, self.micro_batch_tokens // longest))
-        return rows
+    @property
+    def _budget(self) -> int:
+        return self.micro_batch_tokens * len(self.squares)
 
-    def _first_groups(self) -> tuple[list[P], list[P]]:
-        """The waiting groups that fit the budget together, at least one, and the rest; first come, first cut."""
-        chosen: list[P] = []
-        groups = dict.fromkeys(piece.group for piece in self._waiting)
-        for group in groups:
-            members = [piece for piece in self._waiting if piece.group == group]
-            if chosen and sum(map(len, chosen + members)) > self.micro_batch_tokens:
+    def _cut(self) -> list[Rows[P]]:
+        if self.whole_groups:
+            groups, self._waiting = self._first_groups()
+            shares = self._share_out(groups, most=len(groups))
+            return [_rows_of([piece for group in share for piece in group]) for share in shares]
+        longest = max(map(len, self._waiting))
+        most = max(1, self.micro_batch_tokens // longest)
+        rows, self._waiting = _best_fit(self._waiting, max_rows=most * len(self.squares))
+        return self._share_out(rows, most=-(-len(rows) // len(self.squares)))
+
+    def _share_out(self, parts: list[list[P]], most: int) -> list[list[list[P]]]:
+        """What of `parts` each rank gets, at most `most` of them: the heaviest first, to who has got the least."""
+        shares: list[list[list[P]]] = [[] for _ in self.squares]
+        for part in sorted(parts, key=_squares, reverse=True):
+            free = [rank for rank, share in enumerate(shares) if len(share) < most]
+            rank = min(free, key=self.squares.__getitem__)
+            shares[rank].append(part)
+            self.squares[rank] += _squares(part)
+        return shares
+
+    def _first_groups(self) -> tuple[list[list[P]], list[P]]:
+        """The waiting groups that fit the budgets together, at least one, and the rest; first come, first cut."""
+        groups: dict[int, list[P]] = {}
+        for piece in self._waiting:
+            groups.setdefault(piece.group, []).append(piece)
+        chosen, tokens = list[list[P]](), 0
+        for members in groups.values():
+            tokens += sum(map(len, members))
+            if chosen and tokens > self._budget:
                 break
-            chosen += members
-        taken = {piece.group for piece in chosen}
-        return chosen, [piece for piece in self._waiting if piece.group not in taken]
+            chosen.append(members)
+        return chosen, [piece for members in list(groups.values())[len(chosen) :] for piece in members]
+
+
+def _squares(pieces: list[P]) -> int:
+    return sum(len(piece) ** 2 for piece in pieces)
+
+
+def _rows_of(pieces: list[P]) -> Rows[P]:
+    """Rows for all of them."""
+    return _best_fit(pieces, max_rows=len(pieces))[0] if pieces else []
 
 
 def _best_fit(pieces: list[P], max_rows: int) -> tuple[Rows[P], list[P]]:

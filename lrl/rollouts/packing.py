@@ -14,8 +14,11 @@ from collections.abc import Iterator
 
 from lrl.advantages import Advantages
 from lrl.data import Group, MicroBatch, Rollout
-from lrl.rollouts.cuts import Cuts
+from lrl.rollouts.cuts import Cuts, Rows
 from lrl.rollouts.rows import Sequence, fill_rows
+
+Round = list[MicroBatch | None]
+"""What is trained at the same time: a micro-batch for each rank, None for one that gets none."""
 
 
 class Packer:
@@ -31,6 +34,7 @@ class Packer:
         whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its size.
         mask_truncated: Whether answers that were cut at the token limit have no token in the loss; the baseline counts
             them all the same (overlong filtering: DAPO, 2503.14476, section 3.4).
+        ranks: How many micro-batches are trained at the same time; they are made so many at once, of equal work.
 
     Raises:
         ValueError: micro_batch_tokens or temperature is not above 0.
@@ -44,6 +48,7 @@ class Packer:
         oldest_version: int | None = None,
         whole_groups: bool = False,
         mask_truncated: bool = False,
+        ranks: int = 1,
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: greedy answers have no log-prob to learn from; use 1.0")
@@ -61,10 +66,10 @@ class Packer:
         """Answers without a reward, and those of discarded groups."""
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored answers for a baseline."""
-        self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups)
+        self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups, ranks)
 
-    def add(self, group: Group, replayed: bool = False) -> Iterator[MicroBatch]:
-        """Takes a finished group in, at once, and returns an iterator over the micro-batches that are full by now.
+    def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
+        """Takes a finished group in, at once, and returns an iterator over the rounds that are full by now.
 
         What is not taken from the iterator stays for the next `add` or `flush`. The tokens of a replayed group are
         trained whatever their age.
@@ -80,12 +85,12 @@ class Packer:
             self._take(Sequence(group.index, group.prompt.token_ids, rollout, advantages, trained))
         return map(self._filled, self._cuts.full())
 
-    def flush(self) -> Iterator[MicroBatch]:
-        """The micro-batches of all that still waits."""
+    def flush(self) -> Iterator[Round]:
+        """The rounds of all that still waits."""
         return map(self._filled, self._cuts.flush())
 
-    def _filled(self, rows: list[list[Sequence]]) -> MicroBatch:
-        return fill_rows(rows, self.temperature)
+    def _filled(self, each: list[Rows[Sequence]]) -> Round:
+        return [fill_rows(rows, self.temperature) if rows else None for rows in each]
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
         if self.mask_truncated and rollout.finish_reason == "length":

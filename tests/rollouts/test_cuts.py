@@ -1,0 +1,79 @@
+"""The shares of the ranks."""
+
+import random
+from dataclasses import dataclass
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.rollouts.cuts import Cuts, Rows
+
+
+@dataclass(eq=False)
+class Piece:
+    group: int
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
+def cut(cuts: Cuts[Piece], pieces: list[Piece]) -> list[list[Rows[Piece]]]:
+    rounds = []
+    for _, members in groupby(pieces, key=lambda piece: piece.group):  # a group arrives whole
+        for piece in members:
+            cuts.take(piece)
+        rounds += list(cuts.full())
+    return rounds + list(cuts.flush())
+
+
+def long_tailed(count: int, seed: int) -> list[Piece]:
+    draw = random.Random(seed)
+    return [Piece(number // 8, min(1024, 1 + int(draw.lognormvariate(4.5, 1.0)))) for number in range(count)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=60),
+    st.integers(1, 120),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_every_sequence_goes_to_one_rank_and_no_rank_has_more_rows_than_its_budget_holds(
+    shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool
+) -> None:
+    pieces = [Piece(group, tokens) for group, tokens in sorted(shapes)]
+    rounds = cut(Cuts(budget, whole_groups, ranks), pieces)
+    got = [piece for each in rounds for rows in each for row in rows for piece in row]
+    assert len(got) == len(pieces) and set(map(id, got)) == set(map(id, pieces))
+    for each in rounds:
+        assert len(each) == ranks and any(each)
+        counts = [len(rows) for rows in each]
+        if not whole_groups:
+            length = max(sum(map(len, row)) for rows in each for row in rows)
+            assert max(counts) * length <= budget or max(counts) == 1
+            assert max(counts) - min(counts) <= 1
+    if whole_groups:
+        places = {
+            (piece.group, number, rank)
+            for number, each in enumerate(rounds)
+            for rank, rows in enumerate(each)
+            for row in rows
+            for piece in row
+        }
+        assert len(places) == len({piece.group for piece in pieces})
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_get_equal_work_by_tokens_squared(ranks: int, seed: int) -> None:
+    pieces = long_tailed(128 * ranks, seed)
+    cuts = Cuts[Piece](4096, ranks=ranks)
+    rounds = cut(cuts, pieces)
+    assert len(rounds) > 2
+    longest = max(map(len, pieces))
+    assert max(cuts.squares) - min(cuts.squares) <= longest**2, "a row cannot be split"
+    dealt = [sum(len(piece) ** 2 for piece in pieces[rank::ranks]) for rank in range(ranks)]
+    mean = sum(dealt) / ranks
+    assert max(cuts.squares) - mean < 0.5 * (max(dealt) - mean)

@@ -29,9 +29,11 @@ from typing import Any
 import lightning as L
 
 from lrl.callbacks.find import find
+from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.faults import at_least, fault
 from lrl.generators.fleet import Fleet
+from lrl.run_folder import run_folder
 from lrl.stopwatch import GENERATOR, shares
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ END_S = 10.0
 """Seconds that what was started has to end after each signal."""
 
 
-class Elastic(L.Callback):
+class Elastic(OnRankZero):
     """Asks for one more generator by StreamRL's rule.
 
     Args:
@@ -79,7 +81,7 @@ class Elastic(L.Callback):
         times, generators = throughput.times, len(fleet.rollouts.serving)
         self._more = self._more + 1 if lacks_one(times, generators) else 0
         self._fewer = self._fewer + 1 if has_one_too_many(times, generators) else 0
-        run = Path(trainer.log_dir or trainer.default_root_dir)
+        run = run_folder(trainer)
         if self._more == self.steps:
             self._more = 0 if self.command else self._more  # what is only said is said once
             self._ask(fleet, run, generators, times)

@@ -19,6 +19,7 @@ import lightning as L
 from rich.console import Console
 
 from lrl.callbacks.find import find
+from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.data import Group, Prompt, Rollout
 from lrl.evaluation import Report, evaluate, write_answers
@@ -27,6 +28,7 @@ from lrl.generators.sampling import Sampling
 from lrl.rewards import Reward, RewardPool
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
+from lrl.run_folder import run_folder
 from lrl.side_files import may_be_refused
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ LAST = 1_000_000_000
 """Priority of an evaluation: behind every rollout of a run."""
 
 
-class Evaluation(L.Callback):
+class Evaluation(OnRankZero):
     """Accuracy on a data set, every so many steps and by `trainer.validate`.
 
     Args:
@@ -125,10 +127,9 @@ class Evaluation(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Without training, the report is what was asked for: print it, and where every answer is."""
-        if trainer.is_global_zero:
-            step, report = self.reports[-1]
-            console = Console(highlight=False, markup=False, soft_wrap=True)
-            console.print(f"{report.as_table()}\n  every answer: {self._answers_file(trainer, step)}")
+        step, report = self.reports[-1]
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{report.as_table()}\n  every answer: {self._answers_file(trainer, step)}")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """End the reward worker: Lightning does not call `teardown` after an error."""
@@ -187,7 +188,7 @@ class Evaluation(L.Callback):
         return metrics
 
     def _answers_file(self, trainer: L.Trainer, step: int) -> Path:
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / "evaluation"
+        folder = run_folder(trainer) / "evaluation"
         return folder / f"{self.prompts.name}-step{step:06d}.jsonl"
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 import lightning as L
 from safetensors import SafetensorError
 
+from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.run_folder import run_folder
+
 log = logging.getLogger(__name__)
 
 
-class Export(L.Callback):
+class Export(OnRankZero):
     """Exports the policy when training ends.
 
     Args:
@@ -24,7 +27,7 @@ class Export(L.Callback):
 
     def path(self, trainer: L.Trainer) -> Path:
         """The folder this run exports to."""
-        return Path(self.folder) if self.folder else Path(trainer.log_dir or trainer.default_root_dir) / "policy"
+        return Path(self.folder) if self.folder else run_folder(trainer) / "policy"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the policy and its tokenizer; into the system's temporary folder if its own refuses them."""

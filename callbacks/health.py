@@ -16,6 +16,7 @@ import lightning as L
 from torch import Tensor
 
 from lrl.callbacks.health_rules import LAG, RULES, Rule
+from lrl.callbacks.on_rank_zero import OnRankZero
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ MIN_SHARE = 0.01
 """Of the step's tokens: a lag with a smaller share is left out, because so few tokens give noise."""
 
 
-class Health(L.Callback):
+class Health(OnRankZero):
     """Watches the figures in `RULES`. Put it behind `RolloutLog`: it judges what the step has logged by then.
 
     Args:
@@ -47,8 +48,6 @@ class Health(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         """Judge the step that has just ended."""
-        if not trainer.is_global_zero:
-            return
         figures = self._logged_now(trainer)
         for report in self._reports:
             report.take(figures, step=trainer.global_step - 1)  # as on the axis of the metrics

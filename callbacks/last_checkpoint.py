@@ -16,6 +16,7 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.checkpoint_file import CheckpointFile
+from lrl.run_folder import run_folder
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class LastCheckpoint(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save if there is something new and it can be trusted; say what to resume from."""
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         try:
             rank_zero_info(self._save_and_say(trainer))
@@ -106,13 +107,19 @@ def save(trainer: L.Trainer) -> str | None:
     """Save into the run's folder, or, if it refuses, into the temporary one. Returns the path, or None."""
     name = f"last-step={trainer.global_step}.ckpt"
     path = folder(trainer) / name
-    trainer.save_checkpoint(path, weights_only=False)
+    write(trainer, path)
     io = trainer.strategy.checkpoint_io
     if not isinstance(io, CheckpointFile) or io.refused is None:
         return str(path)
     elsewhere = Path(tempfile.mkdtemp(prefix="lrl-checkpoint-")) / name
-    trainer.save_checkpoint(elsewhere, weights_only=False)
+    write(trainer, elsewhere)
     return None if io.refused else str(elsewhere)
+
+
+def write(trainer: L.Trainer, path: Path) -> None:
+    """What `trainer.save_checkpoint` does, but without waiting for the other ranks: this one may be alone."""
+    checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    trainer.strategy.save_checkpoint(checkpoint, path)
 
 
 def folder(trainer: L.Trainer) -> Path:
@@ -120,4 +127,4 @@ def folder(trainer: L.Trainer) -> Path:
     for callback in trainer.checkpoint_callbacks:
         if getattr(callback, "dirpath", None):
             return Path(callback.dirpath)  # type: ignore[attr-defined]
-    return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
+    return run_folder(trainer) / "checkpoints"

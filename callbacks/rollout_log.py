@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.data import Group, Rollout
 from lrl.faults import at_least
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
@@ -21,7 +22,7 @@ MAX_TEXT = 2000
 """Characters of a prompt or an answer that are shown."""
 
 
-class RolloutLog(L.Callback):
+class RolloutLog(OnRankZero):
     """Logs `reward/*`, `rollouts/*`, `rewards/*` and `lengths/*` every step, histograms and sample answers every few.
 
     Args:

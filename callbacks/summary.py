@@ -14,13 +14,15 @@ from rich.table import Table
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.find import find, find_all
+from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.run_folder import run_folder
 from lrl.side_files import may_be_refused
 from lrl.stopwatch import GENERATOR, shares
 
 
-class Summary(L.Callback):
+class Summary(OnRankZero):
     """Prints the summary when training ends and draws `curve.png`. Put it last: it reads what the others have found."""
 
     def __init__(self) -> None:
@@ -50,9 +52,7 @@ class Summary(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw and print."""
-        if not trainer.is_global_zero:
-            return
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder = run_folder(trainer)
         evaluations = find_all(trainer, Evaluation)
         picture = folder / "curve.png"
         with may_be_refused("The learning curve", picture):

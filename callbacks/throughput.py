@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 
 from lrl.callbacks.find import find
+from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
@@ -51,7 +52,7 @@ class StepTimes:
         self.sync_pause += other.sync_pause
 
 
-class Throughput(L.Callback):
+class Throughput(OnRankZero):
     """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*` and `fleet/*` every step."""
 
     def __init__(self) -> None:

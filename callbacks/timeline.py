@@ -15,6 +15,7 @@ import lightning as L
 import torch
 
 from lrl.callbacks.find import find
+from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.data import Group
 from lrl.generators.crew import Crew
@@ -23,6 +24,7 @@ from lrl.planning.stretches import LOOK_S, Stretches
 from lrl.planning.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord, append, keep
 from lrl.planning.told_apart import by_cause, generation_s, group_record
 from lrl.rollouts.stream import StepStream
+from lrl.run_folder import run_folder
 from lrl.side_files import may_be_refused
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ log = logging.getLogger(__name__)
 FILE = "timeline.jsonl"
 
 
-class Timeline(L.Callback):
+class Timeline(OnRankZero):
     """Writes `timeline.jsonl` into the run's folder. Put it behind `Throughput`, whose times it takes.
 
     A run that is resumed in the same folder writes on behind the steps that it goes on from, and takes out what was
@@ -60,8 +62,6 @@ class Timeline(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Go on behind the steps that are done, and begin to look at the generators."""
-        if not trainer.is_global_zero:
-            return
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with may_be_refused("The timeline", path):
@@ -76,8 +76,6 @@ class Timeline(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Write what belongs to the step that has just ended."""
-        if not trainer.is_global_zero:
-            return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         throughput = find(trainer, Throughput)
         assert throughput is not None, "checked in setup"
@@ -102,7 +100,7 @@ class Timeline(L.Callback):
     @staticmethod
     def path(trainer: L.Trainer) -> Path:
         """Where a run writes it."""
-        return Path(trainer.log_dir or trainer.default_root_dir) / FILE
+        return run_folder(trainer) / FILE
 
 
 def step_record(

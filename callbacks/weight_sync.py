@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
+from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.faults import above, at_least
 from lrl.generators.client import GeneratorError
 from lrl.strategy import stop_if_told
@@ -36,7 +37,7 @@ LOOK_S = 0.2
 """How often a trainer without a generator looks whether one came back."""
 
 
-class WeightSync(L.Callback):
+class WeightSync(OnRankZero):
     """Syncs the policy's weights into the generators at the start and after optimizer steps.
 
     Args:

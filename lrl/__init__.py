@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lrl import advantages, objectives, rewards
     from lrl.advantages import Advantages, GroupMean
     from lrl.data import Group, MicroBatch, Prompt, Rollout
+    from lrl.data_parallel import AsyncDDP
     from lrl.datamodule import RolloutDataModule
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Advantages": "lrl.advantages",
+    "AsyncDDP": "lrl.data_parallel",
     "AsyncSingleDevice": "lrl.strategy",
     "Group": "lrl.data",
     "GroupMean": "lrl.advantages",
@@ -45,6 +47,7 @@ _HOME = {
 
 __all__ = [
     "Advantages",
+    "AsyncDDP",
     "AsyncSingleDevice",
     "Group",
     "GroupMean",

@@ -31,7 +31,10 @@ class Attached(L.LightningDataModule):
     def fleet(self) -> Fleet:
         """The run's generators."""
         if self._strategy.fleet is None:
-            raise RuntimeError("There are no generators: use lrl.AsyncSingleDevice as the trainer's strategy.")
+            raise RuntimeError(
+                "There are no generators: only rank 0 has them, and the trainer's strategy must be "
+                "lrl.AsyncSingleDevice or lrl.AsyncDDP."
+            )
         return self._strategy.fleet
 
     @property

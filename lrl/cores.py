@@ -10,14 +10,24 @@ def half_of_the_cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
-def share_cores() -> None:
+def trainer_has_all_cores() -> bool:
+    """Whether its threads may be as many as there are cores: those that wait sleep (`OMP_WAIT_POLICY=passive`)."""
+    return "OMP_NUM_THREADS" not in os.environ and os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+
+
+def share_cores(ranks: int = 1) -> None:
     """Train with all cores if threads that wait sleep (`OMP_WAIT_POLICY=passive`, as `lrl fit` has it), else with half.
 
     The generators have half of them (`lrl.generators.on_cpu`), and are idle now and then. But where waiting threads
     spin, they take the cores from those that they wait for: with all cores on both sides a step of the quickstart took
     5.8 s instead of 1.9 s on two. `OMP_NUM_THREADS` overrules this.
-    """
-    if "OMP_NUM_THREADS" not in os.environ and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
-        import torch  # here, because a generator's server does without it
 
-        torch.set_num_threads(half_of_the_cores())
+    Args:
+        ranks: Trainer processes on this machine, which divide those cores.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    import torch  # here, because a generator's server does without it
+
+    threads = torch.get_num_threads() if trainer_has_all_cores() else half_of_the_cores()
+    torch.set_num_threads(max(1, threads // ranks))

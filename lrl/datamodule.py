@@ -28,7 +28,7 @@ from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.stream import StepLoader, StepStream
+from lrl.rollouts.stream import StepLoader, StepShare, StepStream
 
 lightning_noise.silence()
 
@@ -93,25 +93,22 @@ class RolloutDataModule(Attached):
     ) -> None:
         super().__init__()
         self.prompts = Prompts.coerce(prompts)
-        self.rewards = rewards
+        self.rewards, self.rollout_timeout_s = rewards, rollout_timeout_s
         self.groups_per_step, self.max_lag, self.stragglers = groups_per_step, max_lag, stragglers
-        self.max_prompt_tokens = max_prompt_tokens
-        self.micro_batch_tokens = micro_batch_tokens
+        self.max_prompt_tokens, self.micro_batch_tokens = max_prompt_tokens, micro_batch_tokens
         self.advantages = advantages or GroupMean()
-        self.max_skipped_per_step = max_skipped_per_step
-        self.mask_truncated = mask_truncated
+        self.max_skipped_per_step, self.mask_truncated = max_skipped_per_step, mask_truncated
         self.replay, self.moving = replay, moving
         self.dispatch = dispatch or LeastLoaded()
         self.lengths = lengths or (Lengths() if moving or self.dispatch.needs_lengths else None)
         self.dispatch.lengths = self.lengths
         self._hindsight = Hindsight(self.advantages, replay, self.lengths)
-        self.rollout_timeout_s = rollout_timeout_s
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
         self.reward_pool = RewardPool(rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures)
         self._controller: Controller | None = None
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None
-        """The step that trains now, or has just been trained; callbacks read its groups and counts."""
+        """The step that trains now, or has just been trained; callbacks of rank 0 read its groups and counts."""
         check_data(self)
         self._restored: dict[str, Any] | None = None
         self.resumes_from: str | None = None
@@ -129,7 +126,7 @@ class RolloutDataModule(Attached):
 
     def setup(self, stage: str) -> None:
         """Load the prompts and start the reward workers before any server: what is wrong with them is said now."""
-        if stage == "fit":
+        if stage == "fit" and self._trainer.is_global_zero:
             self.load(self.prompts)
             self.reward_pool.start()
 
@@ -200,15 +197,18 @@ class RolloutDataModule(Attached):
         self.fleet.call(self.controller.new_version(version), f"admitting prompts for version {version}")
 
     def train_dataloader(self) -> StepLoader:
-        """The loader of optimizer steps."""
-        return StepLoader(self.pacing.steps_per_epoch, lambda: self.next_step(self._trainer.global_step))
+        """The loader of optimizer steps; rank 0 tells the others how many an epoch has."""
+        leads, ranks = self._trainer.is_global_zero, self._strategy.ranks
+        steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
+        return StepLoader(steps, lambda: self.next_step(self._trainer.global_step) if leads else StepShare(ranks))
 
     def next_step(self, step: int) -> StepStream:
-        """The stream of optimizer step `step`."""
+        """The stream of optimizer step `step`, on the rank that has the generators."""
         oldest = step - self.max_lag if self.stragglers == "mask" else None
         whole = self._policy.objective.whole_groups
+        temperature, ranks = self.sampling.temperature, self._strategy.ranks
         packer = Packer(
-            self.micro_batch_tokens, self.advantages, self.sampling.temperature, oldest, whole, self.mask_truncated
+            self.micro_batch_tokens, self.advantages, temperature, oldest, whole, self.mask_truncated, ranks.size
         )
         self.step_stream = StepStream(
             lambda: self._next_group(step),
@@ -216,11 +216,12 @@ class RolloutDataModule(Attached):
             packer,
             step,
             self.controller.ledger.give_up,
-            lambda group: self._policy.prepare(group, self.sampling.temperature),
+            lambda group: self._policy.prepare(group, temperature),
             lambda groups: self._hindsight.end_step(step, groups),
             self.stopwatch,
             self._strategy.placement == "shared",
             self.replay.draw(step) if self.replay else (),
+            ranks,
         )
         return self.step_stream
 

@@ -1,4 +1,4 @@
-"""From the gradient of a sum to the one the optimizer may use: scaled to a mean, clipped, and known to be finite."""
+"""From the gradient of a sum to the one the optimizer may use: averaged over ranks, scaled, clipped, and finite."""
 
 from __future__ import annotations
 
@@ -6,8 +6,30 @@ import math
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+
+def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
+    """Gives each of several ranks the mean of all their gradients, a rank without one counting as zero; a collective.
+
+    Sharded parameters are left out: their gradients have been averaged within the backward pass.
+    """
+    if ranks == 1:
+        return
+    weights = [weight for weight in parameters if weight.requires_grad and not isinstance(weight, DTensor)]
+    here = [weight.grad is not None for weight in weights]
+    anywhere = torch.tensor(here, dtype=torch.uint8, device=weights[0].device if weights else None)
+    dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+    sums = []
+    for weight, somebody_has_one in zip(weights, anywhere.tolist(), strict=True):
+        if somebody_has_one:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            sums.append((weight.grad, dist.all_reduce(weight.grad, async_op=True)))
+    for gradient, work in sums:
+        work.wait()
+        gradient.div_(ranks)
 
 
 def scale_and_clip(parameters: Iterable[torch.nn.Parameter], scale: float, max_norm: float | None, step: int) -> Tensor:

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from lrl import preflight
 from lrl.callbacks.standing import standing
 from lrl.data import Group, MicroBatch, Step
-from lrl.gradients import scale_and_clip
+from lrl.gradients import average_over_ranks, scale_and_clip
 from lrl.lightning_noise import forget_last_step
 from lrl.network import (
     Dtype,
@@ -162,9 +162,10 @@ class PolicyModule(L.LightningModule):
             loss += micro_loss.detach()
         if not step.num_tokens:
             log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
+        average_over_ranks(self.parameters(), self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
         metrics = self._metrics(loss, divisor)
-        scale = self.trainer.world_size / divisor  # DDP and FSDP have averaged what are shares of a sum
+        scale = self.trainer.world_size / divisor  # the ranks' shares of a sum have been averaged
         metrics["grad_norm"] = scale_and_clip(self.parameters(), scale, self.max_grad_norm, self.trainer.global_step)
         self.log_dict({f"policy/{name}": value for name, value in metrics.items()})
         self._update()

@@ -56,6 +56,11 @@ class Signals:
             if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                 self._before.setdefault(signum, signal.signal(signum, self._take))
 
+    def ignore(self) -> None:
+        """Leave the signals to another process, until `put_back`."""
+        for signum in self._before:
+            signal.signal(signum, signal.SIG_IGN)
+
     def put_back(self) -> None:
         """Restore the handlers that were there before `listen`; idempotent."""
         self.raises = False

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,6 +32,8 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.register import Register, Terms
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.ranks import Ranks
+from lrl.run_folder import run_folder
 from lrl.side_files import may_be_refused
 from lrl.weights import choose_transport
 
@@ -84,6 +85,8 @@ class GeneratorDevices(EndsInOrder):
         self.transport: str | None = None
         self.run_id = secrets.token_hex(4)
         self.token = secrets.token_urlsafe(32)
+        self.ranks = Ranks()
+        """The processes that train."""
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
 
@@ -110,14 +113,14 @@ class GeneratorDevices(EndsInOrder):
     def setup(self, trainer: L.Trainer) -> None:
         """Set up training, then start the generators and wait until they answer."""
         super().setup(trainer)
+        if self.root_device.type != "cuda" and self.placement == "split":
+            share_cores(ranks=len(self.parallel_devices or ()) or 1)
         if trainer.is_global_zero and getattr(trainer, "datamodule", None) is not None:
             self.start_generators(trainer)
 
     def start_generators(self, trainer: L.Trainer) -> None:
         """Start one vLLM server per group of `server.tensor_parallel_size` generator devices."""
         self.transport, placements = self.plan()
-        if self.root_device.type != "cuda" and self.placement == "split":
-            share_cores()
         servers = self.make_servers(trainer, placements)
         rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
         self.fleet = Fleet(
@@ -143,7 +146,7 @@ class GeneratorDevices(EndsInOrder):
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """One server, not started, for each list of CUDA indices; their logs go to the run's folder."""
         policy: Any = trainer.lightning_module
-        folder, settings = Path(trainer.log_dir or trainer.default_root_dir), self._settings(trainer)
+        folder, settings = run_folder(trainer), self._settings(trainer)
         assert self.transport is not None, "chosen before the servers are made"
         return [
             Server(policy.policy_folder, settings, self.transport, devices, folder, number, self.run_id, self.token)
@@ -227,5 +230,5 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
             raise ValueError(
                 f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} minus "
                 f"strategy.generator_devices {self.num_generator_devices} leaves {len(self._parallel_devices)}. "
-                "Raise generator_devices or lower devices."
+                "Raise generator_devices, lower devices, or train on all of them with lrl.AsyncDDP."
             )

@@ -33,6 +33,13 @@ def test_only_threads_that_sleep_while_they_wait_may_be_on_all_cores(
     assert torch.get_num_threads() == max(1, threads)
 
 
+@pytest.mark.parametrize(("policy", "cores"), [("passive", CORES), ("active", max(1, CORES // 2))])
+def test_ranks_divide_the_trainers_cores(policy: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    share_cores(ranks=2)
+    assert torch.get_num_threads() == max(1, cores // 2)
+
+
 def test_the_users_own_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(CORES))
     share_cores()

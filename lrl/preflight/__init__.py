@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def check(trainer: L.Trainer) -> None:
-    """Check a run that is about to begin.
+    """Check a run that is about to begin; once, on rank 0.
 
     Raises:
         ValueError: Names every fault, each with its setting, value and remedy.
     """
     from lrl.datamodule import RolloutDataModule
 
+    if not trainer.is_global_zero:
+        return
     policy: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     if isinstance(trainer.strategy, EndsInOrder):

@@ -48,10 +48,9 @@ def check(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule, sha
     if on_cuda:
         check_gpus(strategy, copies * weights, copy)
     else:
-        generators = max(1, len(strategy.generator_devices))
-        _check_memory(
-            copies * weights, generators * copy, generators * int(strategy.server_settings.kv_cache_gib * GIB)
-        )
+        ranks, generators = len(strategy.parallel_devices or ()) or 1, max(1, len(strategy.generator_devices))
+        kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
+        _check_memory(ranks * copies * weights, generators * copy, generators * kv_cache)
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
     if not on_cuda or strategy.weight_transfer == "shared_memory":
         _check_shared_memory(weights, crews=1 + bool(strategy.num_evaluation_generators))
@@ -105,11 +104,10 @@ def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
 
 
 def check_gpus(strategy: Any, trainer: int, copy: int) -> None:
-    """Each GPU by itself; a trainer on several may be sharded over them, so only its share is counted."""
+    """Each GPU by itself: every rank has the whole policy."""
     root: torch.device = strategy.root_device
     total = torch.cuda.get_device_properties(root).total_memory
     server = strategy.server_settings
-    trainer = trainer // max(1, len(strategy.parallel_devices or []))
     shared = not strategy.generator_devices
     generator = int(server.gpu_memory_utilization * total)
     if trainer + shared * generator > total:

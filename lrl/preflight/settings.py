@@ -94,7 +94,7 @@ def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule)
         _check_placement(trainer.strategy, data)
     else:
         found = type(trainer.strategy).__name__
-        fault(f"trainer.strategy is {found}, which has no generators: use lrl.AsyncSingleDevice.")
+        fault(f"trainer.strategy is {found}, which has no generators: use lrl.AsyncSingleDevice or lrl.AsyncDDP.")
     if trainer.state.fn != "fit":
         return
     _check_objective(policy, data)

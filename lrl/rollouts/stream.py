@@ -1,20 +1,29 @@
 """The step stream: what the trainer's loader yields. One item is one optimizer step, a lazy row of micro-batches.
 
-A step's micro-batches start to train as soon as enough finished groups are there to fill one. The trainer waits and
-packs inside the iteration; the stopwatch says when, and for what.
+A step's micro-batches start to train as soon as enough finished groups are there to fill one for every rank. Rank 0
+waits and packs inside the iteration, and hands the others theirs; the stopwatch says when it waits, and for what.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from lrl.data import Group, MicroBatch
-from lrl.rollouts.packing import Packer
+from lrl.data import Group, MicroBatch, Step
+from lrl.ranks import Ranks
+from lrl.rollouts.packing import Packer, Round
 from lrl.stopwatch import Stopwatch
 
 
+class Counts(NamedTuple):
+    """What a step had over all ranks; each of them learns it behind its last micro-batch."""
+
+    tokens: int
+    sequences: int
+
+
 class StepStream:
-    """The micro-batches of one optimizer step.
+    """The micro-batches of one optimizer step, on the rank that has the groups.
 
     Args:
         next_group: Waits for the next group of this step.
@@ -27,6 +36,7 @@ class StepStream:
         stopwatch: The trainer's.
         gather: Wait for all groups before the first is packed.
         replayed: Groups that the step trains again; they come first, while the fresh ones are still being written.
+        ranks: Who trains; the packer makes micro-batches for as many.
     """
 
     def __init__(
@@ -41,6 +51,7 @@ class StepStream:
         stopwatch: Stopwatch,
         gather: bool,
         replayed: Sequence[Group] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         self._next_group = next_group
         self._expected = groups
@@ -52,21 +63,26 @@ class StepStream:
         self._stopwatch = stopwatch
         self._gather = gather
         self.replayed = replayed
+        self._ranks = ranks or Ranks()
         self.groups: list[Group] = []
         self.waits: list[float] = []
         """Seconds of waiting for each of `groups`, without those for its rewards."""
         self.passes: list[tuple[float, list[int]]] = []
-        """Each forward and backward pass: its seconds, and the tokens of each of its sequences."""
+        """Each forward and backward pass of this rank: its seconds, and the tokens of each of its sequences."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
         self._stopwatch.enter("pack")
-        for micro in self._micro_batches():
+        for each in self._rounds():
+            micro = self._ranks.hand_out(each)
+            if micro is None:
+                continue
             self._stopwatch.enter("train")
             yield micro
             self.passes.append((self._stopwatch.enter("pack"), micro.lengths))
+        self._ranks.hand_out([Counts(self.num_tokens, self.num_sequences)] * self._ranks.size)
         self._stopwatch.enter("train")
 
-    def _micro_batches(self) -> Iterator[MicroBatch]:
+    def _rounds(self) -> Iterator[Round]:
         for group in self.replayed:
             yield from self._packer.add(group, replayed=True)
         arriving = (self._wait() for _ in range(self._expected))
@@ -111,21 +127,49 @@ class StepStream:
         return self._packer
 
 
+class StepShare:
+    """One optimizer step on any other rank: the micro-batches that rank 0 hands out.
+
+    Args:
+        ranks: Who trains.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._counts = Counts(0, 0)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        while not isinstance(given := self._ranks.receive(), Counts):
+            if given is not None:
+                yield given
+        self._counts = given
+
+    @property
+    def num_tokens(self) -> int:
+        """See `StepStream`."""
+        return self._counts.tokens
+
+    @property
+    def num_sequences(self) -> int:
+        """See `StepStream`."""
+        return self._counts.sequences
+
+
 class StepLoader:
-    """What Lightning iterates: one `StepStream` per optimizer step, made when it is asked for.
+    """What Lightning iterates: one step per optimizer step, made when it is asked for.
 
     Args:
         steps: Optimizer steps in an epoch.
-        next_step: Makes the stream of the step that is next.
+        next_step: Makes the step that is next.
     """
 
-    def __init__(self, steps: int, next_step: Callable[[], StepStream]) -> None:
+    def __init__(self, steps: int, next_step: Callable[[], Step]) -> None:
         self._steps = steps
         self._next_step = next_step
 
     def __len__(self) -> int:
         return self._steps
 
-    def __iter__(self) -> Iterator[StepStream]:
+    def __iter__(self) -> Iterator[Step]:
         while True:
             yield self._next_step()

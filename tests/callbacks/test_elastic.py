@@ -75,7 +75,8 @@ class ModelRun:
         self.fleet = SimpleNamespace(rollouts=SimpleNamespace(serving=[0, 1]), joined=0)
         self.trainer: Any = SimpleNamespace(
             callbacks=[self.throughput],
-            log_dir=str(folder),
+            loggers=[],
+            default_root_dir=str(folder),
             datamodule=SimpleNamespace(fleet=self.fleet),
         )
 

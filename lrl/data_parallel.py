@@ -1,0 +1,82 @@
+"""Data parallel training: every rank has the whole policy and trains its share of a step's micro-batches.
+
+Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the others train what it hands out
+(`lrl.ranks`). Gradients are averaged once, behind the last micro-batch (`lrl.gradients`), so the policy is not wrapped
+in torch's DistributedDataParallel: that averages within every backward pass, and all ranks would need equally many.
+
+At a bad end rank 0 is alone: it does not ask the others for anything, and ends those that it has started.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+
+from lrl.ranks import Ranks
+from lrl.strategy import GeneratorDevices
+
+PATIENCE = timedelta(hours=6)
+"""Rank 0 waits for answers with deadlines of its own, and a rank that ended is noticed by its closed connection: this
+is only for a machine that went away without a word."""
+
+
+class AsyncDDP(GeneratorDevices, DDPStrategy):
+    """Several trainer processes, one a device, and the rest of the job's devices for generators.
+
+    `trainer.devices` minus `generator_devices` processes train.
+
+    Args:
+        timeout: How long a rank waits for another.
+        **kwargs: See `GeneratorDevices`, and Lightning's DDPStrategy.
+    """
+
+    def __init__(self, timeout: timedelta | None = PATIENCE, **kwargs: Any) -> None:
+        super().__init__(timeout=timeout, **kwargs)
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None, "Lightning's connector sets it"
+        self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+    def setup_environment(self) -> None:
+        """Connect the ranks. Signals are for rank 0: it stops between two steps, and the others with it."""
+        super().setup_environment()
+        policy: Any = self.lightning_module
+        # Lightning's handler would call a collective wherever the signal finds this rank.
+        policy.trainer._signal_connector.register_signal_handlers = lambda: None
+        if not self.is_global_zero:
+            self.signals.ignore()
+        self.ranks = Ranks(dist.new_group(backend="gloo", timeout=self._timeout))
+        policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
+
+    def configure_ddp(self) -> None:
+        """Have all ranks begin with rank 0's weights."""
+        assert self.model is not None, "connected by now"
+        _sync_module_states(self.model)
+
+    def teardown(self) -> None:
+        """End the generators, and at a bad end the ranks that rank 0 has started."""
+        super().teardown()
+        module = self.lightning_module
+        if module is not None and module.trainer.interrupted and isinstance(self._launcher, Launcher):
+            self._launcher.kill(signal.SIGKILL)
+
+
+class Launcher(_SubprocessScriptLauncher):
+    """Starts the other ranks without Lightning's observer, which kills rank 0 as soon as one of them fails.
+
+    Rank 0 notices by itself, saves what can be saved, and ends its generators. Cores are shared by `lrl.cores`.
+    """
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Start them unless somebody else does (torchrun, SLURM), and call `function`."""
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self._call_children_scripts()
+        return function(*args, **kwargs)

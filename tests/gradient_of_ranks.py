@@ -1,0 +1,65 @@
+"""One rank of several that train a step together, without a trainer. Arguments: policy folder, folder, rank, ranks.
+
+Rank 0 has the groups. Each writes the gradient that it would clip.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lrl.advantages import GroupMean
+from lrl.gradients import average_over_ranks
+from lrl.ranks import Ranks
+from lrl.rollouts.packing import Packer
+from lrl.rollouts.stream import StepShare, StepStream
+from lrl.stopwatch import Stopwatch
+from tests.test_policy import make_group, opened
+
+GROUPS = [make_group(number) for number in range(9)]
+BUDGET = 48
+
+
+def main(model: str, folder: Path, rank: int, ranks: int) -> None:
+    wait = timedelta(seconds=60)
+    dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
+    policy, them = opened(model), Ranks(dist.new_group(backend="gloo", timeout=wait))
+    step = StepShare(them) if rank else stream(them)
+    passes = 0
+    print("trains", flush=True)
+    for micro in step:
+        policy.compute_loss(micro).backward()
+        passes += 1
+    average_over_ranks(policy.parameters(), ranks)
+    weights = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in policy.parameters()]
+    gradient = torch.cat([weight.flatten() for weight in weights]) * ranks / step.num_tokens
+    torch.save({"gradient": gradient, "passes": passes, "sequences": step.num_sequences}, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def stream(ranks: Ranks) -> StepStream:
+    arriving = (group for group in GROUPS if not time.sleep(float(os.environ.get("SLOW", 0))))
+    return StepStream(
+        next_group=lambda: next(arriving),
+        groups=len(GROUPS),
+        packer=Packer(BUDGET, GroupMean(), 1.0, ranks=ranks.size),
+        step=0,
+        give_up=lambda group: None,
+        prepare=lambda group: None,
+        end=lambda groups: None,
+        stopwatch=Stopwatch(),
+        gather=False,
+        ranks=ranks,
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

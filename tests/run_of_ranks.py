@@ -1,0 +1,123 @@
+"""A run with two trainer ranks, a process each, and the server of another process.
+
+Arguments: policy folder, run folder, steps, checkpoint or "", and where the server is, as JSON. Every rank tells, step
+by step, what it trained; rank 0 also, of which groups it was.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lrl
+from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
+from lrl.generators.reception import JoinedServer
+from lrl.generators.register import Address
+
+RANKS = 2
+
+
+class ServerElsewhere(JoinedServer):
+    """It runs already, and goes on running."""
+
+    model, backend = "", "shared_memory"
+
+    def start(self) -> None:
+        """See `ServerElsewhere`."""
+
+    def wait_ready(self, interrupted: Any = None) -> None:
+        """See `ServerElsewhere`."""
+
+    def stop(self) -> None:
+        """See `ServerElsewhere`."""
+
+
+class Borrowing(lrl.AsyncDDP):
+    """The strategy with that server in the place of its own."""
+
+    def __init__(self, where: dict[str, str]) -> None:
+        super().__init__()
+        self.where = where
+
+    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
+        """See `GeneratorDevices.make_servers`."""
+        settings = lrl.ServerSettings(max_model_len=160, max_num_seqs=96, dtype="float32")
+        return [ServerElsewhere(0, Address(url=self.where["url"]), self.where["token"], settings, Path())]
+
+
+class Counting(lrl.PolicyModule):
+    """A policy that counts the passes of its rank."""
+
+    passes = 0
+
+    def compute_loss(self, micro: Any) -> Any:
+        self.passes += 1
+        return super().compute_loss(micro)
+
+
+class Telling(L.Callback):
+    """Writes a line for each step into a file of this rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        groups = stream.groups if stream else []
+        line = {
+            "step": trainer.global_step,
+            "weights": sum(float(weight.detach().double().sum()) for weight in pl_module.parameters()),
+            "passes": pl_module.passes,
+            "prompts": [group.prompt.id for group in groups],
+            "lags": [stream.step - v for group in groups for one in group.rollouts for v in one.versions],
+        }
+        pl_module.passes = 0
+        with (self.folder / f"rank-{trainer.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if trainer.is_global_zero:
+            print(f"step {trainer.global_step}", flush=True)
+
+
+def main(policy: str, folder: Path, steps: int, checkpoint: str, where: dict[str, str]) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=RANKS + 1,
+        strategy=Borrowing(where),
+        callbacks=[
+            WeightSync(),
+            RolloutLog(),
+            Throughput(),
+            Export(str(folder / "policy")),
+            Summary(),
+            Telling(folder),
+            ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, save_top_k=-1),
+        ],
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+    )
+    data = lrl.RolloutDataModule(
+        [{"prompt": f"{n}+1="} for n in range(10, 50)],
+        ["tests.odd_lengths:brevity"],
+        groups_per_step=4,
+        rollouts_per_group=4,
+        max_lag=1,
+        max_prompt_tokens=64,
+        max_response_tokens=32,
+        micro_batch_tokens=128,
+    )
+    trainer.fit(Counting(policy, lr=1e-3), data, ckpt_path=checkpoint or None)
+
+
+if __name__ == "__main__":
+    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], json.loads(sys.argv[5]))

@@ -104,7 +104,7 @@ class Server:
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
             self._keeper = subprocess.Popen(
-                [sys.executable, *keep, *self.command()],
+                [*(on_cpu.words() if self._on_cpu else ()), sys.executable, *keep, *self.command()],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

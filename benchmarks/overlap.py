@@ -18,6 +18,9 @@ A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, 
 Two servers run from the first system to the last, one with half of the threads and one with all; that which is not used
 sleeps. Every run has the same prompts and lengths, step by step. A figure is the mean over the counted steps of a run,
 then least, median and most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
+
+"On a core" are the CPU seconds of the trainer's own thread; with one thread that is all it computes. What its step
+takes beyond them, its waits and the sync, is waiting for a core; what they are more than alone, a core that is slower.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import LENGTHS, System
 
 ALONE = ("writing", "training")
-HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) |\n|---|---|---|---|---|---|---|"
+PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
+"""What the table says of a step beside its seconds, and how."""
+HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) | on a core (s) |"
 
 
 def systems(max_lag: int) -> dict[str, System]:
@@ -62,8 +67,8 @@ def measure(args: argparse.Namespace, servers: dict[int, LentServer], name: str,
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
         times = train_alone(policy, system.trainer_threads, draws, args.steps, args.folder)
-        train = timed_run.means(times)["train"]
-        return {"step": train, "wait": 0.0, "train": train, "sync": 0.0, "sync_pause": 0.0}
+        mean = timed_run.means(times)
+        return mean | {"step": mean["train"], "wait": 0.0}
     server = servers[system.server_threads]
     return timed_run.means(timed_run.run(system, server, policy, draws, args.steps, args.folder))
 
@@ -107,10 +112,10 @@ def spread(values: Sequence[float]) -> list[float | None]:
 
 def table(rows: dict[tuple[str, str], dict[str, Any]], max_lag: int) -> str:
     """Markdown, and below it the ratios."""
-    lines = [HEAD]
+    lines = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
     for (lengths, name), row in rows.items():
         least, middle, most = row["step"]
-        rest = [f"{row[part][1]:.2f}" for part in ("wait", "sync")] + [f"{row['sync_pause'][1]:.3f}"]
+        rest = [format(row[part][1], form) for part, form in PARTS.items()]
         cells = [lengths, systems(max_lag)[name].title, f"{middle:.2f}", f"{least:.2f} to {most:.2f}", *rest]
         lines.append(f"| {' | '.join(cells)} |")
     for lengths in dict.fromkeys(lengths for lengths, _ in rows):

@@ -18,11 +18,12 @@ from benchmarks.timed_run import (
     MICRO_BATCH_TOKENS,
     PROMPT_TOKENS,
     WARM_UP,
+    OnCore,
+    Timed,
     make_module,
     quiet_trainer,
 )
 from lrl.advantages import GroupMean
-from lrl.callbacks.throughput import StepTimes
 from lrl.data import Group, Rollout
 from lrl.network import open_tokenizer
 from lrl.planning.answers import Lengths
@@ -31,7 +32,7 @@ from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.stopwatch import Stopwatch
 
 
-def train_alone(policy: Path, threads: int, lengths: Lengths, counted: int, folder: Path) -> list[StepTimes]:
+def train_alone(policy: Path, threads: int, lengths: Lengths, counted: int, folder: Path) -> list[Timed]:
     """The times of the same steps when all of their answers are there at once: no server runs for it."""
     data = ReadyAnswers(policy, lengths)
     torch.set_num_threads(threads)
@@ -97,8 +98,9 @@ class Laps(L.Callback):
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
-        self.times: list[StepTimes] = []
+        self.times: list[Timed] = []
+        self._core = OnCore()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Note the step that has just ended."""
-        self.times.append(StepTimes(self.stopwatch.lap()))
+        self.times.append(Timed(self.stopwatch.lap(), on_core=self._core.lap()))

@@ -6,6 +6,7 @@ step. `benchmarks.ready_answers` is the same training without a server.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,14 @@ class System:
     trains: bool = True
 
 
+@dataclass(slots=True)
+class Timed(StepTimes):
+    """A step's times, and how much of them its trainer could compute."""
+
+    on_core: float = 0.0
+    """CPU seconds of the trainer's own thread; with one thread what it trains and does not wait for a core."""
+
+
 class OnlyTakes(lrl.PolicyModule):
     """A policy that takes a step's answers, packs them, and learns nothing from them."""
 
@@ -88,15 +97,30 @@ class Steps(L.Callback):
 
     def __init__(self, threads: int, throughput: Throughput) -> None:
         self.threads, self.throughput = threads, throughput
-        self.times: list[StepTimes] = []
+        self.times: list[Timed] = []
+        self._core = OnCore()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """By now the strategy has set them."""
         torch.set_num_threads(self.threads)
+        self._core.lap()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Note the step that has just ended."""
-        self.times.append(self.throughput.times)
+        times = self.throughput.times
+        self.times.append(Timed(times.trainer, times.generators, times.sync_pause, self._core.lap()))
+
+
+class OnCore:
+    """CPU seconds of the thread that asks."""
+
+    def __init__(self) -> None:
+        self._before = time.thread_time()
+
+    def lap(self) -> float:
+        """The seconds since the last lap."""
+        before, self._before = self._before, time.thread_time()
+        return self._before - before
 
 
 def policy_5m(folder: Path) -> Path:
@@ -118,9 +142,7 @@ def server_settings(threads: int) -> lrl.ServerSettings:
     )
 
 
-def run(
-    system: System, server: LentServer, policy: Path, lengths: Lengths, counted: int, folder: Path
-) -> list[StepTimes]:
+def run(system: System, server: LentServer, policy: Path, lengths: Lengths, counted: int, folder: Path) -> list[Timed]:
     """The times of so many steps of one run, those behind the warm-up.
 
     Raises:
@@ -168,9 +190,9 @@ def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
     )
 
 
-def means(times: Sequence[StepTimes]) -> dict[str, float]:
+def means(times: Sequence[Timed]) -> dict[str, float]:
     """Mean seconds a step: all of it, and its parts. With a median every other step could wait and nobody would see."""
-    parts = ("step", "wait", "train", "sync", "sync_pause")
+    parts = ("step", "wait", "train", "sync", "sync_pause", "on_core")
     return {part: fmean(getattr(one, part) for one in times) for part in parts}
 
 

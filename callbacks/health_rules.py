@@ -139,6 +139,13 @@ RULES = (
         0.2,
         "Packing took {percent} of the trainer's time: the micro-batches are small; raise data.micro_batch_tokens.",
     ),
+    Rule(
+        "trainer/ranks",
+        None,
+        0.2,
+        "Rank 0 waited {percent} of its time until the other ranks took their micro-batches: they are slower than it. "
+        "Give all ranks the same devices; on a CPU, fewer ranks with more cores each.",
+    ),
     *(
         Rule(f"trainer/{phase}", None, 0.2, f"{what} took {{percent}} of the trainer's time: {_SYNC_LESS}")
         for phase, what in _PHASES.items()

@@ -41,7 +41,7 @@ class StepTimes:
 
     @property
     def train(self) -> float:
-        """The rest: packing, a reference's log-probs, forward, backward, optimizer, callbacks."""
+        """The rest: packing, handing out, a reference's log-probs, forward, backward, optimizer, callbacks."""
         return self.step - self.wait - self.sync
 
     def add(self, other: StepTimes) -> None:

@@ -11,7 +11,7 @@ import lrl
 from benchmarks import overlap, ready_answers, timed_run
 from benchmarks.against_trl import speed
 from benchmarks.random_policy import SHAPES
-from lrl.callbacks.throughput import StepTimes
+from benchmarks.timed_run import Timed
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -29,6 +29,7 @@ def took(seconds: float) -> dict[str, list[float]]:
         "wait": [0.0] * 3,
         "sync": [0.1] * 3,
         "sync_pause": [0.0] * 3,
+        "on_core": [seconds] * 3,
     }
 
 
@@ -68,7 +69,7 @@ def test_overlap_is_held_against_the_slower_of_both_sides() -> None:
 
 
 def test_a_mean_counts_the_step_that_waited() -> None:
-    found = timed_run.means([StepTimes({"train": 1.0}), StepTimes({"train": 1.0, "wait_last": 3.0})])
+    found = timed_run.means([Timed({"train": 1.0}), Timed({"train": 1.0, "wait_last": 3.0})])
     assert found["step"] == 2.5 and found["wait"] == 1.5 and found["train"] == 1.0
 
 

@@ -186,6 +186,19 @@ def test_a_server_lives_from_start_to_stop_and_may_start_again(scripted: Server)
         scripted.wait_ready()
 
 
+@pytest.mark.parametrize(("policy", "lower"), [("passive", 0), ("active", 10)])
+def test_a_generator_goes_behind_a_trainer_with_its_own_half_of_the_cores_and_shares_with_one_on_all(
+    scripted: Server, monkeypatch: pytest.MonkeyPatch, policy: str, lower: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    scripted.start()
+    scripted.wait_ready()
+    below = psutil.Process().children(recursive=True)
+    (generator,) = [one for one in below if one.cmdline()[1:2] == ["-c"] and one.cmdline()[-1] == str(scripted.port)]
+    assert generator.nice() == min(19, psutil.Process().nice() + lower)
+
+
 def test_a_server_that_ends_says_how_and_shows_its_log(scripted: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted, "program", BREAKING)
     scripted.start()

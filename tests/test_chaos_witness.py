@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -163,6 +164,13 @@ def test_a_footprint_counts_the_children_and_shared_memory_once() -> None:
     assert with_child["all_threads"] > alone["all_threads"] >= with_child["trainer_threads"]
 
 
+def test_sockets_are_no_files(tmp_path: Path) -> None:
+    files, sockets = footprint.descriptors(os.getpid())
+    with (tmp_path / "some").open("w"), socket.socket():
+        assert footprint.descriptors(os.getpid()) == (files + 1, sockets + 1)
+    assert footprint.descriptors(os.getpid()) == (files, sockets)
+
+
 def test_a_slope_is_per_thousand_steps_however_often_it_was_sampled() -> None:
     samples = [{"step": 2.0 * n, "trainer_rss_mib": 500 + 0.01 * 2 * n} for n in range(200)]
     found = soak.trend(samples, "trainer_rss_mib")
@@ -186,8 +194,12 @@ def test_every_measurement_has_a_table() -> None:
         "processes": {"mean": 9.0, "slope": 0.5, "half": 0.1},
         "shm_mib": dict.fromkeys(("mean", "slope", "half")),
     }
-    soaked = soak.table({"slopes": slopes, "faults": {"kill": 2}, "trained": account, "fleet": {}})
+    collected = [{"step": 500, "trainer_heap_mib": 197.2, "trainer_python_blocks": 2306721.0}]
+    soaked = soak.table(
+        {"slopes": slopes, "collected": collected, "faults": {"kill": 2}, "trained": account, "fleet": {}}
+    )
     assert "| processes | 9 | 0.5 | 0.4 to 0.6 |" in soaked and "1 lost" in soaked
+    assert "after step 500: 197.20 MiB and 2,306,721 blocks" in soaked
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -117,6 +117,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "samples": len(settled),
         "series": {name: thinned([sample[name] for sample in samples]) for name in ("step", *NAMES)},
         "slopes": {name: trend(settled, name) for name in NAMES},
+        "collected": [{name: line[name] for name in ("step", *held.NAMES)} for line in victim.lines("collected")],
     }
 
 
@@ -139,7 +140,7 @@ def watch(victim: Victim, faults: Faults, every_s: float) -> list[dict[str, floa
                 samples.append(footprint.footprint(victim.process.pid) | own | {"step": newest["step"], "whole": whole})
                 due = now + every_s
             faults.tick(whole)
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, FileNotFoundError):
             break  # the run has ended
         time.sleep(LOOK_S)
     if victim.process.poll():
@@ -182,6 +183,9 @@ def table(record: dict[str, Any]) -> str:
             numbers[2:] = [found["slope"] - found["half"], found["slope"] + found["half"]]
         mean, by, low, high = ("too few samples" if number is None else f"{number:.4g}" for number in numbers)
         rows.append(f"| {name} | {mean} | {by} | {low} to {high} |")
+    for line in record["collected"]:
+        held_then = f"{line['trainer_heap_mib']:.2f} MiB and {line['trainer_python_blocks']:,.0f} blocks"
+        rows.append(f"\nBehind a full collection after step {line['step']}: {held_then} given out.")
     faults, trained = ", ".join(f"{times} {kind}" for kind, times in record["faults"].items()), record["trained"]
     wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
     rows.append(f"\nFaults: {faults or 'none'}. Prompts trained: {trained['prompts']} ({wrong}). {record['fleet']}")

@@ -3,12 +3,14 @@
 launch   the process runs
 start    the first version is in the generators; what the checkpoint held
 step     an optimizer step is done, its checkpoint not yet written
+collected   what is held behind a full collection of garbage
 lost     a generator was taken out        whole    all of them serve again
 end      the last step is done, with accuracy and the ledger
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from lrl.callbacks.find import find
 from lrl.data import Group
 from lrl.generators.fleet import Fleet
 
+COLLECT_EVERY = 500
+"""Steps between two looks at what is held behind a full collection of garbage, which Python makes rarely by itself."""
 LOOK_S = 0.1
 """How late a change of the fleet is seen at most."""
 
@@ -72,6 +76,9 @@ class Witness(L.Callback):
             **held(),
             **self._continued(groups),
         )
+        if (step + 1) % COLLECT_EVERY == 0:
+            gc.collect()
+            self.journal.write("collected", step=step + 1, **held())
         if self.stop_file.exists():
             trainer.should_stop = True
 

@@ -143,7 +143,7 @@ RULES = (
         "trainer/ranks",
         None,
         0.2,
-        "Rank 0 waited {percent} of its time until the other ranks took their micro-batches: they are slower than it. "
+        "Rank 0 waited {percent} of its time until the other ranks took their last micro-batches: they are slower. "
         "Give all ranks the same devices; on a CPU, fewer ranks with more cores each.",
     ),
     *(

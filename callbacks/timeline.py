@@ -79,7 +79,7 @@ class Timeline(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         throughput = find(trainer, Throughput)
         assert throughput is not None, "checked in setup"
-        step = step_record(throughput.times, data.step_stream, self._update.lap(), data.micro_batch_tokens, self._now_s)
+        step = step_record(throughput.times, data.step_stream, self._update.lap(), self._now_s)
         self._now_s += step.seconds
         groups = [group_record(group) for group in data.step_stream.groups]
         with may_be_refused("The timeline", path := self.path(trainer)):
@@ -103,12 +103,10 @@ class Timeline(OnRankZero):
         return run_folder(trainer) / FILE
 
 
-def step_record(
-    times: StepTimes, stream: StepStream, update_s: float, micro_batch_tokens: int, started_s: float
-) -> StepRecord:
+def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s: float) -> StepRecord:
     """The record of a step that has ended; what none of its fields names is in `other_s`."""
     waits = list(zip(stream.waits, map(trained_tokens, stream.groups), strict=True))
-    first_s, more_s, last_s = by_cause(waits, micro_batch_tokens)
+    first_s, more_s, last_s = by_cause(waits, stream.packer.budget)
     train_s = sum(seconds for seconds, _ in stream.passes)
     reward_s = times.trainer.get("wait_reward", 0.0)
     return StepRecord(
@@ -131,7 +129,7 @@ def step_record(
 
 
 def pass_records(stream: StepStream) -> list[Record]:
-    """A record for each forward and backward pass of a step."""
+    """A record for each forward and backward pass of a step on rank 0."""
     return [
         MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths))
         for seconds, lengths in stream.passes

@@ -98,8 +98,7 @@ class RolloutDataModule(Attached):
         self.max_prompt_tokens, self.micro_batch_tokens = max_prompt_tokens, micro_batch_tokens
         self.advantages = advantages or GroupMean()
         self.max_skipped_per_step, self.mask_truncated = max_skipped_per_step, mask_truncated
-        self.replay, self.moving = replay, moving
-        self.dispatch = dispatch or LeastLoaded()
+        self.replay, self.moving, self.dispatch = replay, moving, dispatch or LeastLoaded()
         self.lengths = lengths or (Lengths() if moving or self.dispatch.needs_lengths else None)
         self.dispatch.lengths = self.lengths
         self._hindsight = Hindsight(self.advantages, replay, self.lengths)
@@ -234,7 +233,7 @@ class RolloutDataModule(Attached):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The ledger after the steps that are done, in plain types and tensors; the same on every rank."""
+        """The ledger after the steps that are done, in plain types and tensors; rank 0's is saved."""
         return self._hindsight.state_dict() | {"ledger": self._ledger_state()}
 
     def _ledger_state(self) -> dict[str, Any] | None:

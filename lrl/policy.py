@@ -243,8 +243,6 @@ class PolicyModule(L.LightningModule):
         return checkpoint_weights(self.network)
 
     def export(self, folder: Path) -> None:
-        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM. Call it on all ranks."""
-        weights = dict(own_weights(self.network))
-        if self.global_rank == 0:
-            self.network.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
+        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM; one rank is enough."""
+        self.network.save_pretrained(folder, state_dict=dict(own_weights(self.network)))
+        self.tokenizer.save_pretrained(folder)

@@ -12,8 +12,8 @@ WAITS = ("wait_first", "wait_next", "wait_last", "wait_reward")
 SYNC = ("stage", "transfer", "probe")
 """The trainer prepares weights, moves them while the generators stand still, and proves them."""
 TRAINER = (*WAITS, "pack", "ranks", "reference", "train", *SYNC)
-"""All that a trainer does, as rank 0 sees it. `ranks` is handing micro-batches to other ranks, which may not be done
-with the last ones; `train` is forward, backward and update, and the callbacks of others."""
+"""All that a trainer does, as rank 0 sees it. `ranks` is waiting, behind its own last micro-batch, until the others
+have taken theirs; `train` is forward, backward and update, and the callbacks of others."""
 GENERATOR = ("writing", "paused", "starved", "idle")
 """All that a generator does. With nothing to write it is starved when pacing lets nothing more start, and idle when
 requests wait that dispatch does not send it; `paused` is for and within a sync."""

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lrl.cli import main, recipes
 from lrl.generators.server import Server
 from lrl.preflight import room
+from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
 from tests.bad_files import DATA, MODELS, RESUMES
 from tests.bad_settings import SERVERS, SETTINGS, TRAINER
@@ -215,6 +217,14 @@ def test_a_gpu_that_is_too_small_is_said(
     strategy = SimpleNamespace(server_settings=server, **devices)
     with pytest.raises(ValueError, match=named) if named else nullcontext():
         room.check_gpus(strategy, trainer_gib * room.GIB, 2 * room.GIB)
+
+
+@pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
+def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
+    trainer: Any = SimpleNamespace(world_size=ranks, state=SimpleNamespace(fn=verb))
+    refused = verb == "validate" and ranks > 1
+    with pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext():
+        check_ranks(trainer)
 
 
 def test_a_warning_is_given_for_what_is_tight_or_odd(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -98,10 +98,25 @@ def simulated(timeline: Sequence[Record], steps: int, config: Mapping[str, Any])
         lengths=Replayed([group.lengths for group in groups]),
         steps=steps,
         max_num_seqs=server["max_num_seqs"],
+        ranks=trainer_ranks(config["trainer"]),
         prompt_tokens=round(sum(group.prompt_tokens for group in groups) / len(groups)),
         placement=strategy.get("placement", "split"),
         **{name: data[name] for name in SETTINGS if name in data},
     )
+
+
+def trainer_ranks(trainer: Mapping[str, Any]) -> int:
+    """How many ranks trained.
+
+    Raises:
+        ValueError: The settings have no number of devices.
+    """
+    strategy, devices = trainer["strategy"], str(trainer.get("devices"))
+    if not str(strategy.get("class_path")).endswith(".AsyncDDP"):
+        return 1
+    if not devices.isdigit():
+        raise ValueError(f"trainer.devices is {devices} in {CONFIG_FILE}: write there how many the run had.")
+    return int(devices) - int(strategy["init_args"].get("generator_devices", 1))
 
 
 def table(run: Run) -> Table:

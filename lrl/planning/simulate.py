@@ -22,8 +22,9 @@ from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.fleet_model import ModelFleet
 from lrl.planning.generator_model import ModelGenerator
 from lrl.planning.timeline import Record, StepRecord
-from lrl.planning.trainer_model import ModelTrainer
+from lrl.planning.trainer_model import ModelTrainer, Piece
 from lrl.rollouts.controller import Controller
+from lrl.rollouts.cuts import Cuts
 from lrl.rollouts.dispatch import Dispatch, LeastLoaded
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
@@ -43,6 +44,7 @@ class Simulation:
         max_lag: Most versions between the one that wrote a token and the one that trains it.
         stragglers: What to do with a group that has reached that bound and still runs; see `RolloutDataModule`.
         micro_batch_tokens: Most tokens in one forward pass, padding included.
+        ranks: Trainer ranks, which train a micro-batch each at the same time.
         max_num_seqs: Answers a generator writes at once.
         prompt_tokens: Length of every prompt.
         prompts: Prompts in the data set.
@@ -64,6 +66,7 @@ class Simulation:
     max_lag: int = 1
     stragglers: Literal["wait", "mask"] = "wait"
     micro_batch_tokens: int = 8192
+    ranks: int = 1
     max_num_seqs: int = 256
     prompt_tokens: int = 256
     prompts: int = 1_000_000
@@ -71,7 +74,7 @@ class Simulation:
     placement: Literal["split", "shared"] = "split"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rollouts_per_group", "max_num_seqs", "prompt_tokens"):
+        for name in ("steps", "rollouts_per_group", "ranks", "max_num_seqs", "prompt_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if not self.generators:
@@ -111,7 +114,8 @@ class Simulation:
         )
         oldest_lag = self.max_lag if self.stragglers == "mask" else None
         alternates = self.placement == "shared"
-        trainer = ModelTrainer(self.trainer, fleet, controller, self.micro_batch_tokens, oldest_lag, alternates, record)
+        cuts = Cuts[Piece](self.micro_batch_tokens, ranks=self.ranks)
+        trainer = ModelTrainer(self.trainer, fleet, controller, cuts, oldest_lag, alternates, record)
         await controller.new_version(0)
         steps = [await trainer.step(number) for number in range(self.steps)]
         for generator in fleet.generators:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from lrl.data import Group
 
 
-def by_cause(waits: Sequence[tuple[float, int]], micro_batch_tokens: int) -> tuple[float, float, float]:
+def by_cause(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float, float, float]:
     """Seconds of waiting for the first group, for more, and for the last ones; see `StepRecord`.
 
     Args:
         waits: Of each group of the step in the order in which they came: seconds waited for it, and its tokens that
             are trained, prompts included.
-        micro_batch_tokens: How many of them fill a micro-batch.
+        budget: How many of them fill a micro-batch for every rank.
     """
     first_s = more_s = last_s = 0.0
     to_come = 0
@@ -28,7 +28,7 @@ def by_cause(waits: Sequence[tuple[float, int]], micro_batch_tokens: int) -> tup
         to_come += tokens
         if place == 0:
             first_s = seconds
-        elif place == len(waits) - 1 or to_come < micro_batch_tokens:
+        elif place == len(waits) - 1 or to_come < budget:
             last_s += seconds
         else:
             more_s += seconds

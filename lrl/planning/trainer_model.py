@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lrl.data import Group
@@ -44,7 +44,7 @@ class ModelTrainer:
         costs: Seconds of its work.
         fleet: Who gets the weights.
         controller: Who has the groups.
-        micro_batch_tokens: Most tokens in one forward pass, padding included.
+        cuts: Makes the micro-batches of all ranks.
         oldest_lag: Tokens with a larger lag are masked; None trains all.
         alternates: Whether no micro-batch begins before the step's last group is there.
         record: Told of every step and micro-batch; None for nobody.
@@ -55,7 +55,7 @@ class ModelTrainer:
         costs: TrainerCosts,
         fleet: ModelFleet,
         controller: Controller,
-        micro_batch_tokens: int,
+        cuts: Cuts[Piece],
         oldest_lag: int | None,
         alternates: bool,
         record: Callable[[Record], None] | None,
@@ -65,7 +65,9 @@ class ModelTrainer:
         self.controller = controller
         self.oldest_lag = oldest_lag
         self.alternates = alternates
-        self._cuts = Cuts[Piece](micro_batch_tokens)
+        self._cuts = cuts
+        self._done = [0.0] * len(cuts.squares)
+        """When each rank has trained what it has got, on the loop's clock."""
         self._record = record
         self._loop = asyncio.get_running_loop()
 
@@ -76,7 +78,7 @@ class ModelTrainer:
         train_s = await self._train(step, waits, tally)
         await asyncio.sleep(update_s := self.costs.update_s())
         sync_s, pause_s = await self._sync(step + 1)
-        first_s, more_s, last_s = by_cause(waits, self._cuts.micro_batch_tokens)
+        first_s, more_s, last_s = by_cause(waits, self._cuts.budget)
         record = StepRecord(
             step=step,
             started_s=started,
@@ -107,11 +109,13 @@ class ModelTrainer:
             waited_s = self._loop.time() - waiting
             waits.append((waited_s, self._take(group, step, tally)))
             if not self.alternates:
-                for (rows,) in self._cuts.full():
-                    train_s += await self._compute(rows)
-        for (rows,) in self._cuts.flush():
-            train_s += await self._compute(rows)
-        return train_s
+                for each in self._cuts.full():
+                    train_s += await self._compute(each)
+        for each in self._cuts.flush():
+            train_s += await self._compute(each)
+        others_s = max(0.0, max(self._done) - self._loop.time())
+        await asyncio.sleep(others_s)
+        return train_s + others_s
 
     def _take(self, group: Group, step: int, tally: Tally) -> int:
         """Cut from the group's answers what `Packer` would; their tokens, prompts included."""
@@ -131,15 +135,23 @@ class ModelTrainer:
                 length += len(piece)
         return length
 
-    async def _compute(self, rows: Rows[Piece]) -> float:
-        """One forward and backward pass; its seconds."""
+    async def _compute(self, each: Sequence[Rows[Piece]]) -> float:
+        """One forward and backward pass of every rank, which may still be at its last one; the seconds of rank 0's."""
+        now, passes = self._loop.time(), {rank: self._pass(rows) for rank, rows in enumerate(each) if rows}
+        for rank, one in passes.items():
+            self._done[rank] = max(self._done[rank], now) + one.seconds
+            if self._record is not None:
+                self._record(one)
+        seconds = passes[0].seconds if 0 in passes else 0.0
+        await asyncio.sleep(seconds)
+        return seconds
+
+    def _pass(self, rows: Rows[Piece]) -> MicroBatchRecord:
         lengths = [len(piece) for row in rows for piece in row]
         tokens, squared = sum(lengths), sum(length * length for length in lengths)
-        seconds = self.costs.micro_batch_s(tokens, squared)
-        await asyncio.sleep(seconds)
-        if self._record is not None:
-            self._record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
-        return seconds
+        return MicroBatchRecord(
+            seconds=self.costs.micro_batch_s(tokens, squared), tokens=tokens, tokens_squared=squared
+        )
 
     async def _sync(self, version: int) -> tuple[float, float]:
         """Move the weights, then let more groups start; seconds of the sync, and of the longest pause in it.

@@ -95,6 +95,7 @@ def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule)
     else:
         found = type(trainer.strategy).__name__
         fault(f"trainer.strategy is {found}, which has no generators: use lrl.AsyncSingleDevice or lrl.AsyncDDP.")
+    check_ranks(trainer)
     if trainer.state.fn != "fit":
         return
     _check_objective(policy, data)
@@ -105,6 +106,15 @@ def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule)
         log.warning(
             "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches model.lr.",
             *(policy.warmup_steps, trainer.max_steps),
+        )
+
+
+def check_ranks(trainer: L.Trainer) -> None:
+    """Only training has work for other ranks than the first."""
+    if trainer.world_size > 1 and trainer.state.fn != "fit":
+        fault(
+            f"trainer.devices less strategy.generator_devices leaves {trainer.world_size} trainer ranks, and without "
+            f"training there is work for one. Lower trainer.devices by {trainer.world_size - 1}."
         )
 
 

@@ -59,7 +59,7 @@ class Cuts(Generic[P]):
 
     def full(self) -> Iterator[list[Rows[P]]]:
         """Each cut that is full by now, as the rows of every rank; what is not taken from the iterator stays."""
-        while sum(map(len, self._waiting)) >= self._budget:
+        while sum(map(len, self._waiting)) >= self.budget:
             yield self._cut()
 
     def flush(self) -> Iterator[list[Rows[P]]]:
@@ -68,7 +68,8 @@ class Cuts(Generic[P]):
             yield self._cut()
 
     @property
-    def _budget(self) -> int:
+    def budget(self) -> int:
+        """Tokens that make a cut full."""
         return self.micro_batch_tokens * len(self.squares)
 
     def _cut(self) -> list[Rows[P]]:
@@ -99,7 +100,7 @@ class Cuts(Generic[P]):
         chosen, tokens = list[list[P]](), 0
         for members in groups.values():
             tokens += sum(map(len, members))
-            if chosen and tokens > self._budget:
+            if chosen and tokens > self.budget:
                 break
             chosen.append(members)
         return chosen, [piece for members in list(groups.values())[len(chosen) :] for piece in members]

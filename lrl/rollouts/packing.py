@@ -68,6 +68,11 @@ class Packer:
         """`Group.index` of each group with too few scored answers for a baseline."""
         self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups, ranks)
 
+    @property
+    def budget(self) -> int:
+        """Tokens that fill a round."""
+        return self._cuts.budget
+
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
         """Takes a finished group in, at once, and returns an iterator over the rounds that are full by now.
 

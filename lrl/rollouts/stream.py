@@ -73,15 +73,15 @@ class StepStream:
     def __iter__(self) -> Iterator[MicroBatch]:
         self._stopwatch.enter("pack")
         for each in self._rounds():
-            with self._stopwatch.within("ranks"):
-                micro = self._ranks.hand_out(each)
+            micro = self._ranks.hand_out(each)
             if micro is None:
                 continue
             self._stopwatch.enter("train")
             yield micro
             self.passes.append((self._stopwatch.enter("pack"), micro.lengths))
+        self._ranks.hand_out([Counts(self.num_tokens, self.num_sequences)] * self._ranks.size)
         with self._stopwatch.within("ranks"):
-            self._ranks.hand_out([Counts(self.num_tokens, self.num_sequences)] * self._ranks.size)
+            self._ranks.settle()
         self._stopwatch.enter("train")
 
     def _rounds(self) -> Iterator[Round]:

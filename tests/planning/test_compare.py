@@ -60,6 +60,20 @@ def test_the_forecast_of_a_simulated_run_is_that_run(run: Path) -> None:
         assert forecast.tokens == fact.tokens
 
 
+def test_a_run_with_several_ranks_is_forecast_with_as_many(run: Path) -> None:
+    write(run / "timeline.jsonl", simulated(2, 16, ranks=3, **DATA))
+    asked = config(generator_devices=2, server={"max_num_seqs": 16})
+    asked["trainer"]["strategy"]["class_path"] = "lrl.AsyncDDP"
+    for devices in (5, "auto"):
+        (run / "config.yaml").write_text(yaml.safe_dump(asked | {"trainer": asked["trainer"] | {"devices": devices}}))
+        if devices == "auto":
+            with pytest.raises(ValueError, match="trainer.devices is auto"):
+                read_run(run)
+        else:
+            for step, forecast in zip((found := read_run(run)).steps, found.forecast, strict=True):
+                assert forecast.train_s == pytest.approx(step.train_s, rel=0.02)
+
+
 def test_a_run_that_took_longer_than_its_work_is_seen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--compare", str(run)]) == 0
     same = capsys.readouterr().out

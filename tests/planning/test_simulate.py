@@ -52,6 +52,7 @@ simulations = st.builds(
     max_lag=st.integers(0, 2),
     stragglers=st.sampled_from(["wait", "mask"]),
     micro_batch_tokens=st.sampled_from([100, 1000]),
+    ranks=st.sampled_from([1, 3]),
     max_num_seqs=st.integers(4, 12),
     prompt_tokens=st.just(20),
     dispatch=st.sampled_from([LeastLoaded, NewestFirst]),
@@ -92,7 +93,8 @@ def test_where_a_step_went_adds_up_to_the_step(scene: Simulation) -> None:
     for generator in forecast.generators:
         assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(ended)
     passes = [record.seconds for record in records if isinstance(record, MicroBatchRecord)]
-    assert sum(passes) == pytest.approx(sum(step.train_s for step in forecast.steps))
+    trained_s = sum(step.train_s for step in forecast.steps)
+    assert trained_s <= sum(passes) * (1 + 1e-9) <= scene.ranks * trained_s * (1 + 1e-6), "ranks train at the same time"
 
 
 @settings(max_examples=15, deadline=None)
@@ -108,8 +110,8 @@ def test_a_simulation_is_the_same_every_time_and_sees_the_same_answers_under_ano
 @settings(max_examples=60, deadline=None)
 @given(simulations, st.integers(1, 3))
 def test_asynchronous_is_never_slower_than_alternating_on_the_same_split(scene: Simulation, max_lag: int) -> None:
-    # One generator, oldest first, costs without a fixed part per micro-batch: nothing but overlap differs.
-    scene = replace(scene, generators=scene.generators[:1], dispatch=LeastLoaded, stragglers="wait")
+    # One rank, one generator, oldest first, costs without a fixed part per micro-batch: nothing but overlap differs.
+    scene = replace(scene, ranks=1, generators=scene.generators[:1], dispatch=LeastLoaded, stragglers="wait")
     alternating = replace(scene, max_lag=0, placement="shared").run()
     asynchronous = replace(scene, max_lag=max_lag).run()
     assert asynchronous.seconds <= alternating.seconds * (1 + 1e-9)
@@ -142,6 +144,23 @@ def test_a_run_of_equal_answers_takes_the_closed_form() -> None:
     assert last.seconds == first.seconds and last.lags == {0: 320}
 
 
+def test_ranks_share_the_work_of_a_step_and_change_nothing_else_of_it() -> None:
+    scene = Simulation(
+        generators=[GENERATOR],
+        trainer=LinearTrainer(token_s=0.125),
+        lengths=Lognormal(40, 0.0, 40),
+        steps=2,
+        groups_per_step=4,
+        rollouts_per_group=4,
+        micro_batch_tokens=200,
+        prompt_tokens=10,
+    )
+    alone, both = scene.run().steps, replace(scene, ranks=2).run().steps
+    assert [step.train_s for step in alone] == [800 * 0.125] * 2
+    assert [step.train_s for step in both] == [400 * 0.125] * 2
+    assert [step.tokens for step in both] == [step.tokens for step in alone]
+
+
 def test_waits_are_told_apart_by_what_was_still_to_come() -> None:
     class OneASecond(Lognormal):
         def of(self, prompt: int, index: int, answers: int) -> list[int]:
@@ -167,6 +186,7 @@ def test_waits_are_told_apart_by_what_was_still_to_come() -> None:
     [
         ({"steps": 0}, "steps is 0; it must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"ranks": 0}, "ranks is 0; it must be at least 1"),
         ({"generators": []}, "generators is empty"),
         ({"placement": "shared"}, "max_lag is 1 with placement shared"),
     ],

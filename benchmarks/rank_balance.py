@@ -1,0 +1,123 @@
+"""What several trainer ranks lose by unequal work, computed with the real cuts: nothing is trained.
+
+    python -m benchmarks.rank_balance
+
+Answers are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prompts of 200; groups of 16 arrive one by
+one. A pass costs a unit for each token of its rows, padding included, and for attention `length / longest` more for
+each token of an answer. All groups are there when the step begins.
+
+- lrl: cuts of equal work for so many ranks. Rank 0 hands one out before it trains its own part, and nobody waits.
+- in lockstep: the same cuts, but a round begins when all ranks are done with the one before.
+- in turn: the micro-batches of one rank in their order, so many of them to a round, handed out as lrl does.
+
+The loss is what a step takes beyond the same work, without padding, in equal parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks import records
+from lrl.planning.answers import Lognormal
+from lrl.planning.trainer_model import Piece
+from lrl.rollouts.cuts import Cuts, Rows
+
+RANKS = (2, 4, 8, 16)
+ANSWERS, PROMPT_TOKENS = 16, 200
+MEAN, SIGMA, LONGEST = 2000, 1.0, 20_000
+MICRO_BATCH_TOKENS = 32_768
+HEAD = "| ranks | answers | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"
+
+Round = Sequence[Rows[Piece]]
+
+
+def pass_cost(rows: Rows[Piece]) -> float:
+    """Of one forward and backward pass."""
+    lengths = [[len(piece) for piece in row] for row in rows]
+    padded = len(rows) * max(map(sum, lengths), default=0)
+    return padded + sum(length**2 for row in lengths for length in row) / LONGEST
+
+
+def rounds_of(groups: Sequence[Sequence[Piece]], ranks: int) -> list[Round]:
+    """What is cut for so many ranks while the groups arrive."""
+    cuts = Cuts[Piece](MICRO_BATCH_TOKENS, ranks=ranks)
+    found: list[Round] = []
+    for group in groups:
+        for piece in group:
+            cuts.take(piece)
+        found += cuts.full()
+    return found + list(cuts.flush())
+
+
+def in_turn(groups: Sequence[Sequence[Piece]], ranks: int) -> list[Round]:
+    """The micro-batches of one rank, dealt to so many."""
+    alone = [rows for (rows,) in rounds_of(groups, 1)]
+    return [alone[first : first + ranks] for first in range(0, len(alone), ranks)]
+
+
+def free(rounds: Sequence[Round], ranks: int) -> float:
+    """When the last rank is done, each going on as soon as rank 0 has begun the round."""
+    began, done = 0.0, [0.0] * ranks
+    for each in rounds:
+        for rank, rows in enumerate(each):
+            done[rank] = max(done[rank], began) + pass_cost(rows)
+        began = done[0]
+    return max(done)
+
+
+def in_lockstep(rounds: Sequence[Round]) -> float:
+    """The same, if a round ends with its slowest rank."""
+    return sum(max(map(pass_cost, each)) for each in rounds)
+
+
+def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[Piece]]:
+    """The groups of a step."""
+    lengths = Lognormal(MEAN / math.exp(SIGMA**2 / 2), SIGMA, LONGEST, seed=seed)
+    return [
+        [Piece(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, ANSWERS)]
+        for index in range(ranks * groups_per_rank)
+    ]
+
+
+def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | int]:
+    """Means over some steps."""
+    found: dict[str, list[float]] = {"rounds": [], "lrl": [], "in_lockstep": [], "in_turn": []}
+    for seed in range(steps):
+        groups = step(ranks, groups_per_rank, seed)
+        share = sum(len(piece) + len(piece) ** 2 / LONGEST for group in groups for piece in group) / ranks
+        rounds = rounds_of(groups, ranks)
+        found["rounds"].append(len(rounds))
+        found["lrl"].append(free(rounds, ranks) / share - 1)
+        found["in_lockstep"].append(in_lockstep(rounds) / share - 1)
+        found["in_turn"].append(free(in_turn(groups, ranks), ranks) / share - 1)
+    return {"ranks": ranks, "answers": ranks * groups_per_rank * ANSWERS} | {
+        name: round(fmean(values), 4) for name, values in found.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compute, write and print."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rank_balance", description=__doc__.splitlines()[0])
+    parser.add_argument("--groups", type=int, default=8, help="of a step, for each rank (%(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="to take the mean of (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rank_balance.jsonl"), help="(%(default)s)")
+    args = parser.parse_args(words)
+    command = shlex.join(["python", "-m", "benchmarks.rank_balance", *words])
+    print(HEAD)
+    for ranks in RANKS:
+        found = measure(ranks, args.groups, args.steps)
+        records.append(args.out, found | {"groups": args.groups, "steps": args.steps, "command": command})
+        lost = " | ".join(f"{found[way]:.1%}" for way in ("lrl", "in_lockstep", "in_turn"))
+        print(f"| {ranks} | {found['answers']:,} | {found['rounds']:.1f} | {lost} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

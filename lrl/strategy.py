@@ -15,6 +15,7 @@ keeper.
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 from dataclasses import asdict, replace
@@ -200,8 +201,19 @@ class GeneratorDevices(EndsInOrder):
             )
         return placements
 
+    def on_train_start(self) -> None:
+        """Spare the garbage collector what is there by now, most of it the libraries' and there to stay.
+
+        A look at all of it took 0.3 s, in which no thread of Python moves, and came so rarely that garbage gathered for
+        minutes.
+        """
+        super().on_train_start()
+        gc.collect()
+        gc.freeze()
+
     def teardown(self) -> None:
         """Stop the generators, then what the base strategy holds."""
+        gc.unfreeze()
         if self.fleet is not None:
             self.fleet.stop()
             self.fleet = None

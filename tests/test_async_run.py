@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,23 @@ def test_no_trained_token_lags_more_than_max_lag(
     assert min(lags) >= 0
     assert max(lags) <= max_lag
     assert len({group.index for _, group in witness.groups}) == len(witness.groups) == STEPS * GROUPS
+
+
+class Frozen(L.Callback):
+    """Notes how many objects the garbage collector is spared."""
+
+    spared = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.spared = gc.get_freeze_count()
+
+
+def test_the_collector_is_spared_what_was_there_before_the_first_step_until_the_run_ends(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    frozen = Frozen()
+    fit(lent_server, policy_folder, tmp_path, steps=1, callbacks=[frozen])
+    assert frozen.spared > 100_000 and gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(("placement", "max_lag"), [("shared", 0), ("split", 1)])

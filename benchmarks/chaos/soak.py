@@ -4,7 +4,8 @@
     python -m benchmarks.chaos.soak --steps 30 --every-s 20 --settle 5 --sample-s 1      a rehearsal
 
 A fault kills or freezes a random part of a random generator, or kills a reward worker. Slopes are of the samples in
-which all generators served: a lost one takes its memory with it. They are by least squares, with 95 % intervals.
+which all generators served: a lost one takes its memory with it. They are by least squares, with 95 % intervals. The
+policy stands still (`--lr 0`): one that learns writes answers of other lengths, and memory follows them.
 """
 
 from __future__ import annotations
@@ -203,7 +204,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--answers", type=int, default=8, help="to each (%(default)s)")
     parser.add_argument("--capacity", type=int, default=16, help="answers a generator writes at once (%(default)s)")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps (%(default)s)")
-    parser.add_argument("--lr", type=float, default=2e-5, help="learning rate (%(default)s)")
+    lr_help = "learning rate; with 0 the policy, and with it the work of a step, stays what it is (%(default)s)"
+    parser.add_argument("--lr", type=float, default=0.0, help=lr_help)
     parser.add_argument("--seed", type=int, default=0, help="of the run and of the faults (%(default)s)")
     add_deadlines(parser)
     records.add_places(parser, "chaos_soak", plot=False)

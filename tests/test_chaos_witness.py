@@ -195,9 +195,11 @@ def test_every_measurement_has_a_table() -> None:
         "shm_mib": dict.fromkeys(("mean", "slope", "half")),
     }
     collected = [{"step": 500, "trainer_heap_mib": 197.2, "trainer_python_blocks": 2306721.0}]
-    soaked = soak.table(
-        {"slopes": slopes, "collected": collected, "faults": {"kill": 2}, "trained": account, "fleet": {}}
-    )
+    risen = [500.0 + min(number, 100) for number in range(200)]  # over the first half alone
+    series = {"step": [float(number) for number in range(200)], "trainer_rss_mib": risen}
+    watched = {"slopes": slopes, "series": series, "collected": collected}
+    soaked = soak.table(watched | {"faults": {"kill": 2}, "trained": account, "fleet": {}})
+    assert "over the second half of the steps: 0 (0 to 0)" in soaked
     assert "| processes | 9 | 0.5 | 0.4 to 0.6 |" in soaked and "1 lost" in soaked
     assert "after step 500: 197.20 MiB and 2,306,721 blocks" in soaked
 

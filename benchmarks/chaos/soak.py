@@ -164,6 +164,12 @@ def trend(samples: Sequence[dict[str, float]], name: str) -> dict[str, float | N
     return {key: records.rounded(number) for key, number in found.items()}
 
 
+def late(series: dict[str, list[float]], name: str) -> dict[str, float | None]:
+    """The trend of a series over the second half of the steps."""
+    pairs = zip(series["step"], series[name], strict=True)
+    return trend([{"step": step, name: value} for step, value in pairs if step >= series["step"][-1] / 2], name)
+
+
 def thinned(values: list[float], most: int = 400) -> list[float]:
     """At most so many of them, evenly spread."""
     return values[:: -(-len(values) // most) or 1]
@@ -184,6 +190,10 @@ def table(record: dict[str, Any]) -> str:
             numbers[2:] = [found["slope"] - found["half"], found["slope"] + found["half"]]
         mean, by, low, high = ("too few samples" if number is None else f"{number:.4g}" for number in numbers)
         rows.append(f"| {name} | {mean} | {by} | {low} to {high} |")
+    memory = late(record["series"], "trainer_rss_mib")
+    if memory["slope"] is not None and memory["half"] is not None:
+        ends = f"{memory['slope'] - memory['half']:.2g} to {memory['slope'] + memory['half']:.2g}"
+        rows.append(f"\ntrainer_rss_mib over the second half of the steps: {memory['slope']:.2g} ({ends}).")
     for line in record["collected"]:
         held_then = f"{line['trainer_heap_mib']:.2f} MiB and {line['trainer_python_blocks']:,.0f} blocks"
         rows.append(f"\nBehind a full collection after step {line['step']}: {held_then} given out.")

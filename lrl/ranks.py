@@ -63,8 +63,7 @@ class Ranks:
         return pickle.loads(content.numpy().tobytes())
 
     def _send(self, content: Tensor, rank: int) -> None:
-        """Its size, then itself; both stay in memory until they have arrived."""
-        self._on_their_way = [one for one in self._on_their_way if not one[0].is_completed()]
+        """Its size, then itself; both stay in memory until `settle`, which also tells of a send that failed."""
         try:
             for tensor in (torch.tensor([len(content)]), content):
                 work = dist.isend(tensor, rank, self._group)

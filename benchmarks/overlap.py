@@ -7,8 +7,8 @@
 A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, all answers of 64 tokens or long-tailed
 (`benchmarks.timed_run`). The four systems follow one another, and so again in each repeat:
 
-- asynchronous: what lrl does by default; half of the threads write, half train, and the bound on lag is wide enough for
-  neither side to wait for the other's rhythm.
+- asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest answer: it
+  takes 512 turns of the engine, which are three or four steps of the trainer.
 - writing alone: the same run, but the trainer only takes the answers: no forward pass, no update, no sync but the first
   one. So as many answers are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
   step's batch a few long answers are written alone, which steady writing never sees.
@@ -16,8 +16,10 @@ A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, 
 - synchronous: lrl's own baseline, `placement: shared` at `max_lag: 0`: the sides take turns, each with all threads.
 
 Two servers run from the first system to the last, one with half of the threads and one with all; that which is not used
-sleeps. Every run has the same prompts and lengths, step by step. A figure is the mean over the counted steps of a run,
-then least, median and most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
+sleeps. Every run has the same prompts and lengths, step by step. A run begins with `max_lag` + 1 steps' answers at
+once, and the longest of these hold a step some time later; so the first eight steps do not count. A figure is the mean
+over the counted steps of a run, then least, median and most of the repeats. The ratio is that of the medians:
+asynchronous / larger of both alone.
 
 "On a core" are the CPU seconds of the trainer's own thread; with one thread that is all it computes. What its step
 takes beyond them, its waits and the sync, is waiting for a core; what they are more than alone, a core that is slower.
@@ -42,6 +44,8 @@ from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import LENGTHS, System
 
 ALONE = ("writing", "training")
+WARM_UP = 8
+"""First steps of every run that do not count."""
 PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
 """What the table says of a step beside its seconds, and how."""
 HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) | on a core (s) |"
@@ -66,11 +70,11 @@ def measure(args: argparse.Namespace, servers: dict[int, LentServer], name: str,
     system, draws = systems(args.max_lag)[name], LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
-        times = train_alone(policy, system.trainer_threads, draws, args.steps, args.folder)
+        times = train_alone(policy, system.trainer_threads, draws, args.steps, args.folder, WARM_UP)
         mean = timed_run.means(times)
         return mean | {"step": mean["train"], "wait": 0.0}
     server = servers[system.server_threads]
-    return timed_run.means(timed_run.run(system, server, policy, draws, args.steps, args.folder))
+    return timed_run.means(timed_run.run(system, server, policy, draws, args.steps, args.folder, WARM_UP))
 
 
 def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
@@ -96,7 +100,7 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
 
 def described(args: argparse.Namespace) -> dict[str, Any]:
     """What all records of a measurement share."""
-    return {name: getattr(args, name) for name in ("steps", "repeats", "max_lag")}
+    return {name: getattr(args, name) for name in ("steps", "repeats", "max_lag")} | {"warm_up": WARM_UP}
 
 
 def record(args: argparse.Namespace, lengths: str, name: str, runs: list[dict[str, float]]) -> dict[str, Any]:
@@ -157,8 +161,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=2, help="of every system (%(default)s)")
-    parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
-    parser.add_argument("--max-lag", type=int, default=2, help="of the asynchronous run (%(default)s)")
+    parser.add_argument("--steps", type=int, default=8, help="of a run that count (%(default)s)")
+    parser.add_argument("--max-lag", type=int, default=4, help="of the asynchronous run (%(default)s)")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
     names = list(systems(0))
     parser.add_argument("--systems", nargs="+", choices=names, default=names, help="(%(default)s)")

@@ -17,7 +17,6 @@ from benchmarks.timed_run import (
     GROUPS,
     MICRO_BATCH_TOKENS,
     PROMPT_TOKENS,
-    WARM_UP,
     OnCore,
     Timed,
     make_module,
@@ -32,12 +31,12 @@ from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.stopwatch import Stopwatch
 
 
-def train_alone(policy: Path, threads: int, lengths: Lengths, counted: int, folder: Path) -> list[Timed]:
+def train_alone(policy: Path, threads: int, lengths: Lengths, counted: int, folder: Path, warm_up: int) -> list[Timed]:
     """The times of the same steps when all of their answers are there at once: no server runs for it."""
     data = ReadyAnswers(policy, lengths)
     torch.set_num_threads(threads)
-    quiet_trainer(WARM_UP + counted, folder, callbacks=[data.keeper]).fit(make_module(policy), data)
-    return data.keeper.times[WARM_UP:]
+    quiet_trainer(warm_up + counted, folder, callbacks=[data.keeper]).fit(make_module(policy), data)
+    return data.keeper.times[warm_up:]
 
 
 class ReadyAnswers(L.LightningDataModule):

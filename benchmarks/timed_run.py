@@ -35,7 +35,7 @@ CAPACITY = 256
 """Answers that a server writes at once."""
 LR = 1e-6
 WARM_UP = 3
-"""First steps of a run that do not count: the pipeline fills, and AdamW makes its state."""
+"""First steps of a run that do not count, unless told: the pipeline fills, and AdamW makes its state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,15 @@ def server_settings(threads: int) -> lrl.ServerSettings:
     )
 
 
-def run(system: System, server: LentServer, policy: Path, lengths: Lengths, counted: int, folder: Path) -> list[Timed]:
+def run(
+    system: System,
+    server: LentServer,
+    policy: Path,
+    lengths: Lengths,
+    counted: int,
+    folder: Path,
+    warm_up: int = WARM_UP,
+) -> list[Timed]:
     """The times of so many steps of one run, those behind the warm-up.
 
     Raises:
@@ -151,7 +159,7 @@ def run(system: System, server: LentServer, policy: Path, lengths: Lengths, coun
     throughput = Throughput()
     kept = Steps(system.trainer_threads, throughput)
     trainer = quiet_trainer(
-        WARM_UP + counted + system.max_lag + 1,  # for the last ones nothing more is written
+        warm_up + counted + system.max_lag + 1,  # for the last ones nothing more is written
         folder,
         strategy=Borrowing(server, CAPACITY, placement=system.placement),
         devices=2,
@@ -169,7 +177,7 @@ def run(system: System, server: LentServer, policy: Path, lengths: Lengths, coun
     )
     with forced(lengths, prompts=len(problems())):
         trainer.fit(make_module(policy, lrl.PolicyModule if system.trains else OnlyTakes), data)
-    times = kept.times[WARM_UP:][:counted]
+    times = kept.times[warm_up:][:counted]
     if len(times) < counted:
         raise RuntimeError(f"The run was ended after {len(kept.times)} steps, so it is not counted. Run it again.")
     return times

@@ -78,7 +78,7 @@ class Elastic(OnRankZero):
         """Judge the step that has just ended."""
         throughput, fleet = find(trainer, Throughput), trainer.datamodule.fleet  # type: ignore[attr-defined]
         assert throughput is not None, "looked for in setup"
-        times, generators = throughput.times, len(fleet.rollouts.serving)
+        times, generators = throughput.times, len(fleet.rollouts.alive)
         self._more = self._more + 1 if lacks_one(times, generators) else 0
         self._fewer = self._fewer + 1 if has_one_too_many(times, generators) else 0
         run = run_folder(trainer)

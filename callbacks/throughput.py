@@ -36,7 +36,7 @@ class StepTimes:
 
     @property
     def sync(self) -> float:
-        """The trainer moved weights, probe included."""
+        """The trainer moved weights, or waited until the sync before was proved."""
         return sum(self.trainer.get(state, 0.0) for state in SYNC)
 
     @property

@@ -1,15 +1,19 @@
 """Moves every new version of the policy into the generators, and proves that it arrived.
 
-    sync (lrl.weights.sync) -> take out who failed -> admit more prompts
+    sync (lrl.weights.sync) -> take out who failed -> admit more prompts        -> prove, beside the next step
 
 The pause is short because everything that can be done before it is. What was being written goes on under the new
 weights; every token knows its version. A generator that cannot be proved to hold them is taken out: rollouts by unknown
-weights are worth nothing. One that comes back joins at the next sync, or at one of its own while the trainer waits.
+weights are worth nothing. The trainer does not wait for the proof: until it is there nothing that was written under the
+new weights leaves its generator (`Generator.write`), none is saved, and no other sync begins. Only the first one is
+waited for. A generator that comes back joins at the next sync, or at one of its own while the trainer waits.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from concurrent.futures import Future
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +22,13 @@ import lightning as L
 from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.faults import above, at_least
 from lrl.generators.client import GeneratorError
+from lrl.generators.crew import Crew, Probe
 from lrl.strategy import stop_if_told
 from lrl.weights import Control, make_transport
-from lrl.weights.sync import Probe, Sync
+from lrl.weights.sync import Sync
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
-    from lrl.generators.crew import Crew
     from lrl.generators.generator import Generator
     from lrl.policy import PolicyModule
 
@@ -57,12 +61,13 @@ class WeightSync(OnRankZero):
         self.version = -1
         """The version the generators hold."""
         self.seconds = 0.0
-        """Seconds the last sync took, staging and probe included."""
+        """Seconds of the trainer that the last sync took, staging included."""
         self.pause_seconds = 0.0
         """Seconds the generators stood still in it."""
         self.probe_difference = 0.0
         """Largest mean difference that the last probe saw in a generator, in nats per token."""
         self._syncs: dict[Crew, Sync] = {}
+        self._proofs: defaultdict[Crew, list[Future[dict[Generator, str]]]] = defaultdict(list)  # on their way
         self._probes = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -79,8 +84,20 @@ class WeightSync(OnRankZero):
         if trainer.global_step % self.every_n_steps == 0:
             self.sync(trainer, pl_module)
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The last sync is proved, too."""
+        for crew in trainer.datamodule.fleet.crews:  # type: ignore[attr-defined]
+            self.wait_for_proof(trainer, crew)
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Release the transports: Lightning does not call `teardown` after an error."""
+        """Take back what is unproved, for a checkpoint may be saved on the way out; release the transports."""
+        for proof in [proof for proofs in self._proofs.values() for proof in proofs]:
+            proof.cancel()
+        self._proofs.clear()
+        fleet = getattr(trainer.strategy, "fleet", None)
+        if fleet is not None and not fleet.loop.closed:
+            for crew in fleet.crews:
+                fleet.call(crew.drop_unproved("The run ended before it was proved."), "taking back what is unproved")
         self._close()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -112,14 +129,27 @@ class WeightSync(OnRankZero):
             self.move(trainer, trainer.lightning_module, fleet.evaluation)
 
     def move(self, trainer: L.Trainer, policy: Any, crew: Crew) -> float:
-        """Give `crew` the policy's weights, and wait until one of it is proved to have them; the seconds of its pause.
+        """Give `crew` the policy's weights, and see to it that they are proved; the seconds of its pause.
 
         Raises:
             RuntimeError: No generator could be proved in the first sync of the run: it is set up wrongly.
             NoGenerators: None has served for longer than the run may wait.
         """
         with trainer.datamodule.stopwatch.within("stage"):  # type: ignore[attr-defined]
+            self.wait_for_proof(trainer, crew)
             return self._move(trainer, policy, crew)
+
+    def wait_for_proof(self, trainer: L.Trainer, crew: Crew) -> dict[Generator, str]:
+        """Wait until all that `crew` writes is proved or taken back; who failed since the last wait, and why."""
+        fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        failed: dict[Generator, str] = {}
+        proofs = self._proofs.pop(crew, [])
+        with trainer.datamodule.stopwatch.within("probe"):  # type: ignore[attr-defined]
+            for proof in proofs:
+                failed |= fleet.loop.wait_for(
+                    proof, self.deadline_s + 5.0, "the proof of a sync", lambda: stop_if_told(trainer)
+                )
+        return failed
 
     def _move(self, trainer: L.Trainer, policy: Any, crew: Crew) -> float:
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
@@ -128,10 +158,12 @@ class WeightSync(OnRankZero):
             fleet.call(crew.take_in(), "taking generators in")
             failed = self._move_once(trainer, policy, crew)
             seconds += self._syncs[crew].pause_seconds
+            if not (trainer.training and crew.has_served):
+                failed |= self.wait_for_proof(trainer, crew)
             if failed and not crew.serving and not crew.has_served:
                 raise RuntimeError("\n".join(failed.values()))
             fleet.call(crew.settle(failed), "taking failed generators out")
-            if crew.serving:
+            if crew.alive:
                 return seconds
             while not crew.newcomers:
                 stop_if_told(trainer)
@@ -146,13 +178,13 @@ class WeightSync(OnRankZero):
         if not stale:
             return {}
         whom = crew.generators if sync.control.collective else stale
-        try:
-            return sync.move(policy.named_weights, whom, version, self._probe(trainer, policy))
-        except BaseException:
-            # A checkpoint may be saved on the way out: nothing unproved goes into it.
-            fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
-            fleet.call(crew.drop_unproved("The run ended within a sync."), "taking back what is unproved")
-            raise
+        probe, proofs = self._probe(trainer, policy), self._proofs[crew]
+        return sync.move(
+            policy.named_weights,
+            whom,
+            version,
+            lambda resumed: proofs.append(sync.control.loop.submit(crew.prove(resumed, probe))),
+        )
 
     def _sync_of(self, trainer: L.Trainer, crew: Crew) -> Sync:
         if crew not in self._syncs:

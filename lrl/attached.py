@@ -13,6 +13,7 @@ from lrl.stopwatch import Stopwatch
 from lrl.strategy import stop_if_told
 
 if TYPE_CHECKING:
+    from lrl.callbacks.weight_sync import WeightSync
     from lrl.policy import PolicyModule
 
 
@@ -73,12 +74,16 @@ class Attached(L.LightningDataModule):
 
     def look(self) -> None:
         """What a waiting trainer does a few times a second: end if told to, and take in generators that came back."""
+        stop_if_told(self._trainer)
+        if (sync := self._weight_sync) is not None:
+            sync.tend(self._trainer)
+
+    @property
+    def _weight_sync(self) -> WeightSync | None:
         from lrl.callbacks.find import find
         from lrl.callbacks.weight_sync import WeightSync
 
-        stop_if_told(self._trainer)
-        if (sync := find(self._trainer, WeightSync)) is not None:
-            sync.tend(self._trainer)
+        return find(self._trainer, WeightSync)
 
     @property
     def _trainer(self) -> L.Trainer:

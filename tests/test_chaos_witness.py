@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos import faults, footprint, generators, held, soak, trainer, witness
+from benchmarks.chaos import faults, footprint, generators, held, soak, soak_faults, trainer, witness
 from benchmarks.chaos.journal import Journal, Reader
 from lrl.data import Group, Prompt, Rollout
 from lrl.rollouts.saved import Resumed, save_group
@@ -205,14 +205,21 @@ def test_every_measurement_has_a_table() -> None:
     assert "after step 500: 197.20 MiB and 2,306,721 blocks" in soaked
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_first_fault_of_a_soak_is_a_generators(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    hit: list[int] = []
-    monkeypatch.setattr(faults.Fault, "inject", lambda fault, pid: hit.append(pid))
+def test_a_soak_begins_with_every_kind_of_fault_at_all_generators_each_when_all_serve_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hit: list[faults.Fault] = []
+    monkeypatch.setattr(faults.Fault, "inject", lambda fault, pid: hit.append(fault))
+    monkeypatch.setattr(soak_faults, "reward_workers_of", lambda pid: [SimpleNamespace(kill=lambda: None)])
     victim: Any = SimpleNamespace(process=SimpleNamespace(pid=7))
-    broken = soak.Faults(victim, every_s=0.0, seed=seed)
-    broken.tick(whole=True)
-    assert hit == [7] and broken.counts["reward worker"] == 0
+    broken = soak_faults.Faults(victim, every_s=0.0, seed=0)
+    for whole in [False, True, False, True, True, True]:
+        broken.tick(whole)
+    assert hit == list(soak_faults.FIRST) and {fault.generators for fault in hit} == {(0, 1)}
+    assert {fault.part for fault in hit if not fault.freeze} == set(faults.PARTS) and any(fault.freeze for fault in hit)
+    assert broken.counts == {"kill": 6, "freeze": 2, "reward worker": 4}
+    broken.tick(whole=False)
+    assert len(hit) == 4 and broken.counts["reward worker"] == 5
 
 
 def test_what_a_process_holds_grows_with_what_it_is_given_and_falls_when_it_gives_that_back() -> None:

@@ -3,21 +3,21 @@
     python -m benchmarks.chaos.soak --steps 2000 --every-s 60
     python -m benchmarks.chaos.soak --steps 30 --every-s 20 --settle 5 --sample-s 1      a rehearsal
 
-A fault kills or freezes a random part of a random generator, or kills a reward worker. Slopes are of the samples in
-which all generators served: a lost one takes its memory with it. They are by least squares, with 95 % intervals. The
-policy stands still (`--lr 0`): one that learns writes answers of other lengths, and memory follows them.
+A fault kills or freezes a random part of a random generator, or kills a reward worker. The steps that do not count, the
+first 200, have had one of each kind by then, of all generators at once: what is made once in a run is made there, and
+what a fault leaves behind is seen at its second time. Slopes are of the samples in which all generators served: a lost
+one takes its memory with it. They are by least squares, with 95 % intervals. The policy stands still (`--lr 0`): one
+that learns writes answers of other lengths, and memory follows them.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import random
 import shlex
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -26,10 +26,10 @@ import psutil
 
 from benchmarks import records
 from benchmarks.chaos import footprint, held
-from benchmarks.chaos.faults import PARTS, Fault, reward_workers_of
 from benchmarks.chaos.launch import LOOK_S, Ended, Victim
 from benchmarks.chaos.lineage import accounted_for, surviving
-from benchmarks.chaos.settings import GENERATORS, VictimSettings, add_deadlines
+from benchmarks.chaos.settings import VictimSettings, add_deadlines
+from benchmarks.chaos.soak_faults import FIRST, Faults
 from benchmarks.intervals import slope
 
 log = logging.getLogger(__name__)
@@ -37,41 +37,9 @@ log = logging.getLogger(__name__)
 NAMES = (*footprint.NAMES, *held.NAMES)
 """What is watched."""
 
-FIRST_S = 15.0
-"""Seconds until the first fault, in the steps that are not counted: the first replacement of a generator makes a thread
-that stays for the next ones."""
 START_S, STEP_S = 900.0, 300.0
 """The longest that the start, and a step with its faults, may take."""
 HEAD = "| | mean | slope per 1,000 steps | 95 % interval |\n|---|---|---|---|"
-
-
-class Faults:
-    """A fault now and then, drawn by a seed; the first one is early, and of a generator.
-
-    Args:
-        victim: Who suffers them.
-        every_s: Seconds between two.
-        seed: Of their kinds.
-    """
-
-    def __init__(self, victim: Victim, every_s: float, seed: int) -> None:
-        self.victim, self.every_s = victim, every_s
-        self.counts: Counter[str] = Counter()
-        self._draw, self._next = random.Random(seed), time.monotonic() + min(FIRST_S, every_s)
-
-    def tick(self, whole: bool) -> None:
-        """Break something if it is time; while a generator is out, the rewards."""
-        if time.monotonic() < self._next:
-            return
-        self._next += self.every_s
-        part = self._draw.choice([*PARTS, "reward worker"] if self.counts else [*PARTS])
-        fault = Fault(part, (self._draw.randrange(GENERATORS),), freeze=self._draw.random() < 0.25)
-        if whole and part in PARTS:
-            fault.inject(self.victim.process.pid)
-            self.counts["freeze" if fault.freeze else "kill"] += 1
-        elif workers := reward_workers_of(self.victim.process.pid):
-            self._draw.choice(workers).kill()
-            self.counts["reward worker"] += 1
 
 
 def settings_of(args: argparse.Namespace) -> VictimSettings:
@@ -177,7 +145,7 @@ def thinned(values: list[float], most: int = 400) -> list[float]:
 
 def described(args: argparse.Namespace) -> dict[str, Any]:
     """What a measurement is recognised by."""
-    asked = {"every_s": args.every_s, "settle": args.settle, "sample_s": args.sample_s}
+    asked = {"every_s": args.every_s, "settle": args.settle, "sample_s": args.sample_s, "first": [*map(str, FIRST)]}
     return {"asked": asked, "settings": settings_of(args).described}
 
 

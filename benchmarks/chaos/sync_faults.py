@@ -152,6 +152,7 @@ class BreakingSync(WeightSync):
     def sync(self, trainer: L.Trainer, policy: Any) -> None:
         """Sync, and meet a fault on the way if one is left that suits what is there."""
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        self.wait_for_proof(trainer, fleet.rollouts)
         fleet._backoffs.clear()  # a generator that is lost every minute by plan would stay away for five minutes
         self._wait_if_nothing_suits(fleet)
         chosen = self._choose(fleet, trainer.global_step)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorError, Refused, TooLate
@@ -21,6 +22,8 @@ from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Request
 
 log = logging.getLogger(__name__)
 
+Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
+"""Compares a generator with the policy; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
 SPARE_PLACES = 32
 """Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
@@ -57,6 +60,11 @@ class Crew:
     def serving(self) -> list[Generator]:
         """The members that may be asked."""
         return [generator for generator in self.generators if generator.open]
+
+    @property
+    def alive(self) -> list[Generator]:
+        """The members that serve, or write on and wait for their proof."""
+        return [generator for generator in self.generators if generator.open or generator.unproved]
 
     @property
     def capacity(self) -> int:
@@ -155,13 +163,39 @@ class Crew:
         self.newcomers.clear()
 
     async def settle(self, failed: Mapping[Generator, str]) -> None:
-        """A sync is over: leave out who failed it, and open the door to the others."""
+        """A sync is over: leave out who failed it."""
         for generator, why in failed.items():
             self.take_out(generator, why)
         self.syncing = False
-        if self.serving:
-            self.has_served, self.alone_since = True, None
         await self._wake()
+
+    async def prove(self, generators: Sequence[Generator], probe: Probe) -> dict[Generator, str]:
+        """Open the door to each of `generators` as soon as it passes the probe; who fails is taken out.
+
+        Until one has ever passed, nobody is: the run is set up wrongly then, which whoever waits for this will say.
+
+        Returns:
+            Who failed, and why.
+        """
+        failed: dict[Generator, str] = {}
+        clock = asyncio.get_running_loop().time
+
+        async def prove(generator: Generator) -> None:
+            started = clock()
+            try:
+                await probe(generator)
+            except GeneratorError as error:
+                seconds = clock() - started
+                why = f"probe for weight version {generator.version} failed after {seconds:.1f} s: {error}"
+                failed[generator] = why
+                if self.has_served:
+                    self.take_out(generator, why)
+            else:
+                generator.prove()
+                await self._wake()
+
+        await asyncio.gather(*(prove(generator) for generator in generators))
+        return failed
 
     async def drop_unproved(self, why: str) -> None:
         """End what is written since a resume that nobody has proved, and take it back; the run is ending."""
@@ -178,6 +212,8 @@ class Crew:
         return dict(seconds)
 
     async def _wake(self) -> None:
+        if self.serving:
+            self.has_served, self.alone_since = True, None
         for generator in self.serving:  # while its door was closed the desk did not tell it
             generator.note_waiting(self.desk.keeps)
         self.desk.send_soon()

@@ -74,8 +74,8 @@ class Fleet:
 
     @property
     def alive(self) -> int:
-        """Generators that serve."""
-        return sum(len(crew.serving) for crew in self.crews)
+        """Generators that serve, or write on and wait for their proof."""
+        return sum(len(crew.alive) for crew in self.crews)
 
     @property
     def reissued(self) -> int:

@@ -147,7 +147,12 @@ class Generator(Places):
         self._note()
 
     def prove(self) -> None:
-        """The generator computes what the policy computes: what it has written counts, and it may be asked."""
+        """The generator computes what the policy computes: what it has written counts, and it may be asked.
+
+        For one that was taken out meanwhile this comes too late.
+        """
+        if self.out is not None:
+            return
         self._unproved.clear()
         self._proved.set()
         self.open, self._stands = True, False

@@ -39,7 +39,7 @@ class Patience:
             NoGenerators: There has been none for so long.
         """
         now = time.monotonic()
-        if crew.serving or not crew.has_served:
+        if crew.alive or not crew.has_served:
             crew.alone_since = None
             return
         crew.alone_since = crew.alone_since or now

@@ -1,12 +1,12 @@
-"""One sync, from the trainer's weights to generators that are proved to hold them.
+"""One sync, from the trainer's weights to generators that write on under them; the proof is behind it (`Crew.prove`).
 
-    stage -> pause -> start, update, finish -> resume -> probe
+    stage -> pause -> start, update, finish -> resume
 
 Each phase has a deadline, and names itself, the generator and the seconds when it fails. A pause and a version are also
 asked for: a call that comes back is no proof, and weights must not change under a generator that writes. Until the
 resume a failure harms nobody: the generator stands still, and the attempt is made again, at last by the transport's
-second-best way. A generator that fails all attempts or its probe, or that does not answer at all when it is told to
-pause, is given up by name; it never writes on.
+second-best way. A generator that fails all attempts, or that does not answer at all when it is told to pause, is given
+up by name; it never writes on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from lrl.generators.generator import Generator
 from lrl.weights.base import CollectiveBroken, Control, Transport, Weights
 
 log = logging.getLogger(__name__)
-
-Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 
 
 class Sync:
@@ -53,7 +51,11 @@ class Sync:
         self._connected: set[Generator] = set()
 
     def move(
-        self, weights: Weights, generators: Sequence[Generator], version: int, probe: Probe
+        self,
+        weights: Weights,
+        generators: Sequence[Generator],
+        version: int,
+        resumed: Callable[[list[Generator]], Any],
     ) -> dict[Generator, str]:
         """Give `generators` the weights.
 
@@ -61,7 +63,7 @@ class Sync:
             weights: The policy's.
             generators: Who gets them; a collective transport needs all of the crew.
             version: What the weights are called.
-            probe: Proves one generator, or raises GeneratorError.
+            resumed: Told after each attempt of those who write on since then, unproved.
 
         Returns:
             Who failed, and why; they may hold anything and must be taken out.
@@ -77,7 +79,7 @@ class Sync:
                 self._deliver(weights, second_best, again=number > 1)
             late |= self.control.failed
             given_up |= {generator: late.pop(generator) for generator in self.control.silent}
-            given_up |= self._prove(probe, version)
+            given_up |= self._release(version, resumed)
             if not late:
                 return given_up
             todo = [generator for generator in generators if generator in late]
@@ -131,13 +133,12 @@ class Sync:
 
         self.control.each(route, confirm, short=True)
 
-    def _prove(self, probe: Probe, version: int) -> dict[Generator, str]:
-        """Let those who have the weights write on, and probe them; who fails."""
+    def _release(self, version: int, resumed: Callable[[list[Generator]], Any]) -> dict[Generator, str]:
+        """Let those who have the weights write on; who fails."""
         if not self.control.taking_part:
             return {}
         self.control.begin(self.control.taking_part, version)
         self.control.each("/resume", lambda generator: generator.resume(version, self.control.silence_s))
         self.pause_seconds += time.monotonic() - self._stood_from
-        self.entered("probe")
-        self.control.each("probe", probe)
+        resumed(self.control.taking_part)
         return dict(self.control.failed)

@@ -72,7 +72,7 @@ class ModelRun:
     def __init__(self, folder: Path) -> None:
         self.throughput = Throughput()
         self.throughput.times = times_of(100.0, 1.0, 2)
-        self.fleet = SimpleNamespace(rollouts=SimpleNamespace(serving=[0, 1]), joined=0)
+        self.fleet = SimpleNamespace(rollouts=SimpleNamespace(alive=[0, 1]), joined=0)
         self.trainer: Any = SimpleNamespace(
             callbacks=[self.throughput],
             loggers=[],
@@ -132,10 +132,10 @@ def test_one_at_a_time_is_started_and_no_more_than_allowed(
     elastic = Elastic(command=script(tmp_path), max_generators=4, steps=2)
     model_run.steps(elastic, 20)
     assert len(started) == 1
-    model_run.fleet.joined, model_run.fleet.rollouts.serving = 1, [0, 1, 2]
+    model_run.fleet.joined, model_run.fleet.rollouts.alive = 1, [0, 1, 2]
     model_run.steps(elastic, 20)
     assert len(started) == 2
-    model_run.fleet.joined, model_run.fleet.rollouts.serving = 2, [0, 1, 2, 3]
+    model_run.fleet.joined, model_run.fleet.rollouts.alive = 2, [0, 1, 2, 3]
     model_run.steps(elastic, 20)
     assert len(started) == 2
     elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]

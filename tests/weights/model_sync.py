@@ -1,0 +1,139 @@
+"""Generators without servers, and a transport that sends one number: what a sync is tested with."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from lrl.generators.client import GeneratorError, TooLate
+from lrl.generators.generator import Generator
+from lrl.weights import Control, Transport, Weights
+
+
+class Client:
+    """The routes of a generator, each of which may be told to fail so many times.
+
+    As in vLLM an update is open until it is finished, and meanwhile no other can be started.
+    """
+
+    def __init__(self) -> None:
+        self.posted: list[str] = []
+        self.failing: dict[str, int] = {}
+        self.lying: set[str] = set()
+        self.silent: set[str] = set()
+        self.unanswered: set[str] = set()
+        """Done once, and reported as failed."""
+        self.holds: Any = None
+        self.updating = False
+        self.logprobs = [-1.0, -1.0]
+        """What it answers a probe."""
+        self.holding = False
+        """Whether a probe waits."""
+        self.state = {"/is_paused": {"is_paused": False}, "/weight_info": {"weight_version": "default"}}
+
+    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
+        self.posted.append(route)
+        await asyncio.sleep(0)
+        if self.failing.get(route, 0) > 0:
+            self.failing[route] -= 1
+            raise GeneratorError(f"{route} answered 500: no")
+        if route in self.silent:
+            raise TooLate(f"{route} did not answer within {deadline_s} s.")
+        if route in self.lying:
+            return
+        self._update(route)
+        if route == "/update_weights":
+            self.holds = body["update_info"]["value"]
+        if route == "/finish_weight_update":
+            self.state["/weight_info"] = {"weight_version": body["weight_version"]}
+        if route in ("/pause?mode=keep", "/resume"):
+            self.state["/is_paused"] = {"is_paused": route != "/resume"}
+
+        if route in self.unanswered:
+            self.unanswered.remove(route)
+            raise GeneratorError(f"{route} failed: the connection was cut")
+
+    def _update(self, route: str) -> None:
+        if route == "/start_weight_update":
+            if self.updating:
+                raise GeneratorError(f"{route} answered 500: a weight update is already active")
+            self.updating = True
+        elif route in ("/update_weights", "/finish_weight_update") and not self.updating:
+            raise GeneratorError(f"{route} answered 500: no weight update is active")
+        elif route == "/finish_weight_update":
+            self.updating = False
+
+    async def prompt_logprobs(self, tokens: list[int], *, salt: str, deadline_s: float) -> list[float]:
+        self.posted.append("probe")
+        while self.holding:
+            await asyncio.sleep(0.001)
+        return self.logprobs
+
+    async def get(self, route: str, *, deadline_s: float) -> Any:
+        await self.post(route, deadline_s=deadline_s)
+        return self.state[route]
+
+
+class Direct(Transport):
+    """Sends one number; keeps by which way."""
+
+    backend = "direct"
+    ways = (False, False, True)
+
+    def __init__(self) -> None:
+        self.staged: list[bool] = []
+        self.full = False
+        self.closed = 0
+        self.value = 0
+
+    def connect(self, control: Control, weights: Weights, name: str) -> None:
+        control.init_weight_transfer_engine({})
+
+    def stage(self, weights: Weights, second_best: bool) -> None:
+        self.staged.append(second_best)
+        if self.full and not second_best:
+            raise OSError("/dev/shm has 0.00 GiB free")
+        ((_, tensor),) = weights()
+        self.value = zlib.crc32(tensor.numpy())
+
+    def send(self, control: Control) -> None:
+        control.start_weight_update()
+        control.update_weights({"value": self.value})
+        control.finish_weight_update()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Collective(Direct):
+    """The same in one transfer for all."""
+
+    collective = True
+    ways = (False,)
+
+
+def weights() -> Iterator[tuple[str, torch.Tensor]]:
+    yield "head", torch.ones(3)
+
+
+def make_generators() -> list[Generator]:
+    generators = []
+    for number in range(2):
+        server: Any = SimpleNamespace(
+            url="",
+            name=f"generator {number}",
+            token="",
+            trust=None,
+            settings=SimpleNamespace(tensor_parallel_size=1, dtype="float32"),
+            alive=True,
+            log_tail=lambda lines: "",
+        )
+        generator = Generator(server, 4)
+        generator.client = Client()  # type: ignore[assignment]
+        generators.append(generator)
+    return generators

@@ -7,8 +7,8 @@
 A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, all answers of 64 tokens or long-tailed
 (`benchmarks.timed_run`). The four systems follow one another, and so again in each repeat:
 
-- asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest answer: it
-  takes 512 turns of the engine, which are three or four steps of the trainer.
+- asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest answer
+  (`MAX_LAG`): one of 512 tokens takes the engine three or four steps of the trainer.
 - writing alone: the same run, but the trainer only takes the answers: no forward pass, no update, no sync but the first
   one. So as many answers are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
   step's batch a few long answers are written alone, which steady writing never sees.
@@ -44,6 +44,8 @@ from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import LENGTHS, System
 
 ALONE = ("writing", "training")
+MAX_LAG = {"equal": 2, "long-tailed": 4}
+"""Of the asynchronous run, by the lengths of its answers: enough for the longest one."""
 WARM_UP = 8
 """First steps of every run that do not count."""
 PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
@@ -51,8 +53,9 @@ PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
 HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) | on a core (s) |"
 
 
-def systems(max_lag: int) -> dict[str, System]:
-    """What is compared, by its name in the records; `training` has no server."""
+def systems(lengths: str) -> dict[str, System]:
+    """What is compared with these lengths, by its name in the records; `training` has no server."""
+    max_lag = MAX_LAG[lengths]
     cores = len(os.sched_getaffinity(0))
     half = max(1, cores // 2)
     halves = {"server_threads": half, "trainer_threads": half}
@@ -67,7 +70,7 @@ def systems(max_lag: int) -> dict[str, System]:
 
 def measure(args: argparse.Namespace, servers: dict[int, LentServer], name: str, lengths: str) -> dict[str, float]:
     """Mean seconds a step of one system, and their parts."""
-    system, draws = systems(args.max_lag)[name], LENGTHS[lengths]
+    system, draws = systems(lengths)[name], LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
         times = train_alone(policy, system.trainer_threads, draws, args.steps, args.folder, WARM_UP)
@@ -88,7 +91,7 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
             threads: stack.enter_context(
                 lent_server(policy, timed_run.server_settings(threads), args.folder / f"{threads}-threads")
             )
-            for threads in sorted({system.server_threads for system in systems(args.max_lag).values()})
+            for threads in sorted({system.server_threads for system in systems(args.lengths[0]).values()})
         }
         for repeat in range(args.repeats):
             for lengths, name in found:
@@ -98,15 +101,16 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
     return found
 
 
-def described(args: argparse.Namespace) -> dict[str, Any]:
-    """What all records of a measurement share."""
-    return {name: getattr(args, name) for name in ("steps", "repeats", "max_lag")} | {"warm_up": WARM_UP}
+def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
+    """What a record is recognised by."""
+    shared = {"steps": args.steps, "repeats": args.repeats, "warm_up": WARM_UP}
+    return {"system": name, "lengths": lengths, "max_lag": MAX_LAG[lengths], **shared}
 
 
 def record(args: argparse.Namespace, lengths: str, name: str, runs: list[dict[str, float]]) -> dict[str, Any]:
     """One system at one kind of lengths: least, median and most of the repeats."""
     parts = {part: spread([run[part] for run in runs]) for part in runs[0]}
-    return {"system": name, "lengths": lengths, **described(args), **parts}
+    return described(args, lengths, name) | parts
 
 
 def spread(values: Sequence[float]) -> list[float | None]:
@@ -114,13 +118,13 @@ def spread(values: Sequence[float]) -> list[float | None]:
     return [records.rounded(value) for value in (min(values), median(values), max(values))]
 
 
-def table(rows: dict[tuple[str, str], dict[str, Any]], max_lag: int) -> str:
+def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
     """Markdown, and below it the ratios."""
     lines = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
     for (lengths, name), row in rows.items():
         least, middle, most = row["step"]
         rest = [format(row[part][1], form) for part, form in PARTS.items()]
-        cells = [lengths, systems(max_lag)[name].title, f"{middle:.2f}", f"{least:.2f} to {most:.2f}", *rest]
+        cells = [lengths, systems(lengths)[name].title, f"{middle:.2f}", f"{least:.2f} to {most:.2f}", *rest]
         lines.append(f"| {' | '.join(cells)} |")
     for lengths in dict.fromkeys(lengths for lengths, _ in rows):
         step = {name: row["step"][1] for (of, name), row in rows.items() if of == lengths}
@@ -134,20 +138,20 @@ def table(rows: dict[tuple[str, str], dict[str, Any]], max_lag: int) -> str:
     return "\n".join(lines)
 
 
-def draw(rows: dict[tuple[str, str], dict[str, Any]], max_lag: int, path: Path) -> None:
+def draw(rows: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     """A bar for each system, grouped by lengths; the line on it is the spread."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     kinds = list(dict.fromkeys(lengths for lengths, _ in rows))
-    names = [name for name in systems(max_lag) if any(of == name for _, of in rows)]
+    names = [name for name in systems(kinds[0]) if any(of == name for _, of in rows)]
     for number, name in enumerate(names):
         at = [(kind, rows[lengths, name]["step"]) for kind, lengths in enumerate(kinds) if (lengths, name) in rows]
         places = [kind + (number - (len(names) - 1) / 2) * 0.8 / len(names) for kind, _ in at]
         middles = [step[1] for _, step in at]
         errors = [[step[1] - step[0] for _, step in at], [step[2] - step[1] for _, step in at]]
-        label = systems(max_lag)[name].title
+        label = systems(kinds[0])[name].title
         axes.bar(places, middles, 0.75 / len(names), yerr=errors, capsize=3, color=f"C{number}", label=label)
     axes.set_xticks(range(len(kinds)), [f"{kind} answers" for kind in kinds])
     axes.set_ylabel("seconds a step of 128 answers")
@@ -162,9 +166,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=2, help="of every system (%(default)s)")
     parser.add_argument("--steps", type=int, default=8, help="of a run that count (%(default)s)")
-    parser.add_argument("--max-lag", type=int, default=4, help="of the asynchronous run (%(default)s)")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
-    names = list(systems(0))
+    names = list(systems("equal"))
     parser.add_argument("--systems", nargs="+", choices=names, default=names, help="(%(default)s)")
     records.add_places(parser, "overlap")
     return parser
@@ -182,14 +185,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for (lengths, name), runs in sweep(args).items():
             records.append(args.out, record(args, lengths, name, runs) | {"command": command})
     made = records.read(args.out)
-    wanted = {
-        (ls, name): {"lengths": ls, "system": name, **described(args)} for ls in args.lengths for name in args.systems
-    }
+    wanted = {(ls, name): described(args, ls, name) for ls in args.lengths for name in args.systems}
     rows = {key: row for key, settings in wanted.items() if (row := records.find(made, settings)) is not None}
     if not rows:
         raise SystemExit(f"{args.out} has no measurement with these settings; leave out --plot-only to measure.")
-    draw(rows, args.max_lag, args.plot)
-    print(table(rows, args.max_lag))
+    draw(rows, args.plot)
+    print(table(rows))
     return 0
 
 

@@ -63,7 +63,7 @@ def test_trls_counted_steps_have_the_answers_of_lrls(policy: Path, tmp_path: Pat
 
 def test_overlap_is_held_against_the_slower_of_both_sides() -> None:
     step = {"asynchronous": took(3.3), "writing": took(1.0), "training": took(3.0), "synchronous": took(6.6)}
-    found = overlap.table({("equal", name): row for name, row in step.items()}, max_lag=2)
+    found = overlap.table({("equal", name): row for name, row in step.items()})
     assert "1.10 times the larger of both alone" in found
     assert "2.00 times as fast as lrl's synchronous one" in found
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from lrl.data import Rollout
 
@@ -51,9 +51,19 @@ class Lengths(ABC):
             answers: How many.
         """
         own = np.random.default_rng([self.seed, 1, index]).standard_normal(answers)
-        shared = np.random.default_rng([self.seed, 0, prompt]).standard_normal()
-        normal = math.sqrt(self.prompt_share) * shared + math.sqrt(1 - self.prompt_share) * own
+        normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * own
         return self.tokens(normal).tolist()
+
+    def middle(self, prompt: int) -> float:
+        """Tokens that half of the answers to a prompt (`Prompt.id`) exceed: what the prompt says of their length."""
+        return float(self.tokens(np.array([self._of_prompt(prompt)]))[0])
+
+    def quantile(self, share: float) -> float:
+        """Tokens that this share of all answers does not exceed."""
+        return float(self.tokens(np.array([ndtri(share)]))[0])
+
+    def _of_prompt(self, prompt: int) -> float:
+        return math.sqrt(self.prompt_share) * np.random.default_rng([self.seed, 0, prompt]).standard_normal()
 
 
 class Lognormal(Lengths):

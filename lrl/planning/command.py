@@ -10,8 +10,10 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 
 from lrl.cli import recipes
 from lrl.planning import memory
@@ -68,6 +70,10 @@ def parser(comparing: bool = False) -> argparse.ArgumentParser:
     words.add_argument("--link", type=float, default=80.0, help="Gb/s between the two clusters (%(default)s)")
     words.add_argument("--price", type=float, help="of one device and hour, in any currency")
     words.add_argument("--top", type=int, default=5, help="plans that are printed (%(default)s)")
+    simulate_help = (
+        "put so many of them through the simulator, under each rule of dispatch; it needs torch (%(default)s)"
+    )
+    words.add_argument("--simulate", type=int, default=0, metavar="PLANS", help=simulate_help)
     words.add_argument("--out", type=Path, help="where to write the best plan that lrl can run as a recipe")
     words.add_argument("--base", default="gsm8k", help="recipe with data, rewards, callbacks for --out (%(default)s)")
     words.add_argument("--compare", type=Path, metavar="RUN", help="instead: forecast beside fact, for a run's folder")
@@ -88,12 +94,17 @@ def compare(run: Path, console: Console) -> None:
 
 def check(asked: argparse.Namespace) -> None:
     """Raises ValueError if a number is outside its range."""
-    for name, least in {"max_lag": 0, "top": 1}.items():
+    for name, least in {"max_lag": 0, "top": 1, "simulate": 0}.items():
         if getattr(asked, name) < least:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} is {getattr(asked, name)}; it must be at least {least}.")
     if not asked.link > 0:
         raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
+    if asked.simulate and asked.generators is not None:
+        raise ValueError(
+            f"--simulate is {asked.simulate}, and the simulator knows one cluster: leave out --generators "
+            f"{asked.generators}, or --simulate."
+        )
     if asked.price is not None and not asked.price >= 0:
         raise ValueError(f"--price is {asked.price:g}; it must be at least 0.")
 
@@ -123,6 +134,8 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
     console.print(what_binds(ranked[0], workload))
     if asked.generators is None:
         console.print(in_theory(sides, cluster))
+    if asked.simulate:
+        simulate(ranked[: asked.simulate], sides, cluster, console)
     if asked.out is not None:
         running = best((one for one in plans if asked.generators is None and runs_today(one, cluster)), 1)
         if not running:
@@ -130,9 +143,26 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
                 f"--out is {str(asked.out)!r}, and lrl can run none of these plans yet: it trains on one device, with "
                 "generators in bf16 on the same node. Nothing was written."
             )
-        write_recipe(asked.out, running[0], workload, cluster, base, asked.model)
+        dispatch = fastest_dispatch(running[0], sides, cluster) if asked.simulate else None
+        write_recipe(asked.out, running[0], workload, cluster, base, asked.model, dispatch)
         console.print(f"{asked.out}: the fastest plan that lrl runs today, {running[0].step_s:.3g} s a step.")
         console.print(f"lrl fit --config {asked.out}", soft_wrap=True)
+
+
+def simulate(plans: Sequence[Plan], sides: Sides, cluster: Cluster, console: Console) -> None:
+    """Print what the simulator says of each plan, under each rule of dispatch."""
+    from lrl.planning import simulated_plan  # it needs torch; a plan does not
+
+    numbered = track(enumerate(plans, start=1), "Simulating", total=len(plans), console=console, transient=True)
+    outcomes = [(number, one) for number, plan in numbered for one in simulated_plan.outcomes(plan, sides, cluster)]
+    console.print(simulated_plan.table(outcomes))
+
+
+def fastest_dispatch(plan: Plan, sides: Sides, cluster: Cluster) -> dict[str, Any] | None:
+    """The setting `data.dispatch` that the simulator finds fastest for a plan; None for the default."""
+    from lrl.planning import simulated_plan
+
+    return simulated_plan.best_dispatch(list(simulated_plan.outcomes(plan, sides, cluster)))
 
 
 def found(asked: argparse.Namespace, sides: Sides, cluster: Cluster) -> Iterable[Plan]:

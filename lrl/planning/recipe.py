@@ -27,7 +27,15 @@ def runs_today(plan: Plan, cluster: Cluster) -> bool:
     return one_trainer and plan.generation.precision == "bf16" and plan.devices <= cluster.devices_per_node
 
 
-def write_recipe(path: Path, plan: Plan, workload: Workload, cluster: Cluster, base: Path, model: Path) -> None:
+def write_recipe(
+    path: Path,
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster,
+    base: Path,
+    model: Path,
+    dispatch: Mapping[str, Any] | None = None,
+) -> None:
     """Write `base` with the plan's settings in their places; its comments are lost.
 
     Args:
@@ -37,8 +45,11 @@ def write_recipe(path: Path, plan: Plan, workload: Workload, cluster: Cluster, b
         cluster: Where.
         base: A recipe.
         model: The policy; the recipe's own stays if this is only a config.
+        dispatch: The setting `data.dispatch`; None keeps the recipe's.
     """
     recipe = merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
+    if dispatch is not None:
+        recipe["data"]["init_args"]["dispatch"] = dict(dispatch)
     recipe["trainer"]["callbacks"] = with_timeline(recipe["trainer"].get("callbacks") or [], plan.step_s)
     folder = model if model.is_dir() else model.parent
     if any(folder.glob("*.safetensors")):

@@ -78,6 +78,20 @@ def test_what_it_writes_is_a_recipe_that_lrl_fit_builds(
     assert data.max_lag == 1 and arguments["model"].gradient_checkpointing
 
 
+def test_plans_go_through_the_simulator_when_asked_and_the_recipe_has_the_fastest_rule(
+    qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest = {"class_path": "lrl.rollouts.dispatch.LeastTokens"}
+    monkeypatch.setattr("lrl.planning.simulated_plan.best_dispatch", lambda outcomes: fastest)
+    out = tmp_path / "planned.yaml"
+    words = ["plan", "--model", qwen, "--cluster", "2xH100", *SMALL, "--simulate", "1", "--out", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    for said in ("Simulated", "LeastLoaded", "LeastTokens", "more", "write"):
+        assert said in printed
+    assert yaml.safe_load(out.read_text())["data"]["init_args"]["dispatch"] == fastest
+
+
 def test_on_one_device_both_sides_share_its_memory_on_policy(qwen: str, tmp_path: Path) -> None:
     out = tmp_path / "planned.yaml"
     assert main(["plan", "--model", qwen, "--cluster", "1xH100", *SMALL, "--out", str(out)]) == 0
@@ -121,6 +135,8 @@ def out_of(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         (["--cluster", "8xH100", "--prompts", "0"], "--prompts is 0"),
         (["--cluster", "8xH100", "--max-lag", "-1"], "--max-lag is -1"),
         (["--cluster", "8xH100", "--top", "0"], "--top is 0"),
+        (["--cluster", "8xH100", "--simulate", "-1"], "--simulate is -1"),
+        (["--cluster", "8xH100", "--simulate", "2", "--generators", "8xH20"], "--simulate is 2"),
         (["--cluster", "8xH100", "--link", "0"], "--link is 0"),
         (["--cluster", "8xH100", "--price", "-1"], "--price is -1"),
         (["--cluster", "8xH100", "--base", "none"], "--base is 'none'"),

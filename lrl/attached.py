@@ -78,6 +78,11 @@ class Attached(L.LightningDataModule):
         if (sync := self._weight_sync) is not None:
             sync.tend(self._trainer)
 
+    def _wait_for_proof(self) -> None:
+        """Wait until all that is written is by weights that are proved: nothing else is saved."""
+        if (sync := self._weight_sync) is not None and self._strategy.fleet is not None:
+            sync.wait_for_proof(self._trainer, self._strategy.fleet.rollouts)
+
     @property
     def _weight_sync(self) -> WeightSync | None:
         from lrl.callbacks.find import find

@@ -233,12 +233,8 @@ class RolloutDataModule(Attached):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The ledger after the steps that are done, in plain types and tensors; rank 0's is saved.
-
-        What is written by weights that are not proved yet is waited for.
-        """
-        if (sync := self._weight_sync) is not None and self._strategy.fleet is not None:
-            sync.wait_for_proof(self._trainer, self.fleet.rollouts)
+        """The ledger after the steps that are done, in plain types and tensors; rank 0's is saved."""
+        self._wait_for_proof()
         return self._hindsight.state_dict() | {"ledger": self._ledger_state()}
 
     def _ledger_state(self) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ new one was to replace; that one is kept until a newer one is written.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import TorchCheckpointIO
 
+from lrl.freed_memory import give_memory_back
 from lrl.side_files import os_error
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class CheckpointFile(TorchCheckpointIO):
         self.refused, self.newest, self.newest_step = None, str(path), step
         while self._outdated:
             super().remove_checkpoint(self._outdated.pop())
-        give_memory_back()
+        give_memory_back()  # not within a step, and it comes again and again: what is kept cannot add up
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a checkpoint, later if the one that was to replace it could not be written."""
@@ -83,13 +83,3 @@ class CheckpointFile(TorchCheckpointIO):
             unfinished.replace(place)
         finally:
             unfinished.unlink(missing_ok=True)
-
-
-def give_memory_back() -> None:
-    """Give the system what is freed, where the C library keeps it for later and can be told not to (glibc).
-
-    A checkpoint is a good moment: it is not within a step, and comes again and again, so what is kept cannot add up.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -19,6 +19,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from lrl.freed_memory import give_memory_back
 from lrl.weights.checksum import checksum
 
 
@@ -66,11 +67,17 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.model.load_weights(load_file(update_info.file, device=str(self.device)).items())
 
     def finish_weight_update(self) -> None:
-        """Let every layer bring its new weights into the form it computes with."""
+        """Let every layer bring its new weights into the form it computes with.
+
+        On a CPU a set of weights is freed with every update. What the C library keeps of it made a generator's memory
+        grow for 1,000 updates, by a tenth of what it began with.
+        """
         finalize_layerwise_reload(self.model, self.model_config)
         head = getattr(self.model, "lm_head", None)
         if self.device.type == "cpu" and head is not None:
             head.quant_method.process_weights_after_loading(head)
+        if self.device.type == "cpu":
+            give_memory_back()
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""

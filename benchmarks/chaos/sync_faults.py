@@ -209,10 +209,13 @@ class BreakingSync(WeightSync):
             proxy.fault = None
 
     def _wait_for_a_sign(self, planned: Planned, target: Generator) -> None:
-        """A request that arrives late, or that never arrived, may show only behind the sync."""
+        """A request that arrives late, or that never arrived, may show only behind the sync; so does a probe.
+
+        Who is to be taken out is waited for: the log says so a moment before it is done.
+        """
         end = time.monotonic() + self._settle_s
         while time.monotonic() < end and target.out is None:
-            if planned.kind != "late" and self._said_of(planned, target):
+            if planned.kind != "late" and not planned.takes_out and self._said_of(planned, target):
                 return
             time.sleep(0.1)
 

@@ -69,8 +69,8 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def finish_weight_update(self) -> None:
         """Let every layer bring its new weights into the form it computes with.
 
-        On a CPU a set of weights is freed with every update. What the C library keeps of it made a generator's memory
-        grow for 1,000 updates, by a tenth of what it began with.
+        On a CPU the old ones are given back to the system: they are freed with every update, and the C library would
+        keep them.
         """
         finalize_layerwise_reload(self.model, self.model_config)
         head = getattr(self.model, "lm_head", None)

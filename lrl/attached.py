@@ -80,8 +80,9 @@ class Attached(L.LightningDataModule):
 
     def _wait_for_proof(self) -> None:
         """Wait until all that is written is by weights that are proved: nothing else is saved."""
-        if (sync := self._weight_sync) is not None and self._strategy.fleet is not None:
-            sync.wait_for_proof(self._trainer, self._strategy.fleet.rollouts)
+        fleet = None if self.trainer is None else self._strategy.fleet
+        if fleet is not None and (sync := self._weight_sync) is not None:
+            sync.wait_for_proof(self._trainer, fleet.rollouts)
 
     @property
     def _weight_sync(self) -> WeightSync | None:

@@ -52,8 +52,7 @@ class RolloutDataModule(Attached):
         max_skipped_per_step: Groups with equal rewards that are skipped and replaced by fresh prompts, at most this
             many per policy version; 0 trains them all. The steps of an epoch then use up more prompts than the data
             set has, and go on into the next shuffle.
-        mask_truncated: Whether an answer that was cut at `max_response_tokens` counts in the baseline alone: none of
-            its tokens is in the loss.
+        mask_truncated: Whether an answer cut at `max_response_tokens` counts in the baseline alone, not in the loss.
         replay: Trains older groups again, beside a step's own; null never does.
         dispatch: Which generator answers which prompt, in which order; default `lrl.rollouts.dispatch.LeastLoaded`.
         moving: Lets half-written answers go on with idle generators; null never does.

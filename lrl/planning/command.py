@@ -162,7 +162,7 @@ def fastest_dispatch(plan: Plan, sides: Sides, cluster: Cluster) -> dict[str, An
     """The setting `data.dispatch` that the simulator finds fastest for a plan; None for the default."""
     from lrl.planning import simulated_plan
 
-    return simulated_plan.best_dispatch(list(simulated_plan.outcomes(plan, sides, cluster)))
+    return simulated_plan.best_dispatch(simulated_plan.outcomes(plan, sides, cluster))
 
 
 def found(asked: argparse.Namespace, sides: Sides, cluster: Cluster) -> Iterable[Plan]:

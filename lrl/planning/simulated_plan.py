@@ -8,8 +8,9 @@ knows at best, when every prompt was answered before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rich.table import Table
@@ -87,12 +88,13 @@ def rules(costs: RooflineGenerator, slots: int, context_tokens: float) -> dict[s
     }
 
 
-def outcomes(plan: Plan, sides: Sides, cluster: Cluster) -> Iterator[Outcome]:
-    """The plan under each rule, one after another; with a single generator only those that differ there."""
+@cache
+def outcomes(plan: Plan, sides: Sides, cluster: Cluster) -> tuple[Outcome, ...]:
+    """The plan under each rule; with a single generator only those that differ there."""
     costs, workload = generator_costs(plan, sides, cluster), sides.workload
     made = rules(costs, plan.generation.writing.slots, workload.live_tokens)
-    for name in made if plan.generation.generators > 1 else (DEFAULT, "LeastTokens"):
-        yield outcome(name, made[name], plan, sides, cluster)
+    names = made if plan.generation.generators > 1 else (DEFAULT, "LeastTokens")
+    return tuple(outcome(name, made[name], plan, sides, cluster) for name in names)
 
 
 def outcome(rule: str, make: Callable[[], Dispatch], plan: Plan, sides: Sides, cluster: Cluster) -> Outcome:

@@ -54,7 +54,7 @@ class RolloutLog(OnRankZero):
                 "rollouts/replayed_groups": float(len(stream.replayed)),
             }
             | resumed_scalars(data.controller.resumed, stream.step)
-            | (data.lengths.recall() if data.lengths else {})
+            | (data.lengths.figures() if data.lengths else {})
             | {f"rewards/{kind}": float(counts[kind]) for kind in (*KINDS, "retried", "replaced")},
             batch_size=1,
         )

@@ -8,6 +8,7 @@ an on-policy run and skips a step at a resume.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -112,11 +113,6 @@ class RolloutDataModule(Attached):
         self.resumes_from: str | None = None
         """The checkpoint the run will go on from, if it is to be checked with all else; the command line sets it."""
 
-    def check_resume(self, state: dict[str, Any]) -> None:
-        """Raises ValueError if `state`, as from `state_dict`, is of a run with other data or other steps."""
-        if state["ledger"] is not None:
-            Ledger(self.pacing).load_state_dict(state["ledger"], self.prompts.__getitem__)
-
     @property
     def max_model_tokens(self) -> int:
         """Context length that the generators need."""
@@ -127,6 +123,7 @@ class RolloutDataModule(Attached):
         if stage == "fit" and self._trainer.is_global_zero:
             self.load(self.prompts)
             self.reward_pool.start()
+            self._hindsight.start()
 
     def load(self, prompts: Prompts) -> None:
         """Load a data set with the policy's tokenizer."""
@@ -135,19 +132,19 @@ class RolloutDataModule(Attached):
 
     def probe_tokens(self, count: int) -> list[int]:
         """At most `count` tokens of real prompts, always the same: what a probe asks the log-probs of."""
-        prompts = self._loaded[0]
-        tokens = [token for index in range(min(count, len(prompts))) for token in prompts[index].token_ids]
-        return tokens[:count]
+        return [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids][:count]
 
     def teardown(self, stage: str) -> None:
-        """End the reward workers. The controller ended with the fleet's loop; the next run makes its own."""
+        """End the helper processes. The controller ended with the fleet's loop; the next run makes its own."""
         self.reward_pool.close()
+        self._hindsight.close()
         self._restored, self._controller = self._ledger_state(), None
         self._loaded.clear()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the reward workers: Lightning does not call `teardown` after an error."""
+        """End the helper processes: Lightning does not call `teardown` after an error."""
         self.reward_pool.close()
+        self._hindsight.close()
 
     @property
     def controller(self) -> Controller:
@@ -192,7 +189,11 @@ class RolloutDataModule(Attached):
 
     def new_version(self, version: int) -> None:
         """The generators hold `version` now: pacing admits more prompts."""
-        self.fleet.call(self.controller.new_version(version), f"admitting prompts for version {version}")
+        self.fleet.call(self._new_version(version), f"admitting prompts for version {version}")
+
+    async def _new_version(self, version: int) -> None:
+        await self.controller.new_version(version)
+        self._hindsight.look_ahead(self.controller.next_prompts())
 
     def train_dataloader(self) -> StepLoader:
         """The loader of optimizer steps; rank 0 tells the others how many an epoch has."""

@@ -58,6 +58,7 @@ def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule
     run_folder.check(trainer, policy)
     resume.check_path(data.resumes_from)
     read = inputs.check_rows(data, evaluations)
+    inputs.check_ranker(data)
     if _makes_its_model(policy) and faults.any_noted():
         return
     shape = inputs.check_policy(policy, data, read)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
 from lrl.faults import EXPECTED, fault, noting
 from lrl.preflight.model import Shape, check_context, check_tokens, check_vocabulary, check_weights, shape_of
 from lrl.rewards import Reward
 from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.rankers import LanguageModelRanker
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
     from lrl.policy import PolicyModule
+
+RANKER = "data.lengths.ranker"
 
 
 def check_rows(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
@@ -90,3 +95,18 @@ def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[P
                     f"{shape.vocabulary}: a reference needs the policy's vocabulary."
                 )
     return shape
+
+
+def check_ranker(data: RolloutDataModule) -> None:
+    """The language model that guesses lengths, if there is one."""
+    ranker = data.lengths.ranker if data.lengths is not None else None
+    if not isinstance(ranker, LanguageModelRanker):
+        return
+    with noting():
+        shape = shape_of(ranker.model, None)
+        check_weights(ranker.model, shape, f"{RANKER}.model")
+        if type(shape.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            fault(
+                f"{RANKER}.model={ranker.model!r} is a {shape.config.model_type}, of which transformers has no form "
+                "that ends in a number (sequence classification): take one of another family, such as Qwen2.5."
+            )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrl.faults import fault, noting
+from lrl.rollouts.ledger import Ledger
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -80,9 +81,9 @@ def _check_data(ckpt_path: str, state: dict[str, Any], data: RolloutDataModule) 
         fault(
             f"--ckpt_path {ckpt_path!r} has no state of {name}: it is not of a run with this data module. Give another."
         )
-    elif data.prompts.loaded:
+    elif data.prompts.loaded and state[name]["ledger"] is not None:
         with noting():
-            data.check_resume(state[name])
+            Ledger(data.pacing).load_state_dict(state[name]["ledger"], data.prompts.__getitem__)
     trainer: Any = data.trainer
     if trainer is not None and 0 < trainer.max_steps <= state.get("global_step", 0):
         log.warning(

@@ -2,8 +2,7 @@
 
 This module imports neither torch nor anything that does, so a worker starts in a fraction of a second.
 
-A worker must die with the trainer, also when the trainer is killed (SIGKILL) while a reward never returns. Only the
-kernel can do that: a thread that watches the trainer cannot run while, say, a regular expression holds Python's lock.
+A worker must die with the trainer, also when the trainer is killed (SIGKILL) while a reward never returns.
 
 A worker that is out of memory ends: what filled it may stay, and would fail the next answers.
 """
@@ -11,25 +10,23 @@ A worker that is out of memory ends: what filled it may stay, and would fail the
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import math
 import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from lrl.owner import die_with
 from lrl.rewards.base import Reward
 from lrl.rewards.place import Outcome, Place
 from lrl.rewards.value import BadValueError, parts_of
 
 OUT_OF_MEMORY = 112
 """Exit code of a worker at its memory limit."""
-_PR_SET_PDEATHSIG = 1
 _LONGEST_MESSAGE = 500
 
 _rewards: list[Reward] | str = "no rewards were loaded"
@@ -48,7 +45,7 @@ def begin(rewards: bytes, owner: int, memory_gib: float | None, places: Sequence
     """
     global _rewards, _places
     _places = places
-    _die_with(owner)
+    die_with(owner)
     # pebble's own handler is Python code and waits for Python's lock; the default kills at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -167,20 +164,3 @@ def _limit_memory(gib: float | None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = now + int(gib * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
-
-
-def _die_with(owner: int) -> None:
-    if sys.platform != "linux":  # no kernel help: a thread does what it can
-        threading.Thread(target=_watch, args=(owner,), daemon=True).start()
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; a reward worker could outlive its run")
-    if os.getppid() != owner:  # it died before the line above
-        os._exit(1)
-
-
-def _watch(owner: int) -> None:
-    while os.getppid() == owner:
-        time.sleep(1.0)
-    os._exit(1)

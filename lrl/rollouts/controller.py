@@ -110,6 +110,11 @@ class Controller:
         self._start(resuming)
         self._admit()
 
+    def next_prompts(self) -> list[Prompt]:
+        """The prompts of the next two steps, should no open group begin anew. Call it on the loop."""
+        first, count = self.ledger.next_index, 2 * self.ledger.pacing.groups_per_step
+        return [self.prompts[index] for index in range(first, first + count)]
+
     def _admit(self) -> None:
         self._start(self.ledger.admit(self._version, self._fresh_group))
 

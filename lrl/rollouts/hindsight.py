@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lrl.advantages import Advantages, rewards_of
-from lrl.data import Group
+from lrl.data import Group, Prompt
 from lrl.rollouts.lengths import Lengths
 from lrl.rollouts.replay import Replay
 
@@ -24,6 +24,21 @@ class Hindsight:
         self._advantages = advantages
         self._replay = replay
         self._lengths = lengths
+
+    def start(self) -> None:
+        """A run begins."""
+        if self._lengths is not None:
+            self._lengths.ranker.start()
+
+    def close(self) -> None:
+        """It is over. May be called twice."""
+        if self._lengths is not None:
+            self._lengths.ranker.close()
+
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:
+        """`prompts` start soon. Call it on the loop."""
+        if self._lengths is not None:
+            self._lengths.look_ahead(prompts)
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
         """Every group of `step` is packed."""

@@ -1,9 +1,8 @@
 """How long answers will be: a ranking of prompts, learnt from the answers of every step.
 
-A prompt that was answered before is expected to be answered at that length again; another one by what its tokens say
-(`lrl.rollouts.prompt_regression`). Both are kept relative to the length of all answers at that time, because the policy
-changes: when all answers grow, what was seen an epoch ago still ranks right. StreamRL's ranker, a small language model
-fine-tuned on prompts and lengths (2504.15930, section 5), is not here: it needs a GPU.
+A prompt that was answered before is expected to be answered at that length again; another one by what it says
+(`lrl.rollouts.rankers`). Both are kept relative to the length of all answers at that time, because the policy changes:
+when all answers grow, what was seen an epoch ago still ranks right.
 
 Nothing but dispatch and the log reads it, so a wrong guess costs time and never changes what is trained.
 """
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from lrl.data import Group, Prompt, Rollout
 from lrl.faults import at_least, fault
-from lrl.rollouts.prompt_regression import PromptRegression
+from lrl.rollouts.rankers import NgramRanker, Ranker
 
 RECENT_ANSWERS = 4096
 """Answers whose lengths are the distribution that `quantile` is of."""
@@ -37,21 +36,21 @@ class Lengths:
     Args:
         newest_weight: Weight of a prompt's newest answers against the older ones, in (0, 1].
         seen_prompts: Prompts whose lengths are remembered, the newest; 12 bytes each in a checkpoint.
-        fitted_prompts: Prompts that the regression is fitted to after each step, the newest.
+        ranker: Guesses from the prompt alone; default `lrl.rollouts.rankers.NgramRanker`.
 
     Raises:
         ValueError: A setting is outside its range.
     """
 
-    def __init__(self, newest_weight: float = 0.5, seen_prompts: int = 100_000, fitted_prompts: int = 2048) -> None:
+    def __init__(self, newest_weight: float = 0.5, seen_prompts: int = 100_000, ranker: Ranker | None = None) -> None:
         if not 0 < newest_weight <= 1:
             fault(f"data.lengths.newest_weight is {newest_weight}; it must be above 0 and at most 1.")
-        at_least(1, "data.lengths", seen_prompts=seen_prompts, fitted_prompts=fitted_prompts)
+        at_least(1, "data.lengths", seen_prompts=seen_prompts)
         self.newest_weight = newest_weight
         self.seen_prompts = seen_prompts
+        self.ranker = ranker or NgramRanker()
         self._level: float | None = None  # mean log length, the newest step's weighing most
         self._seen: dict[int, float] = {}  # prompt id -> log length less the level, least recently seen first
-        self._regression = PromptRegression(fitted_prompts)
         self._recent = np.empty(0)  # tokens of single answers, ascending, replaced as a whole
         self._answers = deque[int](maxlen=RECENT_ANSWERS)  # the same in the order of their coming
         self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)  # (expected, found) of groups, log tokens
@@ -87,9 +86,13 @@ class Lengths:
         self._level = mean if self._level is None else self._mixed(self._level, mean)
         for group, log_length in zip(groups, found, strict=True):
             self._note(group.prompt.id, log_length - self._level)
-        self._regression.fit([group.prompt.token_ids for group in groups], [log - self._level for log in found])
+        self.ranker.learn([group.prompt for group in groups], [log - self._level for log in found])
         self._answers.extend(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
         self._recent = np.sort(self._answers)
+
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:
+        """`prompts` start soon; those that were never answered are the ranker's. Call it where `expected` is asked."""
+        self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
 
     def recall(self) -> dict[str, float]:
         """Of the longest 20, 10 and 5 % of the last few hundred groups, the share that was expected among so many.
@@ -101,10 +104,14 @@ class Lengths:
         expected, found = np.array(self._guesses).T
         return {f"lengths/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS}
 
+    def figures(self) -> dict[str, float]:
+        """What the log says: recall, and what the ranker says of itself."""
+        return self.recall() | self.ranker.figures()
+
     def _log_length(self, prompt: Prompt) -> float:
         assert self._level is not None, "something was seen"
         known = self._seen.get(prompt.id)
-        return self._level + (self._regression.guess(prompt.token_ids) if known is None else known)
+        return self._level + (self.ranker.guess(prompt) if known is None else known)
 
     def _mean_length(self, group: Group) -> float:
         """Mean tokens of a group's answers; one that was cut is at least as long as it was expected to be."""
@@ -131,7 +138,7 @@ class Lengths:
             "level": self._level,
             "seen_ids": torch.tensor(list(self._seen), dtype=torch.int64),
             "seen": torch.tensor(list(self._seen.values()), dtype=torch.float32),
-            "regression": self._regression.state_dict(),
+            "rankers": {type(self.ranker).__name__: self.ranker.state_dict()},
             "answers": torch.tensor(self._answers, dtype=torch.int32),
             "guesses": torch.tensor(self._guesses, dtype=torch.float32).reshape(-1, 2),
         }
@@ -140,7 +147,8 @@ class Lengths:
         """Go on where `state_dict` was taken."""
         self._level = state["level"]
         self._seen = dict(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
-        self._regression.load_state_dict(state["regression"])
+        if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:  # else it begins anew
+            self.ranker.load_state_dict(learnt)
         self._answers = deque(state["answers"].tolist(), maxlen=RECENT_ANSWERS)
         self._recent = np.sort(self._answers)
         self._guesses = deque(map(tuple, state["guesses"].tolist()), maxlen=RECENT_GROUPS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lrl.data import Group, Prompt, Rollout
 from lrl.rollouts.lengths import Lengths, recall
-from lrl.rollouts.prompt_regression import BUCKETS, NEWEST, features
+from lrl.rollouts.rankers import NgramRanker
 from tests.checkpoint_file import as_file, through_a_file
 
 
@@ -151,7 +151,7 @@ def test_before_the_first_step_there_is_little_to_save() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    lengths, sizes = Lengths(seen_prompts=20, fitted_prompts=30), []
+    lengths, sizes = Lengths(seen_prompts=20, ranker=NgramRanker(fitted_prompts=30)), []
     for step in range(300):
         lengths.end_step([answered(make_prompt(20 * step + id, *range(40)), *[9] * 16) for id in range(20)])
         if step % 100 == 99:
@@ -159,15 +159,8 @@ def test_what_is_remembered_is_bounded() -> None:
     assert max(sizes) == min(sizes) and lengths.state_dict()["seen_ids"].tolist() == list(range(5980, 6000))
 
 
-def test_features_are_alike_for_alike_prompts_and_bounded_for_long_ones() -> None:
-    (places, values), (others, _) = features([5, 6, 7, 8]), features([5, 6, 7, 9])
-    assert len(places) == 8 and len(set(places) & set(others)) == 6  # three words, two pairs, the length
-    assert places.max() < BUCKETS and np.linalg.norm(values[:-1]) == pytest.approx(1)
-    assert len(features(list(range(10 * NEWEST)))[0]) <= 2 * NEWEST and len(features([])[0]) == 1
-
-
 def test_a_setting_outside_its_range_is_named() -> None:
     with pytest.raises(ValueError, match="data.lengths.newest_weight is 0"):
         Lengths(newest_weight=0.0)
-    with pytest.raises(ValueError, match="data.lengths.fitted_prompts is 0"):
-        Lengths(fitted_prompts=0)
+    with pytest.raises(ValueError, match="data.lengths.seen_prompts is 0"):
+        Lengths(seen_prompts=0)

@@ -1,4 +1,4 @@
-"""A guess at an answer's length from the prompt alone: ridge regression on hashed n-grams of the prompt's tokens.
+"""Ridge regression on hashed n-grams of the prompt's tokens.
 
 Chosen for its cost: tens of microseconds a prompt, and some ten milliseconds for a fit on the newest prompts. Of the
 models tried on GSM8K it also ranked best; scikit-learn's SGD, fed once with each step, came out behind the prompt's
@@ -7,11 +7,16 @@ bare length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from lrl.data import Prompt
+from lrl.faults import above, at_least
+from lrl.rollouts.rankers.base import Ranker
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -27,55 +32,60 @@ Features = tuple[NDArray[np.int16], NDArray[np.float32]]
 """Places, int16 [F], and their values, float32 [F]."""
 
 
-class PromptRegression:
-    """Learns a number for each prompt and guesses it for others.
+class NgramRanker(Ranker):
+    """Guesses by which tokens, and pairs of them, a prompt has.
 
     Args:
-        prompts: The newest so many are fitted; older ones are forgotten.
+        fitted_prompts: Prompts that it is fitted to after each step, the newest; older ones are forgotten.
         penalty: Of the ridge.
+
+    Raises:
+        ValueError: A setting is outside its range.
     """
 
-    def __init__(self, prompts: int = 2048, penalty: float = 1.0) -> None:
+    def __init__(self, fitted_prompts: int = 2048, penalty: float = 1.0) -> None:
         from sklearn.linear_model import Ridge  # a second or more: only a run that wants lengths pays for it
 
-        self.prompts = prompts
+        at_least(1, "data.lengths.ranker", fitted_prompts=fitted_prompts)
+        above(0, "data.lengths.ranker", penalty=penalty)
+        self.fitted_prompts = fitted_prompts
         self._ridge = Ridge(penalty, solver="sparse_cg", tol=1e-2)
         self._rows: list[tuple[Features, float]] = []
         self._weights: tuple[NDArray[np.float64], float] = np.zeros(BUCKETS), 0.0
 
-    def guess(self, token_ids: list[int]) -> float:
-        """The number for a prompt; 0 before the first fit."""
-        places, values = features(token_ids)
+    def guess(self, prompt: Prompt) -> float:
+        """See `Ranker`."""
+        places, values = features(prompt.token_ids)
         weights, intercept = self._weights  # one read: another thread may fit meanwhile
         return float(weights[places] @ values) + intercept
 
-    def fit(self, prompts: list[list[int]], targets: list[float]) -> None:
-        """Take in prompts, as token ids, with their numbers, and fit the newest."""
-        rows = [(features(token_ids), target) for token_ids, target in zip(prompts, targets, strict=True)]
-        self._rows = (self._rows + rows)[-self.prompts :]
+    def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
+        """Fit the newest prompts anew, these among them."""
+        rows = [(features(prompt.token_ids), number) for prompt, number in zip(prompts, numbers, strict=True)]
+        self._rows = (self._rows + rows)[-self.fitted_prompts :]
         self._refit()
 
     def _refit(self) -> None:
         if self._rows:
-            self._ridge.fit(as_matrix([row for row, _ in self._rows]), [target for _, target in self._rows])
+            self._ridge.fit(as_matrix([row for row, _ in self._rows]), [number for _, number in self._rows])
             self._weights = self._ridge.coef_, float(self._ridge.intercept_)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is fitted: int16 and float32 [sum of F], int64 [prompts] and float32 [prompts]; 6 bytes a feature."""
+        """What is fitted: int16 and float32 [sum of F], int64 [rows] and float32 [rows]; 6 bytes a feature."""
         rows = [row for row, _ in self._rows]
         empty: Features = np.empty(0, np.int16), np.empty(0, np.float32)
         return {
             "places": torch.from_numpy(np.concatenate([empty[0], *(places for places, _ in rows)])),
             "values": torch.from_numpy(np.concatenate([empty[1], *(values for _, values in rows)])),
             "sizes": torch.tensor([len(places) for places, _ in rows], dtype=torch.int64),
-            "targets": torch.tensor([target for _, target in self._rows], dtype=torch.float32),
+            "numbers": torch.tensor([number for _, number in self._rows], dtype=torch.float32),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what was fitted."""
         sizes = state["sizes"].tolist()
-        rows = zip(state["places"].split(sizes), state["values"].split(sizes), state["targets"].tolist(), strict=True)
-        self._rows = [((places.numpy(), values.numpy()), target) for places, values, target in rows]
+        rows = zip(state["places"].split(sizes), state["values"].split(sizes), state["numbers"].tolist(), strict=True)
+        self._rows = [((places.numpy(), values.numpy()), number) for places, values, number in rows]
         self._refit()
 
 

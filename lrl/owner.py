@@ -1,0 +1,37 @@
+"""A helper process that ends with the process that owns it, however that one ends.
+
+Only the kernel can do that for a helper that is busy in somebody else's code: a thread that watches the owner cannot
+run while, say, a regular expression holds Python's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(owner: int) -> None:
+    """End this process with the process `owner`, which has started it.
+
+    On Linux it ends with the *thread* that started it: start helpers on one that outlives them.
+    """
+    if sys.platform != "linux":  # no kernel help: a thread does what it can
+        threading.Thread(target=_watch, args=(owner,), daemon=True).start()
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run")
+    if os.getppid() != owner:  # it died before the line above
+        os._exit(1)
+
+
+def _watch(owner: int) -> None:
+    while os.getppid() == owner:
+        time.sleep(1.0)
+    os._exit(1)

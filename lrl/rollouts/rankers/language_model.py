@@ -1,0 +1,185 @@
+"""StreamRL's ranker: a small language model, fine-tuned on prompts and the lengths of their answers (2504.15930,
+section 5), in a process beside the trainer.
+
+Nobody waits for it. What was answered is taught to it in the background, and prompts that start soon are guessed ahead.
+What it has not guessed yet the n-grams do (`NgramRanker`), and so they do if its process is lost.
+
+Its guesses are not taken at their word (`Blend`): a model that has learnt nothing yet does no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from pebble import ProcessPool
+
+from lrl.data import Prompt
+from lrl.faults import above, at_least, fault
+from lrl.rollouts.rankers import worker
+from lrl.rollouts.rankers.base import Ranker
+from lrl.rollouts.rankers.blend import Blend
+from lrl.rollouts.rankers.finetuning import Recipe, Row
+from lrl.rollouts.rankers.ngrams import NgramRanker
+
+log = logging.getLogger(__name__)
+
+JOB_S = 1800.0
+"""Longest that opening the model, learning a step or guessing one may take."""
+LOOKED_AHEAD = 65_536
+"""Prompts whose guesses are kept, the newest."""
+
+
+class LanguageModelRanker(Ranker):
+    """A language model with a number at its end, fine-tuned while the run goes on.
+
+    Args:
+        model: Hub name or folder of a causal language model; it need not be of the policy's family.
+        device: Where it is: `cuda:0`, `cpu`, ...; null takes the first CUDA device, else the CPU. It needs 16 bytes a
+            parameter there, and activations for 16 prompts of at most 512 tokens.
+        lr: Learning rate of AdamW, constant.
+        passes: How often what was answered in a step is read, each time with as much of what was before.
+        fitted_prompts: Prompts of which those are drawn, the newest. A run that is resumed begins with the model as it
+            was and reads these again.
+
+    Raises:
+        ValueError: A setting is outside its range.
+    """
+
+    def __init__(
+        self, model: str, device: str | None = None, lr: float = 2e-5, passes: int = 2, fitted_prompts: int = 2048
+    ) -> None:
+        above(0, "data.lengths.ranker", lr=lr)
+        at_least(1, "data.lengths.ranker", passes=passes, fitted_prompts=fitted_prompts)
+        self.model = model
+        self.device = find_device(device)
+        self._recipe = Recipe(model, str(self.device), lr, passes, fitted_prompts)
+        self._ngrams = NgramRanker(fitted_prompts)
+        self._blend = Blend()
+        self._guesses: dict[int, float] = {}  # prompt id -> the language model's
+        self._learnt = deque[Row](maxlen=fitted_prompts)
+        self._to_learn = deque[Row](maxlen=fitted_prompts)
+        self._pool: ProcessPool | None = None
+        self._learning: Future[None] | None = None
+        self._guessing: Future[list[float]] | None = None
+
+    def guess(self, prompt: Prompt) -> float:
+        """Both guesses, each for what it is worth; the n-grams' alone where there is no other."""
+        return self._blend(self._ngrams.guess(prompt), self._guesses.get(prompt.id))
+
+    def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
+        """Judge both guesses by `numbers`, and teach them; the language model as soon as it is free."""
+        found = [
+            (prompt, self._guesses.get(prompt.id), number) for prompt, number in zip(prompts, numbers, strict=True)
+        ]
+        self._blend.judge([(self._ngrams.guess(p), guess, number) for p, guess, number in found if guess is not None])
+        self._ngrams.learn(prompts, numbers)
+        self._take_in([(prompt.text, number) for prompt, _, number in found])
+
+    def _take_in(self, rows: Sequence[Row]) -> None:
+        self._learnt.extend(rows)
+        self._to_learn.extend(rows)
+        self._teach()
+
+    def _teach(self) -> None:
+        if self._pool is not None and self._to_learn and self._is_free(self._learning):
+            self._learning = self._pool.schedule(worker.learn, (self._recipe, list(self._to_learn)), timeout=JOB_S)
+            self._to_learn.clear()
+
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:
+        """Have `prompts` guessed, unless it is still busy with those before."""
+        if self._pool is not None and self._is_free(self._guessing):
+            ids, texts = [prompt.id for prompt in prompts], [prompt.text for prompt in prompts]
+            self._guessing = self._pool.schedule(worker.guess, (self._recipe, texts), timeout=JOB_S)
+            self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
+
+    def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
+        """Keep what was guessed; on pebble's thread. What went wrong is said at the next look (`_is_free`)."""
+        if not guessing.cancelled() and guessing.exception() is None:
+            self._guesses |= zip(ids, guessing.result(), strict=True)
+            while len(self._guesses) > LOOKED_AHEAD:
+                del self._guesses[next(iter(self._guesses))]
+
+    def _is_free(self, job: Future[Any] | None) -> bool:
+        """Whether there can be another one; when `job` went wrong there is none any more."""
+        if job is None or not job.done():
+            return job is None
+        if (error := job.exception()) is not None:
+            log.warning(
+                "data.lengths.ranker: the process with %s is lost (%s: %s). Lengths are guessed from n-grams alone "
+                "until this run ends; a resumed one begins with it again.",
+                *(self.model, type(error).__name__, error),
+            )
+            self.close()
+        return error is None
+
+    def figures(self) -> dict[str, float]:
+        """How well n-grams and language model go with what was found, over the last prompts with both."""
+        found = self._blend.correlations()
+        return {} if found is None else {"lengths/ngrams_correlation": found[0], "lengths/model_correlation": found[1]}
+
+    def start(self) -> None:
+        """Start the process, and open the model in it, while the generators start."""
+        on_cpu = self.device.type == "cpu"
+        context = multiprocessing.get_context("spawn")  # as for reward workers: a fork would inherit open pipes
+        self._pool = ProcessPool(1, initializer=worker.begin, initargs=(os.getpid(), on_cpu), context=context)
+        self.look_ahead([])
+        self._teach()
+
+    def close(self) -> None:
+        """End the process at once, whatever it is doing."""
+        pool, self._pool = self._pool, None
+        self._learning = self._guessing = None
+        if pool is not None:
+            pool.stop()
+            pool.join()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until all that it was given is done; for measurements, no run waits.
+
+        Raises:
+            TimeoutError: It is not.
+        """
+        jobs: list[Future[Any]] = [job for job in (self._learning, self._guessing) if job is not None]
+        if futures.wait(jobs, timeout_s).not_done:
+            raise TimeoutError(f"The process with {self.model} was not done in {timeout_s:g} s.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it was taught, as text, and what the guesses were worth; no weights."""
+        texts, numbers = zip(*self._learnt, strict=True) if self._learnt else ((), ())
+        return {
+            "ngrams": self._ngrams.state_dict(),
+            "texts": list(texts),
+            "numbers": torch.tensor(numbers, dtype=torch.float32),
+            "judged": self._blend.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Teach what was learnt to the model as it was before the first run."""
+        self._ngrams.load_state_dict(state["ngrams"])
+        self._blend.load_state_dict(state["judged"])
+        self._take_in(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device of that name; raises ValueError if this machine has none."""
+    if name is None:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        fault(f"data.lengths.ranker.device is {name!r}, which torch does not know; it must be like cuda:0 or cpu.")
+        return torch.device("cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        fault(
+            f"data.lengths.ranker.device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices: "
+            "name one of them, or cpu."
+        )
+    return device

@@ -1,0 +1,21 @@
+"""What n-grams say of a prompt."""
+
+import numpy as np
+import pytest
+
+from lrl.rollouts.rankers import NgramRanker
+from lrl.rollouts.rankers.ngrams import BUCKETS, NEWEST, features
+
+
+def test_features_are_alike_for_alike_prompts_and_bounded_for_long_ones() -> None:
+    (places, values), (others, _) = features([5, 6, 7, 8]), features([5, 6, 7, 9])
+    assert len(places) == 8 and len(set(places) & set(others)) == 6  # three words, two pairs, the length
+    assert places.max() < BUCKETS and np.linalg.norm(values[:-1]) == pytest.approx(1)
+    assert len(features(list(range(10 * NEWEST)))[0]) <= 2 * NEWEST and len(features([])[0]) == 1
+
+
+def test_a_setting_outside_its_range_is_named() -> None:
+    with pytest.raises(ValueError, match="data.lengths.ranker.fitted_prompts is 0"):
+        NgramRanker(fitted_prompts=0)
+    with pytest.raises(ValueError, match="data.lengths.ranker.penalty is 0"):
+        NgramRanker(penalty=0.0)

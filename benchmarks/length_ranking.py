@@ -1,10 +1,15 @@
 """How well the longest answers are known before they are written, on real prompts and without a generator.
 
     python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl
+    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model Qwen/Qwen2.5-0.5B
+    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model random --lr 1e-3
 
 The answers are the data set's own solutions. Every prompt comes once, in steps, and each is expected before its length
 is learnt, as in the first epoch of a run. Beside it stand chance, the bare length of the prompt, and table 4 of
 StreamRL (2504.15930), whose prompts, answers and ranker are others.
+
+With `--model`, n-grams and this language model rank together (`LanguageModelRanker`), and it is waited for after each
+step. `random` is a made-up one of 0.9 million random weights: it knows no language but what the lengths teach it.
 """
 
 from __future__ import annotations
@@ -15,16 +20,35 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.random_policy import make_tokenizer
 from benchmarks.records import append, rounded
 from lrl.data import Group, Prompt, Rollout
 from lrl.rollouts.lengths import TAILS, Lengths, recall
+from lrl.rollouts.rankers import LanguageModelRanker, NgramRanker, Ranker
 
-PAPER = {"StreamRL, Qwen2.5-7B": (0.87, 0.82, 0.76), "StreamRL, Qwen2.5-1.5B": (0.81, 0.75, 0.68)}
+PAPER: dict[str, tuple[float, ...]] = {
+    "StreamRL, Qwen2.5-7B": (0.87, 0.82, 0.76),
+    "StreamRL, Qwen2.5-1.5B": (0.81, 0.75, 0.68),
+}
+RANDOM: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+RANDOM |= {"num_key_value_heads": 4, "max_position_embeddings": 1024, "tie_word_embeddings": True}
+"""Shape of the made-up model."""
 WORDS = re.compile(r"\d|[^\W\d]+|\S")
 """Words, single digits and signs: what stands for tokens when no tokenizer is given."""
 
@@ -36,6 +60,10 @@ def main() -> None:
     parser.add_argument("--prompt", default="question", help="column (%(default)s)")
     parser.add_argument("--answer", default="answer", help="column (%(default)s)")
     parser.add_argument("--tokenizer", help="name or folder of a Hugging Face tokenizer; default: words and signs")
+    parser.add_argument("--model", help="of the ranker: a hub name, a folder, or random; default: n-grams alone")
+    parser.add_argument("--device", help="of that model; default: the first CUDA device, else the CPU")
+    parser.add_argument("--lr", type=float, default=2e-5, help="of that model (%(default)s)")
+    parser.add_argument("--passes", type=int, default=2, help="of that model (%(default)s)")
     parser.add_argument("--step", type=int, default=64, help="prompts of a step (%(default)s)")
     parser.add_argument("--learn-first", type=int, default=1024, help="prompts that are not counted (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the order (%(default)s)")
@@ -43,11 +71,15 @@ def main() -> None:
     settings = parser.parse_args()
     groups = read(settings.rows, settings.prompt, settings.answer, tokens_of(settings.tokenizer))
     random.Random(settings.seed).shuffle(groups)
-    found, times = learn(groups, settings.step, settings.learn_first)
+    with TemporaryDirectory() as folder, closing(make_ranker(settings, groups, folder)) as ranker:
+        ranker.start()
+        found, times = learn(groups, settings.step, settings.learn_first, ranker)
     for name, row in (found | PAPER).items():
         print(f"{name:<24}", *(f"{share:6.2f}" for share in row))
     print(*(f"{name} {value:.3g}" for name, value in times.items()), sep=", ")
     record = {"rows": settings.rows.name, "tokenizer": settings.tokenizer, "seed": settings.seed, "groups": len(groups)}
+    if settings.model:
+        record |= {name: getattr(settings, name) for name in ("model", "device", "lr", "passes")}
     append(settings.out, record | {"recall": found, "tails": TAILS} | {n: rounded(v) for n, v in times.items()})
 
 
@@ -72,32 +104,66 @@ def read(path: Path, prompt: str, answer: str, encode: Callable[[str], list[int]
     return groups
 
 
-def learn(groups: list[Group], step: int, learn_first: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+def make_ranker(settings: argparse.Namespace, groups: list[Group], folder: str) -> Ranker:
+    """The ranker of these settings; a made-up model goes to `folder`."""
+    if settings.model is None:
+        return NgramRanker()
+    if settings.model != "random":
+        return LanguageModelRanker(settings.model, settings.device, settings.lr, settings.passes)
+    tokenizer = make_tokenizer([group.prompt.text for group in groups], 4096)
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **RANDOM)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return LanguageModelRanker(folder, settings.device, settings.lr, settings.passes)
+
+
+def learn(
+    groups: list[Group], step: int, learn_first: int, ranker: Ranker
+) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Expect and learn, step by step.
 
     Returns:
         Recall of the longest 20, 10 and 5 % by the way of ranking; medians of the processor's microseconds for a guess
-        and milliseconds for learning a step.
+        and milliseconds for learning a step, in this process; with a language model also of its seconds a step, and the
+        last correlations of both guesses with what was found.
     """
-    lengths, expected = Lengths(), []
-    guesses, fits = [], []
-    for start in range(0, len(groups), step):
+    lengths, expected = Lengths(ranker=ranker), []
+    guesses, fits, waits = [], [], []
+    for start in tqdm(range(0, len(groups), step), unit="step", disable=None):
         part = groups[start : start + step]
+        lengths.look_ahead([group.prompt for group in part])
+        waits.append(wait_for(ranker))
         began = time.process_time()
         expected += [lengths.expected(group.prompt) for group in part]
         guesses.append((time.process_time() - began) / len(part) * 1e6)
         began = time.process_time()
         lengths.end_step(part)
         fits.append((time.process_time() - began) * 1e3)
-    counted = groups[learn_first:]
+        waits[-1] += wait_for(ranker)
+    times = {"guess_us": median(guesses[1:]), "learn_ms": median(fits)}
+    if isinstance(ranker, LanguageModelRanker):
+        times |= {"model_s": median(waits[1:])} | ranker.figures()
+    return recalls(groups[learn_first:], expected[learn_first:]), times
+
+
+def wait_for(ranker: Ranker) -> float:
+    """Seconds until a language model is done with what it was given."""
+    began = time.perf_counter()
+    if isinstance(ranker, LanguageModelRanker):
+        ranker.wait(3600)
+    return time.perf_counter() - began
+
+
+def recalls(counted: list[Group], expected: list[float]) -> dict[str, list[float]]:
+    """Recall by the way of ranking; `expected` is lrl's."""
     truth = np.array([float(group.num_tokens) for group in counted])
     ways = {
         "length of the prompt": np.array([float(len(group.prompt.token_ids)) for group in counted]),
-        "lrl": np.array(expected[learn_first:]),
+        "lrl": np.array(expected),
     }
     found = {name: [recall(guess, truth, tail / 100) for tail in TAILS] for name, guess in ways.items()}
     found["chance"] = [tail / 100 for tail in TAILS]
-    return found, {"guess_us": median(guesses[1:]), "learn_ms": median(fits)}
+    return found
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 from tests.bad_words import Case, callback, evaluation, extra, only, setting
 
 SYNC = "lrl.callbacks.WeightSync"
+RANKER = ("--data.lengths", "lrl.rollouts.lengths.Lengths", "--data.lengths.ranker", "LanguageModelRanker")
 
 SETTINGS: dict[str, Case] = {
     "a misspelt key": (("--data.max_lagg", "1"), ("max_lagg",)),
@@ -30,6 +31,14 @@ SETTINGS: dict[str, Case] = {
     "a replay of nothing": (
         ("--data.replay", "lrl.Replay", "--data.replay.groups_per_step", "0", "--data.replay.max_lag", "2"),
         ("data.replay", "groups_per_step is 0", "null"),
+    ),
+    "a ranker's model that is not there": (
+        (*RANKER, "--data.lengths.ranker.model", "no/such_model"),
+        ("data.lengths.ranker", "no/such_model", "folder in Hugging Face format"),
+    ),
+    "a ranker on a device that is not there": (
+        (*RANKER, "--data.lengths.ranker.model", "{in}/models/whole", "--data.lengths.ranker.device", "cuda:99"),
+        ("data.lengths.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
     ),
     "a baseline that the objective cannot use": (
         (

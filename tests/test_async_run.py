@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ import lrl
 from lrl.callbacks import Evaluation, Export, Throughput, Timeline, WeightSync
 from lrl.callbacks.find import find
 from lrl.callbacks.throughput import StepTimes
-from lrl.data import Group, Rollout
+from lrl.data import Group, Prompt, Rollout
 from lrl.planning.timeline import GeneratorRecord, GroupRecord, MicroBatchRecord, StepRecord, read
+from lrl.rollouts.dispatch import LeastTokens
+from lrl.rollouts.lengths import Lengths
+from lrl.rollouts.rankers import Ranker
 from lrl.stopwatch import GENERATOR, TRAINER
 from tests.lent_server import Borrowing, LentServer, start_server
 
@@ -131,6 +135,48 @@ def test_no_trained_token_lags_more_than_max_lag(
     assert min(lags) >= 0
     assert max(lags) <= max_lag
     assert len({group.index for _, group in witness.groups}) == len(witness.groups) == STEPS * GROUPS
+
+
+class Pupil(Ranker):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.looked_at: set[int] = set()
+        self.unforeseen: set[int] = set()
+
+    def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
+        self.told.append("learn")
+        self.unforeseen |= {prompt.id for prompt in prompts} - self.looked_at
+
+    def guess(self, prompt: Prompt) -> float:
+        return 0.0
+
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:
+        self.told.append("look ahead")
+        self.looked_at |= {prompt.id for prompt in prompts}
+
+    def start(self) -> None:
+        self.told.append("start")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("nothing is resumed")
+
+
+def test_a_ranker_sees_every_prompt_before_it_starts_but_those_of_the_first_version(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    pupil = Pupil()
+    fit(lent_server, policy_folder, tmp_path, max_lag=1, dispatch=LeastTokens(), lengths=Lengths(ranker=pupil))
+    assert pupil.told[:2] == ["start", "look ahead"] and pupil.told[-1] == "close"
+    assert pupil.told.count("learn") == STEPS
+    assert len(pupil.unforeseen) == 2 * GROUPS  # the first version admits max_lag + 1 steps' prompts
 
 
 class Frozen(L.Callback):

@@ -23,7 +23,7 @@ from lrl.preflight import room
 from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
 from tests.bad_files import DATA, MODELS, RESUMES
-from tests.bad_settings import SERVERS, SETTINGS, TRAINER
+from tests.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
 from tests.broken_inputs import make
 
 CASES = SETTINGS | TRAINER | SERVERS | DATA | MODELS | RESUMES
@@ -95,6 +95,7 @@ HEALTHY = {
     "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
     "chats for a tokenizer with a template": ("--data.prompts.source", "{in}/data/chats.jsonl"),
     "plain text for one without": ("--model.model", "{in}/models/no-template"),
+    "a language model that ranks prompts": (*RANKER, "--data.lengths.ranker.model", "{in}/models/whole"),
     "a checkpoint of the run itself": ("--ckpt_path", "{in}/checkpoints/whole.ckpt"),
     "long micro-batches and groups beyond a generator": (
         *("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2"),

@@ -102,11 +102,14 @@ def check_ranker(data: RolloutDataModule) -> None:
     ranker = data.lengths.ranker if data.lengths is not None else None
     if not isinstance(ranker, LanguageModelRanker):
         return
-    with noting():
+    try:
         shape = shape_of(ranker.model, None)
-        check_weights(ranker.model, shape, f"{RANKER}.model")
-        if type(shape.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            fault(
-                f"{RANKER}.model={ranker.model!r} is a {shape.config.model_type}, of which transformers has no form "
-                "that ends in a number (sequence classification): take one of another family, such as Qwen2.5."
-            )
+    except EXPECTED as error:
+        fault(f"{RANKER}: {error}")
+        return
+    check_weights(ranker.model, shape, f"{RANKER}.model")
+    if type(shape.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        fault(
+            f"{RANKER}.model={ranker.model!r} is a {shape.config.model_type}, of which transformers has no form that "
+            "ends in a number (sequence classification): take one of another family, such as Qwen2.5."
+        )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+import transformers
 
 from lrl.owner import die_with
 from lrl.rollouts.rankers.finetuning import FineTuned, Recipe, Row
@@ -20,6 +21,8 @@ def begin(owner: int, on_cpu: bool) -> None:
     """Set a new process up. On a CPU it has what trainer and generators leave."""
     die_with(owner)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    transformers.logging.set_verbosity_error()  # it would warn of the new head at its end
+    transformers.logging.disable_progress_bar()
     if on_cpu:
         os.nice(19)
         torch.set_num_threads(1)

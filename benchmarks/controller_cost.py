@@ -7,8 +7,8 @@ The real controller, ledger, pacing, dispatch and crew on the virtual clock; in 
 long as an answer takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
 256 answers, answers of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. An answer is
 one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
-time, with Python's garbage collector and without: the collector also walks what the process holds besides (torch alone
-is most of 190,000 objects), and hardly runs with 100 answers in flight. Memory is what tracemalloc counts when all
+time, with Python's garbage collector and without. As in a run (`lrl.strategy`), the collector is spared what was there
+before the first step. Memory is what tracemalloc counts when all
 answers are in flight, which have no token then.
 """
 
@@ -152,6 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     command = shlex.join(["python", "-m", "benchmarks.controller_cost", *words])
     print(HEAD)
+    gc.collect()
+    gc.freeze()
     for in_flight in args.in_flight:
         record = measure(in_flight, args.answers, args.repeats)
         records.append(args.out, record | {"command": command})

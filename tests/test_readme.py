@@ -30,8 +30,8 @@ COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTIL
 FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|lengths"
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
 LIGHTNINGS_OWN = {"epoch"}
-RECALL = {f"lengths/recall_{tail}" for tail in (20, 10, 5)}
-NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference", *RECALL}
+LENGTHS = {"lengths/ngrams_correlation", "lengths/model_correlation", *(f"lengths/recall_{n}" for n in (20, 10, 5))}
+NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference", *LENGTHS}
 NEEDS_A_RESUME = {"rollouts/resumed_answers", "rollouts/resumed_tokens"}
 
 

@@ -161,7 +161,7 @@ class Generator(Places):
 
     def _note(self) -> None:
         """Tell the stopwatch what is done from now on."""
-        writes = bool(self.work.rollouts) and not self._stands
+        writes = not (self.work.is_empty or self._stands)
         nothing = "idle" if self.passed_over else "starved"
         self.stopwatch.enter("writing" if writes else nothing if self.open else "paused")
         self.work.goes_on(writes, asyncio.get_running_loop().time())

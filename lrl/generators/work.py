@@ -48,6 +48,11 @@ class Work:
         """The answers in it."""
         return [rollout for _, rollout in self._writing.values()]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no answer in it."""
+        return not self._writing
+
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
         """The answers to one prompt begin, or go on behind what they have; those of one request share its reading."""
         for rollouts in requests:
@@ -57,7 +62,7 @@ class Work:
 
     def end(self, rollouts: Sequence[Rollout]) -> None:
         """These have begun and are not written any more, whether they have ended or not."""
-        self._count_read()
+        self._count_read([id(rollout) for rollout in rollouts if id(rollout) in self._unread])
         for rollout in rollouts:
             self._unread.pop(id(rollout), None)
             del self._writing[id(rollout)]
@@ -72,7 +77,7 @@ class Work:
 
         Tokens arrive `STREAM_INTERVAL` at a time, so of an answer that has not ended half as many are on their way.
         """
-        self._count_read()
+        self._count_read(list(self._unread))
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
         arrived = sum(len(rollout.token_ids) for _, rollout in self._writing.values())
         on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
@@ -84,9 +89,10 @@ class Work:
             context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),
         )
 
-    def _count_read(self) -> None:
-        """Whatever has got a token was read before it."""
-        for key, request in list(self._unread.items()):
+    def _count_read(self, keys: list[int]) -> None:
+        """Whatever of these has got a token was read before it."""
+        for key in keys:
+            request = self._unread[key]
             if any(len(rollout.token_ids) > request.had for rollout in request.rollouts):
                 self._read += request.prompt_tokens + request.had
                 del self._unread[key]

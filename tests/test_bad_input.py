@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lrl.cli import main, recipes
 from lrl.generators.server import Server
@@ -200,24 +201,35 @@ def test_what_has_no_room_is_said_by_its_parts(
 
 
 @pytest.mark.parametrize(
-    ("share", "trainer_gib", "alone", "named"),
+    ("share", "trainer_gib", "alone", "ranker_on", "named"),
     [
-        (0.9, 3, True, None),
-        (0.9, 3, False, "beside the generator's 9.0"),
-        (0.5, 3, False, None),
-        (0.9, 11, True, "the GPU has 10.0"),
-        (0.1, 3, True, "gpu_memory_utilization or tensor_parallel_size"),
+        (0.9, 3, True, None, None),
+        (0.9, 3, False, None, "beside the generator's 9.0"),
+        (0.5, 3, False, None, None),
+        (0.9, 11, True, None, "the GPU has 10.0"),
+        (0.1, 3, True, None, "gpu_memory_utilization or tensor_parallel_size"),
+        (0.5, 3, False, "cuda:0", "take 3.0 GiB, data.lengths.ranker 4.0 beside the generator's 5.0"),
+        (0.5, 3, False, "cpu", None),
+        (0.5, 3, True, "cuda:1", None),
+        (0.9, 3, True, "cuda:1", "data.lengths.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0"),
     ],
 )
 def test_a_gpu_that_is_too_small_is_said(
-    share: float, trainer_gib: int, alone: bool, named: str | None, monkeypatch: pytest.MonkeyPatch
+    share: float,
+    trainer_gib: int,
+    alone: bool,
+    ranker_on: str | None,
+    named: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=10 * room.GIB))
     server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
-    devices = {"root_device": "cuda:0", "parallel_devices": ["cuda:0"], "generator_devices": ["cuda:1"] * alone}
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    devices = {"root_device": first, "parallel_devices": [first], "generator_devices": [second] * alone}
     strategy = SimpleNamespace(server_settings=server, **devices)
+    beside = {torch.device(ranker_on): 4 * room.GIB} if ranker_on else {}
     with pytest.raises(ValueError, match=named) if named else nullcontext():
-        room.check_gpus(strategy, trainer_gib * room.GIB, 2 * room.GIB)
+        room.check_gpus(strategy, trainer_gib * room.GIB, 2 * room.GIB, beside)
 
 
 @pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])

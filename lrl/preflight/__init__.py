@@ -58,12 +58,12 @@ def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule
     run_folder.check(trainer, policy)
     resume.check_path(data.resumes_from)
     read = inputs.check_rows(data, evaluations)
-    inputs.check_ranker(data)
+    ranker = inputs.check_ranker(data)
     if _makes_its_model(policy) and faults.any_noted():
         return
     shape = inputs.check_policy(policy, data, read)
     if shape is not None:
-        room.check(trainer, policy, data, shape)
+        room.check(trainer, policy, data, shape, ranker)
         resume.check_contents(data.resumes_from, policy, data, shape)
 
 

@@ -97,19 +97,20 @@ def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[P
     return shape
 
 
-def check_ranker(data: RolloutDataModule) -> None:
-    """The language model that guesses lengths, if there is one."""
+def check_ranker(data: RolloutDataModule) -> int:
+    """The parameters of the language model that guesses lengths; 0 if there is none, or none that can be used."""
     ranker = data.lengths.ranker if data.lengths is not None else None
     if not isinstance(ranker, LanguageModelRanker):
-        return
+        return 0
     try:
         shape = shape_of(ranker.model, None)
     except EXPECTED as error:
         fault(f"{RANKER}: {error}")
-        return
+        return 0
     check_weights(ranker.model, shape, f"{RANKER}.model")
     if type(shape.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         fault(
             f"{RANKER}.model={ranker.model!r} is a {shape.config.model_type}, of which transformers has no form that "
             "ends in a number (sequence classification): take one of another family, such as Qwen2.5."
         )
+    return shape.parameters

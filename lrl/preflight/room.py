@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ import torch
 from lrl.faults import fault
 from lrl.preflight import run_folder
 from lrl.preflight.model import Shape
+from lrl.rollouts.rankers import LanguageModelRanker
+from lrl.rollouts.rankers.finetuning import BYTES_A_PARAMETER
 from lrl.weights.shared_memory import SHARED_MEMORY
 
 if TYPE_CHECKING:
@@ -34,8 +37,16 @@ SAVED = 3
 """Copies in a checkpoint: the weights and the two moments."""
 
 
-def check(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule, shape: Shape) -> None:
-    """Faults for what surely has no room, warnings for what is tight. Does nothing without generators to plan for."""
+def check(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule, shape: Shape, ranker: int = 0) -> None:
+    """Faults for what surely has no room, warnings for what is tight. Does nothing without generators to plan for.
+
+    Args:
+        trainer: With its strategy.
+        policy: What is trained.
+        data: What it is trained on.
+        shape: The policy's.
+        ranker: Parameters of the language model that guesses lengths.
+    """
     strategy: Any = trainer.strategy
     if not hasattr(strategy, "server_settings"):
         return
@@ -44,13 +55,17 @@ def check(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule, sha
     copy = shape.parameters * BYTES[policy.dtype_name if asked == "auto" else asked]
     fits = trainer.state.fn == "fit"
     copies = (TRAINED if fits else 1) + (1 if fits and policy.reference is not None else 0)
+    beside: dict[torch.device, int] = {}
+    if fits and data.lengths is not None and isinstance(data.lengths.ranker, LanguageModelRanker):
+        beside[data.lengths.ranker.device] = ranker * BYTES_A_PARAMETER
     on_cuda = strategy.root_device.type == "cuda"
     if on_cuda:
-        check_gpus(strategy, copies * weights, copy)
+        check_gpus(strategy, copies * weights, copy, beside)
     else:
         ranks, generators = len(strategy.parallel_devices or ()) or 1, max(1, len(strategy.generator_devices))
         kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
-        _check_memory(ranks * copies * weights, generators * copy, generators * kv_cache)
+        in_memory = beside.get(torch.device("cpu"), 0)
+        _check_memory(ranks * copies * weights, generators * copy, generators * kv_cache, in_memory)
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
     if not on_cuda or strategy.weight_transfer == "shared_memory":
         _check_shared_memory(weights, crews=1 + bool(strategy.num_evaluation_generators))
@@ -66,11 +81,11 @@ def memory_here() -> int:
     return min(machine, int(text)) if text.isdigit() else machine
 
 
-def _check_memory(trainer: int, generators: int, kv_cache: int) -> None:
-    needed, here = trainer + generators + kv_cache, memory_here()
+def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> None:
+    needed, here = trainer + generators + kv_cache + ranker, memory_here()
     parts = (
         f"trainer {trainer / GIB:.1f}, generators' weights {generators / GIB:.1f}, their keys and values "
-        f"{kv_cache / GIB:.1f}"
+        f"{kv_cache / GIB:.1f}{_and_ranker(ranker)}"
     )
     if needed > here:
         fault(
@@ -103,26 +118,40 @@ def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
         )
 
 
-def check_gpus(strategy: Any, trainer: int, copy: int) -> None:
-    """Each GPU by itself: every rank has the whole policy."""
+def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int]) -> None:
+    """Each GPU by itself: every rank has the whole policy; `beside` are a ranker's bytes on its device."""
     root: torch.device = strategy.root_device
     total = torch.cuda.get_device_properties(root).total_memory
     server = strategy.server_settings
     shared = not strategy.generator_devices
     generator = int(server.gpu_memory_utilization * total)
-    if trainer + shared * generator > total:
-        beside = (
-            f" beside the generator's {generator / GIB:.1f} (strategy.server.gpu_memory_utilization)" if shared else ""
-        )
-        fault(
-            f"GPU memory: weights, gradients and moments take {trainer / GIB:.1f} GiB{beside}, and the GPU "
-            f"has {total / GIB:.1f}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
-        )
+    for device in strategy.parallel_devices:
+        writes = generator if shared and device == root else 0
+        ranker = beside.get(device, 0)
+        if trainer + ranker + writes > total:
+            what = (
+                f" beside the generator's {writes / GIB:.1f} (strategy.server.gpu_memory_utilization)" if writes else ""
+            )
+            fault(
+                f"GPU memory: weights, gradients and moments take {trainer / GIB:.1f} GiB{_and_ranker(ranker)}{what}, "
+                f"and the GPU has {total / GIB:.1f}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
+            )
+    for device in strategy.generator_devices:
+        if (ranker := beside.get(device, 0)) + generator > total:
+            fault(
+                f"GPU memory: data.lengths.ranker takes {ranker / GIB:.1f} GiB of {device}, where a generator has "
+                f"{generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that, or "
+                "set data.lengths.ranker.device."
+            )
     if copy // server.tensor_parallel_size > generator:
         fault(
             f"GPU memory: a generator's weights take {copy / server.tensor_parallel_size / GIB:.1f} GiB on each GPU, "
             f"of {generator / GIB:.1f}. Raise strategy.server.gpu_memory_utilization or tensor_parallel_size."
         )
+
+
+def _and_ranker(ranker: int) -> str:
+    return f", data.lengths.ranker {ranker / GIB:.1f}" if ranker else ""
 
 
 def _check_shared_memory(weights: int, crews: int) -> None:

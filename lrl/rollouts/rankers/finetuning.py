@@ -20,6 +20,8 @@ BATCH = 16
 NEWEST = 512
 """Tokens at a prompt's end that are read; what is before them is mostly the same in all prompts."""
 MAX_GRAD_NORM = 1.0
+BYTES_A_PARAMETER = 16
+"""float32 weights, their gradients and AdamW's two moments."""
 
 Row = tuple[str, float]
 """A prompt's text and its number."""
@@ -39,7 +41,7 @@ class Recipe:
 class FineTuned:
     """Learns numbers of texts, and guesses those of others.
 
-    Weights and AdamW's state are float32, 16 bytes a parameter; on CUDA it computes in bfloat16.
+    Everything that stays is float32 (`BYTES_A_PARAMETER`); on CUDA it computes in bfloat16.
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
@@ -66,6 +67,7 @@ class LanguageModelRanker(Ranker):
         self._guesses: dict[int, float] = {}  # prompt id -> the language model's
         self._learnt = deque[Row](maxlen=fitted_prompts)
         self._to_learn = deque[Row](maxlen=fitted_prompts)
+        self._lock = threading.Lock()  # one thread may close the pool while another gives it a job
         self._pool: ProcessPool | None = None
         self._learning: Future[None] | None = None
         self._guessing: Future[list[float]] | None = None
@@ -89,16 +91,25 @@ class LanguageModelRanker(Ranker):
         self._teach()
 
     def _teach(self) -> None:
-        if self._pool is not None and self._to_learn and self._is_free(self._learning):
-            self._learning = self._pool.schedule(worker.learn, (self._recipe, list(self._to_learn)), timeout=JOB_S)
-            self._to_learn.clear()
+        if self._to_learn and self._is_free(self._learning):
+            self._learning = self._schedule(worker.learn, list(self._to_learn))
+            if self._learning is not None:
+                self._to_learn.clear()
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
         """Have `prompts` guessed, unless it is still busy with those before."""
-        if self._pool is not None and self._is_free(self._guessing):
+        if self._is_free(self._guessing):
             ids, texts = [prompt.id for prompt in prompts], [prompt.text for prompt in prompts]
-            self._guessing = self._pool.schedule(worker.guess, (self._recipe, texts), timeout=JOB_S)
-            self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
+            self._guessing = self._schedule(worker.guess, texts)
+            if self._guessing is not None:
+                self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
+
+    def _schedule(self, job: Callable[..., Any], given: Sequence[Any]) -> Future[Any] | None:
+        """Give the process a job, which waits for those before; None without a process."""
+        with self._lock:
+            if self._pool is None or not self._pool.active:
+                return None
+            return self._pool.schedule(job, (self._recipe, given), timeout=JOB_S)
 
     def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
         """Keep what was guessed; on pebble's thread. What went wrong is said at the next look (`_is_free`)."""
@@ -109,7 +120,7 @@ class LanguageModelRanker(Ranker):
 
     def _is_free(self, job: Future[Any] | None) -> bool:
         """Whether there can be another one; when `job` went wrong there is none any more."""
-        if job is None or not job.done():
+        if job is None or not job.done() or job.cancelled():
             return job is None
         if (error := job.exception()) is not None:
             log.warning(
@@ -135,7 +146,8 @@ class LanguageModelRanker(Ranker):
 
     def close(self) -> None:
         """End the process at once, whatever it is doing."""
-        pool, self._pool = self._pool, None
+        with self._lock:
+            pool, self._pool = self._pool, None
         self._learning = self._guessing = None
         if pool is not None:
             pool.stop()
@@ -182,4 +194,4 @@ def find_device(name: str | None) -> torch.device:
             f"data.lengths.ranker.device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices: "
             "name one of them, or cpu."
         )
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

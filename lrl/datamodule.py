@@ -1,5 +1,4 @@
-"""The LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller, and its state is the
-ledger.
+"""The LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state is the ledger.
 
 The loader has a length and is lazy. Without a length Lightning would fetch a step ahead of training it, which deadlocks
 an on-policy run and skips a step at a resume.

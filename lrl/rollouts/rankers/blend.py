@@ -48,6 +48,7 @@ class Blend:
 
     def load_state_dict(self, state: Tensor) -> None:
         """Go on where `state_dict` was taken."""
+        self._judged.clear()
         self.judge(list(map(tuple, state.tolist())))
 
 

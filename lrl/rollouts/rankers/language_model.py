@@ -142,6 +142,8 @@ class LanguageModelRanker(Ranker):
         context = multiprocessing.get_context("spawn")  # as for reward workers: a fork would inherit open pipes
         self._pool = ProcessPool(1, initializer=worker.begin, initargs=(os.getpid(), on_cpu), context=context)
         self.look_ahead([])
+        self._to_learn.clear()
+        self._to_learn.extend(self._learnt)  # a new process knows nothing of it
         self._teach()
 
     def close(self) -> None:
@@ -177,6 +179,8 @@ class LanguageModelRanker(Ranker):
         """Teach what was learnt to the model as it was before the first run."""
         self._ngrams.load_state_dict(state["ngrams"])
         self._blend.load_state_dict(state["judged"])
+        self._learnt.clear()
+        self._to_learn.clear()
         self._take_in(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
 
 

@@ -97,6 +97,10 @@ def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_
     assert ranker.figures()["lengths/model_correlation"] > 0.5 > ranker.figures()["lengths/ngrams_correlation"]
     state = through_a_file(ranker.state_dict())
     ranker.close()
+    ranker.start()  # another run of the same data module
+    ranker.wait(DEADLINE_S)
+    assert correlation(ranker, 20_000) > 0.9
+    ranker.close()
     resumed.start()
     resumed.load_state_dict(state)
     resumed.wait(DEADLINE_S)

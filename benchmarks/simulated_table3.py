@@ -80,6 +80,11 @@ class PPOTrainer:
         """Of actor and critic."""
         return 2 * self.one.update_s()
 
+    @property
+    def goes_on(self) -> bool:
+        """See `TrainerCosts`."""
+        return self.one.goes_on
+
     def sync_s(self) -> float:
         """Of the actor alone."""
         return self.one.sync_s()

@@ -30,7 +30,7 @@ LENGTHS: dict[str, Lengths] = {"equal": equal(), "long-tailed": long_tailed()}
 GROUPS, ANSWERS = 8, 16
 """Prompts of a step, and answers to each: 128 a step."""
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 512
-MICRO_BATCH_TOKENS = 8192
+MICRO_BATCH_TOKENS = 1024
 CAPACITY = 256
 """Answers that a server writes at once."""
 LR = 1e-6

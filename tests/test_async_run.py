@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,6 +211,7 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
 
     def observed(policy: Any, micro: Any) -> Any:
         written_meanwhile.append(sum(g.in_flight for g in policy.trainer.datamodule.fleet.rollouts.generators))
+        time.sleep(0.05)  # a step is longer than the sync that goes on beside it
         return original(policy, micro)
 
     monkeypatch.setattr(lrl.PolicyModule, "compute_loss", observed)
@@ -221,7 +223,8 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     for step in times.steps:
         assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
         assert step.wait > 0 and step.train > 0 and step.sync > 0
-        assert step.generators["writing"] > 0 and step.generators["paused"] > 0
+        assert step.generators["writing"] > 0
+    assert all(step.generators["paused"] > 0 for step in times.steps[max_lag:])  # beside a step is in the next one
 
 
 def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None:

@@ -75,7 +75,7 @@ class Outcome:
         detected_by: What noticed it; None if nothing did.
         detected_s: Seconds from its first hit until then.
         outcome: `taken out`, `retried`, `other way` or `no effect`.
-        sync_s: Seconds of the whole sync.
+        sync_s: Seconds of the whole sync, its proof included.
         said: The first line that was logged.
     """
 
@@ -163,10 +163,15 @@ class BreakingSync(WeightSync):
         self.left.remove(planned)
         fault = Fault(planned.phase, planned.kind, STAYS if planned.stays else 1)  # type: ignore[arg-type]
         self._log.lines.clear()
+        started = time.monotonic()
         with self._armed(planned, fault, target):
             super().sync(trainer, policy)
+            self.wait_for_proof(trainer, fleet.rollouts)
+            if len(fleet.rollouts.serving) < len(fleet.rollouts.generators):  # a waiting trainer does as much
+                super().sync(trainer, policy)
+            sync_s = time.monotonic() - started
             self._wait_for_a_sign(planned, target)
-        self.outcomes.append(self._judge(planned, fault, target, trainer.global_step))
+        self.outcomes.append(self._judge(planned, fault, target, trainer.global_step, sync_s))
 
     def _choose(self, fleet: Any, version: int) -> tuple[Planned, Generator] | None:
         """The next fault that can be met by the sync to come, and the generator that meets it."""
@@ -225,7 +230,7 @@ class BreakingSync(WeightSync):
             return [line for line in self._log.lines if "staging" in line[1]]
         return [line for line in self._log.lines if target.name in line[1].lower()]
 
-    def _judge(self, planned: Planned, fault: Fault, target: Generator, version: int) -> Outcome:
+    def _judge(self, planned: Planned, fault: Fault, target: Generator, version: int, sync_s: float) -> Outcome:
         lines = self._said_of(planned, target)
         attempts = sum("attempt" in line for _, line in lines)
         first = lines[0] if lines and fault.hits else None
@@ -238,6 +243,6 @@ class BreakingSync(WeightSync):
             detected_by=next((word for sign, word in SIGNS.items() if sign in first[1]), "log") if first else None,
             detected_s=round(first[0] - fault.hits[0], 2) if first else None,
             outcome="taken out" if target.out else ("no effect", "retried", "other way")[min(attempts, 2)],
-            sync_s=round(self.seconds, 2),
+            sync_s=round(sync_s, 2),
             said=first[1].splitlines()[0][:300] if first else "",
         )

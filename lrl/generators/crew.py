@@ -63,8 +63,8 @@ class Crew:
 
     @property
     def alive(self) -> list[Generator]:
-        """The members that serve, or write on and wait for their proof."""
-        return [generator for generator in self.generators if generator.open or generator.unproved]
+        """The members that serve, that wait for their proof, or that a sync has in hand."""
+        return [one for one in self.generators if one.open or one.unproved or self.syncing]
 
     @property
     def capacity(self) -> int:

@@ -74,7 +74,7 @@ class Fleet:
 
     @property
     def alive(self) -> int:
-        """Generators that serve, or write on and wait for their proof."""
+        """See `Crew.alive`."""
         return sum(len(crew.alive) for crew in self.crews)
 
     @property

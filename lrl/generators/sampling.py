@@ -22,6 +22,10 @@ class Sampling:
     temperature: float = 1.0
 
     def as_vllm(self, n: int, written: int) -> dict[str, Any]:
-        """The `sampling_params` of a request for `n` answers that have `written` tokens already; `logprobs: 0` asks for
-        the sampled token's own log-prob."""
-        return {"n": n, "max_tokens": self.max_tokens - written, "temperature": self.temperature, "logprobs": 0}
+        """The `sampling_params` of a request for `n` answers that have `written` tokens already.
+
+        `logprobs: 0` asks for the sampled token's own log-prob. Nobody reads the server's text: without `detokenize:
+        false` it decodes every token twice, for the answer and for its log-prob.
+        """
+        length = {"n": n, "max_tokens": self.max_tokens - written}
+        return length | {"temperature": self.temperature, "logprobs": 0, "detokenize": False}

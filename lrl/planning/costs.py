@@ -34,4 +34,9 @@ class TrainerCosts(Protocol):
         """Seconds of the optimizer's update."""
 
     def sync_s(self) -> float:
-        """Seconds that the trainer spends in a sync, beside the generators' pause or in it."""
+        """Seconds that the trainer spends in a sync, beside the generators' pause or in it; before it if `goes_on`."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the pause of the generators is beside the next step (`lrl.weights.Transport.copies`), unless lag 0
+        leaves the trainer nothing to do."""

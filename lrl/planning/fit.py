@@ -63,12 +63,14 @@ def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
     passes = [record for record in records if isinstance(record, MicroBatchRecord)]
     rows = [(1, record.tokens, record.tokens_squared) for record in passes]
     fixed_s, token_s, token_squared_s = _fit(rows, [record.seconds for record in passes], "micro_batch")
+    weights_s = median(record.sync_s for record in _steps(records))
     return LinearTrainer(
         micro_batch_fixed_s=fixed_s,
         token_s=token_s,
         token_squared_s=token_squared_s,
         optimizer_s=median(record.update_s + record.other_s for record in _steps(records)),
-        weights_s=median(record.sync_s for record in _steps(records)),
+        weights_s=weights_s,
+        goes_on=weights_s < median(record.pause_s for record in _steps(records)),
     )
 
 

@@ -49,6 +49,8 @@ class LinearTrainer:
     """Seconds of the update."""
     weights_s: float = 0.0
     """Seconds of a sync."""
+    goes_on: bool = False
+    """See `TrainerCosts.goes_on`."""
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
         """See `TrainerCosts.micro_batch_s`."""

@@ -122,6 +122,11 @@ class RooflineTrainer:
     """Devices over which the state is spread, a multiple of `tp`; None for all. Fewer make several copies."""
     constants: Constants = Constants()
 
+    @property
+    def goes_on(self) -> bool:
+        """See `TrainerCosts.goes_on`. What is sent from the devices is not copied first."""
+        return False
+
     def micro_batch_s(self, tokens: float, tokens_squared: float) -> float:
         """See `TrainerCosts.micro_batch_s`. The longer of computing and of FSDP's traffic, which overlaps with it (the
         weights gathered for forward and backward, the gradient scattered), and tensor parallelism's all-reduces, which

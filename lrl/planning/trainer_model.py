@@ -69,6 +69,8 @@ class ModelTrainer:
         self._done = [0.0] * len(cuts.squares)
         """When each rank has trained what it has got, on the loop's clock."""
         self._record = record
+        self._delivery: asyncio.Task[float] | None = None
+        """The pause of the last sync, where it is beside the next step."""
         self._loop = asyncio.get_running_loop()
 
     async def step(self, step: int) -> StepRecord:
@@ -157,10 +159,20 @@ class ModelTrainer:
         """Move the weights, then let more groups start; seconds of the sync, and of the longest pause in it.
 
         The trainer's work on a sync is done beside the writing generators as far as it is longer than their pause.
+        Where the pause goes on beside the next step, that of the sync before is told; it is over before this begins.
         """
-        started = self._loop.time()
-        pause_s = max(generator.costs.sync_pause_s() for generator in self.fleet.generators)
-        await asyncio.sleep(max(0.0, self.costs.sync_s() - pause_s))
+        started, costs = self._loop.time(), self.costs
+        last_s, self._delivery = await self._delivery if self._delivery else 0.0, None
+        pause_s = 0.0 if costs.goes_on else max(one.costs.sync_pause_s() for one in self.fleet.generators)
+        await asyncio.sleep(max(0.0, costs.sync_s() - pause_s))
+        if costs.goes_on and self.controller.ledger.pacing.max_lag > 0:
+            self._delivery = asyncio.create_task(self._deliver(version))
+        else:
+            last_s = await self._deliver(version)
+        return self._loop.time() - started, last_s
+
+    async def _deliver(self, version: int) -> float:
+        """Seconds of the pause."""
         pause_s = await self.fleet.sync(version)
         await self.controller.new_version(version)
-        return self._loop.time() - started, pause_s
+        return pause_s

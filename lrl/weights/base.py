@@ -121,6 +121,8 @@ class Control:
         """
         route, body = "/finish_weight_update", {"weight_version": "abandoned"}
         open_at = [generator for generator in self.taking_part if generator in self.opened]
+        if not open_at:
+            return
         works = [generator.client.post(route, body, deadline_s=self.silence_s) for generator in open_at]
         self.loop.wait(gather(works), self.silence_s + 5.0, "closing an update that failed", self.interrupted)
         self.opened -= set(open_at)
@@ -137,6 +139,8 @@ class Transport(ABC):
     backend: str
     collective = False
     """Whether all generators take part in one transfer; then a new one means that all connect anew."""
+    copies = False
+    """Whether `stage` copies the weights, so that the policy may change while they are sent."""
     ways: tuple[bool, ...] = (False, False)
     """The attempts at a sync: for each, whether it goes by the transport's second-best way."""
 

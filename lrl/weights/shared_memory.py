@@ -25,6 +25,7 @@ class SharedMemory(Transport):
     """The trainer's end of `lrl.weights.shared_memory_engine`."""
 
     backend = "shared_memory"
+    copies = True
     ways = (False, False, True)
 
     def __init__(self) -> None:

@@ -7,6 +7,9 @@ asked for: a call that comes back is no proof, and weights must not change under
 resume a failure harms nobody: the generator stands still, and the attempt is made again, at last by the transport's
 second-best way. A generator that fails all attempts, or that does not answer at all when it is told to pause, is given
 up by name; it never writes on.
+
+Only the stage needs the policy. Where it copies the weights (`Transport.copies`) the rest can go on beside the next
+step, on another thread (`deliver_twice`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,11 @@ from lrl.weights.base import CollectiveBroken, Control, Transport, Weights
 
 log = logging.getLogger(__name__)
 
+Failures = dict[Generator, str]
+"""Who failed, and at what."""
+Resumed = Callable[[list[Generator]], Any]
+"""Told after each attempt of those who write on since then, unproved."""
+
 
 class Sync:
     """The syncs of one crew.
@@ -29,7 +37,7 @@ class Sync:
         control: The way to its generators.
         make_transport: Makes what moves the weights.
         name: Of the connection, unique on this machine.
-        entered: Told of each phase that the trainer's time goes into (`lrl.stopwatch.SYNC`).
+        entered: Told of each phase of `move`, which the trainer's time goes into (`lrl.stopwatch.SYNC`).
     """
 
     def __init__(
@@ -45,53 +53,65 @@ class Sync:
         self.entered = entered
         self.pause_seconds = 0.0
         """Seconds that the generators stood still in the last sync."""
-        self._stood_from = 0.0
         self._transport = make_transport()
         control.collective = self._transport.collective
         self._connected: set[Generator] = set()
 
-    def move(
-        self,
-        weights: Weights,
-        generators: Sequence[Generator],
-        version: int,
-        resumed: Callable[[list[Generator]], Any],
-    ) -> dict[Generator, str]:
-        """Give `generators` the weights.
+    @property
+    def copies(self) -> bool:
+        """Whether the policy may change as soon as its weights are staged."""
+        return self._transport.copies
+
+    def move(self, weights: Weights, generators: Sequence[Generator], version: int, resumed: Resumed) -> Failures:
+        """Give `generators` the weights, in as many attempts as the transport has ways.
 
         Args:
             weights: The policy's.
             generators: Who gets them; a collective transport needs all of the crew.
             version: What the weights are called.
-            resumed: Told after each attempt of those who write on since then, unproved.
+            resumed: See `Resumed`.
 
         Returns:
-            Who failed, and why; they may hold anything and must be taken out.
+            Who failed; they may hold anything and must be taken out.
         """
+        given_up, first, todo = Failures(), Failures(), list(generators)
         self.pause_seconds = 0.0
-        given_up, late, todo = dict[Generator, str](), dict[Generator, str](), list(generators)
-        first: dict[Generator, str] = {}  # what failed at first: later attempts may fail by what it left behind
         for number, second_best in enumerate(self._transport.ways, 1):
             self.entered("stage")
-            late = self._connect(weights, todo, version)
-            self.control.begin([generator for generator in todo if generator not in late], version)
-            if self.control.taking_part:
-                self._deliver(weights, second_best, again=number > 1)
-            late |= self.control.failed
-            given_up |= {generator: late.pop(generator) for generator in self.control.silent}
-            given_up |= self._release(version, resumed)
-            if not late:
-                return given_up
+            self._stage(weights, todo, version, second_best)
+            self.entered("transfer")
+            gone, late = self._deliver(resumed, number)
+            given_up |= gone
             todo = [generator for generator in generators if generator in late]
-            first = late | first
-            log.warning("Sync to version %d, attempt %d: %s", version, number, "; ".join(late.values()))
-        return given_up | {generator: first[generator] for generator in late}
+            first = late | first  # what failed at first: later attempts may fail by what it left behind
+            if not todo:
+                break
+        return given_up | {generator: first[generator] for generator in todo}
+
+    def stage(self, weights: Weights, generators: Sequence[Generator], version: int) -> bool:
+        """The first part of `move` by itself, for `deliver_twice`; whether nobody failed it."""
+        self.pause_seconds = 0.0
+        self._stage(weights, generators, version, second_best=False)
+        return not self.control.failed
+
+    def deliver_twice(self, resumed: Resumed) -> tuple[Failures, Failures]:
+        """The rest of `move` without the policy: two attempts with the copy that `stage` made.
+
+        Returns:
+            Who is given up; and who stands still, for whom `move` may be tried.
+        """
+        given_up, late = self._deliver(resumed, 1)
+        if late:
+            self.control.begin(list(late), self.control.version)
+            gone, still = self._deliver(resumed, 2)
+            given_up, late = given_up | gone, {generator: late[generator] for generator in still}
+        return given_up, late
 
     def close(self) -> None:
         """Release the transport; idempotent."""
         self._transport.close()
 
-    def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> dict[Generator, str]:
+    def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> Failures:
         """Connect whoever is new; everybody when the transport is collective and somebody is new or has left."""
         new = [generator for generator in generators if generator not in self._connected]
         if self._transport.collective and self._connected != set(generators):
@@ -108,19 +128,38 @@ class Sync:
         self._connected = {generator for generator in known if generator.out is None}
         return dict(self.control.failed)
 
-    def _deliver(self, weights: Weights, second_best: bool, again: bool) -> None:
-        """Bring the weights to generators that stand still."""
-        try:
-            self._transport.stage(weights, second_best)
-        except OSError as error:
-            self.control.fail(f"staging the weights failed: {error}")
+    def _stage(self, weights: Weights, generators: Sequence[Generator], version: int, second_best: bool) -> None:
+        """Do what can be done while the generators still write."""
+        late = self._connect(weights, generators, version)
+        self.control.begin([generator for generator in generators if generator not in late], version)
+        self.control.failed |= late
+        if self.control.taking_part:
+            try:
+                self._transport.stage(weights, second_best)
+            except OSError as error:
+                self.control.fail(f"staging the weights failed: {error}")
+
+    def _deliver(self, resumed: Resumed, number: int) -> tuple[Failures, Failures]:
+        """Bring the staged weights to who takes part, and let those who have them write on; given up, and late."""
+        stood_from = time.monotonic()
+        self._update()
+        late, silent = dict(self.control.failed), self.control.silent
+        given_up = {generator: late.pop(generator) for generator in silent}
+        if self.control.taking_part:
+            given_up |= self._resume()
+            self.pause_seconds += time.monotonic() - stood_from
+            resumed(self.control.taking_part)
+        if late:
+            log.warning("Sync to version %d, attempt %d: %s", self.control.version, number, "; ".join(late.values()))
+        return given_up, late
+
+    def _update(self) -> None:
+        """Have who takes part stand still and take the weights."""
+        if not self.control.taking_part:
             return
-        self.entered("transfer")
-        self._stood_from = time.monotonic()
         self.control.each("/pause", lambda generator: generator.pause(self.control.silence_s), short=True)
         self._confirm("/is_paused", {"is_paused": True})
-        if again:
-            self.control.close_update()
+        self.control.close_update()
         try:
             self._transport.send(self.control)
         except CollectiveBroken as error:
@@ -133,12 +172,9 @@ class Sync:
 
         self.control.each(route, confirm, short=True)
 
-    def _release(self, version: int, resumed: Callable[[list[Generator]], Any]) -> dict[Generator, str]:
-        """Let those who have the weights write on; who fails."""
-        if not self.control.taking_part:
-            return {}
+    def _resume(self) -> Failures:
+        """Let who takes part write on; who fails."""
+        version = self.control.version
         self.control.begin(self.control.taking_part, version)
         self.control.each("/resume", lambda generator: generator.resume(version, self.control.silence_s))
-        self.pause_seconds += time.monotonic() - self._stood_from
-        resumed(self.control.taking_part)
         return dict(self.control.failed)

@@ -5,65 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import lrl
-from lrl.callbacks import WeightSync, weight_sync
-from lrl.generators.crew import Crew
+from lrl.callbacks import weight_sync
 from lrl.generators.generator import Generator
-from lrl.generators.loop import LoopThread
-from lrl.generators.patience import Patience
-from tests.weights.model_sync import Client, Direct, make_generators, weights
-
-
-class ModelRun:
-    """A trainer with two generators that serve version 0, and a `WeightSync`."""
-
-    def __init__(self) -> None:
-        self.loop, self.crew = LoopThread(), Crew(make_generators())
-        self.fleet = SimpleNamespace(
-            loop=self.loop,
-            rollouts=self.crew,
-            crews=[self.crew],
-            evaluation=None,
-            heartbeat_s=5.0,
-            patience=Patience(60.0, []),
-            call=lambda work, what: self.loop.wait(work, 5.0, what),
-        )
-        self.data = lrl.RolloutDataModule(
-            prompts=[{"prompt": "1+1=", "answer": "2"}], rewards=[lrl.rewards.ExactMatch()]
-        )
-        self.versions: list[int] = []
-        self.data.new_version = self.versions.append  # type: ignore[method-assign]
-        self.data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
-        self.sync = WeightSync(deadline_s=5.0)
-        self.trainer: Any = SimpleNamespace(
-            strategy=SimpleNamespace(fleet=self.fleet, transport="direct", run_id="run"),
-            datamodule=self.data,
-            callbacks=[self.sync],
-            global_step=0,
-            training=True,
-            lightning_module=SimpleNamespace(
-                named_weights=weights, prompt_logprobs=lambda tokens: [-1.0, -1.0], dtype_name="float32"
-            ),
-        )
-        self.data.trainer = self.trainer
-
-    @property
-    def clients(self) -> list[Client]:
-        return [generator.client for generator in self.crew.generators]  # type: ignore[misc]
-
-    def step(self, version: int) -> None:
-        self.trainer.global_step = version
-        self.sync.sync(self.trainer, self.trainer.lightning_module)
-
-    def hold(self, holding: bool) -> None:
-        for client in self.clients:
-            client.holding = holding
+from tests.callbacks.model_run import ModelRun, proved, until
+from tests.weights.model_sync import Direct
 
 
 @pytest.fixture
@@ -72,20 +22,7 @@ def model_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelRun]:
     run = ModelRun()
     run.step(0)
     yield run
-    run.hold(False)
-    run.loop.close()
-
-
-def until(done: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def proved(generators: list[Generator]) -> list[int]:
-    """The versions of those that may be asked."""
-    return [generator.version for generator in generators if generator.open]
+    run.end()
 
 
 def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_proved(model_run: ModelRun) -> None:
@@ -161,5 +98,5 @@ def test_a_generator_that_waits_for_its_proof_is_not_called_lost(
     model_run.hold(True)
     model_run.step(1)
     with caplog.at_level(logging.WARNING):
-        model_run.sync.tend(model_run.trainer)
+        model_run.tend()
     assert not caplog.text and model_run.crew.alone_since is None

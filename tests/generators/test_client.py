@@ -87,7 +87,7 @@ def test_a_request_says_version_priority_and_all_of_the_sampling() -> None:
     ((route, body),) = seen
     assert route == GENERATE and body["token_ids"] == [1, 2, 3] and body["stream"] is True
     assert body["cache_salt"] == "4" and body["priority"] == 17
-    assert body["sampling_params"] == {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0}
+    assert body["sampling_params"] == {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False}
 
 
 def test_no_connection_outlives_its_request() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,34 +19,39 @@ GENERATOR = LinearGenerator(
     kv_tokens=50_000, step_s=0.01, answer_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25
 )
 TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5)
+GOES_ON = replace(TRAINER, weights_s=0.1, goes_on=True)
 
 
 @functools.cache
-def timeline() -> list[Record]:
+def timeline(trainer: LinearTrainer = TRAINER, max_lag: int = 0) -> list[Record]:
     """Of a small run."""
     records: list[Record] = []
     scene = Simulation(
         generators=[GENERATOR] * 2,
-        trainer=TRAINER,
+        trainer=trainer,
         lengths=Lognormal(200, 1.0, 2000),
         steps=6,
         groups_per_step=8,
         rollouts_per_group=4,
         max_num_seqs=16,
         prompt_tokens=50,
-        max_lag=0,
+        max_lag=max_lag,
     )
     scene.run(records.append)
     return records
 
 
-def test_fitted_to_a_simulated_run_the_costs_it_was_simulated_with_come_back(tmp_path: Path) -> None:
-    write(tmp_path / "timeline.jsonl", timeline())
+@pytest.mark.parametrize(("simulated", "max_lag"), [(TRAINER, 0), (GOES_ON, 1)])
+def test_fitted_to_a_simulated_run_the_costs_it_was_simulated_with_come_back(
+    tmp_path: Path, simulated: LinearTrainer, max_lag: int
+) -> None:
+    write(tmp_path / "timeline.jsonl", timeline(simulated, max_lag))
     records = read(tmp_path / "timeline.jsonl")
     generator, trainer = fit_generator(records, kv_tokens=50_000), fit_trainer(records)
-    for found, known in ((generator, GENERATOR), (trainer, TRAINER)):
+    for found, known in ((generator, GENERATOR), (trainer, simulated)):
         for name in known.__slots__:
-            assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-4), name
+            rel = 0.05 if name == "pause_s" else 1e-4  # two busy generators do not come to stand at the same moment
+            assert getattr(found, name) == pytest.approx(getattr(known, name), rel=rel), name
 
 
 def test_a_timeline_that_is_written_and_read_is_the_same(tmp_path: Path) -> None:

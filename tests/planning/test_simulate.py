@@ -37,7 +37,7 @@ class NewestFirst(LeastLoaded):
 simulations = st.builds(
     Simulation,
     generators=st.integers(1, 3).map(lambda count: [GENERATOR] * count),
-    trainer=st.just(TRAINER),
+    trainer=st.sampled_from([TRAINER, replace(TRAINER, weights_s=0.1, goes_on=True)]),
     lengths=st.builds(
         Lognormal,
         st.just(60),
@@ -88,7 +88,8 @@ def test_where_a_step_went_adds_up_to_the_step(scene: Simulation) -> None:
         parts = [step.wait_first_s, step.wait_more_s, step.wait_last_s, step.train_s, step.update_s, step.sync_s]
         assert sum(parts) == pytest.approx(step.seconds) and min(parts) >= 0
         assert step.started_s == pytest.approx(ended)
-        assert GENERATOR.pause_s <= step.pause_s + 1e-9 and step.pause_s <= step.sync_s + 1e-9
+        if not scene.trainer.goes_on:
+            assert GENERATOR.pause_s <= step.pause_s + 1e-9 and step.pause_s <= step.sync_s + 1e-9
         ended += step.seconds
     for generator in forecast.generators:
         assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(ended)
@@ -142,6 +143,27 @@ def test_a_run_of_equal_answers_takes_the_closed_form() -> None:
     assert (first.wait_first_s, first.train_s, first.update_s) == (2 * 10 * 0.25 + 40 * 0.5, 400 * 0.125, 2.0)
     assert (first.wait_last_s, first.sync_s, first.pause_s) == (0.0, 5.0, 3.0)
     assert last.seconds == first.seconds and last.lags == {0: 320}
+
+
+@pytest.mark.parametrize(("max_lag", "sync_s"), [(1, 1.0), (0, 4.0)])
+def test_a_pause_beside_the_next_step_costs_the_trainer_nothing_unless_it_has_no_next_step(
+    max_lag: int, sync_s: float
+) -> None:
+    scene = Simulation(
+        generators=[LinearGenerator(kv_tokens=10**6, step_s=0.001, pause_s=3.0)],
+        trainer=LinearTrainer(token_s=0.125, weights_s=1.0, goes_on=True),
+        lengths=Lognormal(40, 0.0, 40),
+        steps=4,
+        groups_per_step=2,
+        rollouts_per_group=4,
+        max_lag=max_lag,
+        micro_batch_tokens=200,
+        prompt_tokens=10,
+    )
+    forecast = scene.run()
+    assert [step.sync_s for step in forecast.steps[:-1]] == pytest.approx([sync_s] * 3)
+    assert forecast.steps[2].pause_s == pytest.approx(3.0) and forecast.generators[0].paused_s >= 9.0
+    assert forecast.steps[2].train_s == 400 * 0.125
 
 
 def test_ranks_share_the_work_of_a_step_and_change_nothing_else_of_it() -> None:

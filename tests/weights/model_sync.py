@@ -14,6 +14,8 @@ from lrl.generators.client import GeneratorError, TooLate
 from lrl.generators.generator import Generator
 from lrl.weights import Control, Transport, Weights
 
+PAUSE, UPDATE = "/pause?mode=keep", "/update_weights"
+
 
 class Client:
     """The routes of a generator, each of which may be told to fail so many times.
@@ -34,11 +36,15 @@ class Client:
         """What it answers a probe."""
         self.holding = False
         """Whether a probe waits."""
+        self.stuck = ""
+        """The route whose calls wait."""
         self.state = {"/is_paused": {"is_paused": False}, "/weight_info": {"weight_version": "default"}}
 
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
         self.posted.append(route)
         await asyncio.sleep(0)
+        while route == self.stuck:
+            await asyncio.sleep(0.001)
         if self.failing.get(route, 0) > 0:
             self.failing[route] -= 1
             raise GeneratorError(f"{route} answered 500: no")
@@ -108,6 +114,12 @@ class Direct(Transport):
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Copying(Direct):
+    """The same, for a policy that changes behind the stage."""
+
+    copies = True
 
 
 class Collective(Direct):

@@ -1,0 +1,86 @@
+"""A run of two generators without servers, whose `WeightSync` is real."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import lrl
+from lrl.callbacks import WeightSync
+from lrl.generators.crew import Crew
+from lrl.generators.generator import Generator
+from lrl.generators.loop import LoopThread
+from lrl.generators.patience import Patience
+from tests.weights.model_sync import Client, make_generators, weights
+
+
+class ModelRun:
+    """A trainer with two generators that serve version 0, and a `WeightSync`."""
+
+    def __init__(self, max_lag: int = 1) -> None:
+        self.loop, self.crew = LoopThread(), Crew(make_generators())
+        self.fleet = SimpleNamespace(
+            loop=self.loop,
+            rollouts=self.crew,
+            crews=[self.crew],
+            evaluation=None,
+            heartbeat_s=5.0,
+            patience=Patience(60.0, []),
+            call=lambda work, what: self.loop.wait(work, 5.0, what),
+        )
+        self.data = lrl.RolloutDataModule(
+            prompts=[{"prompt": "1+1=", "answer": "2"}], rewards=[lrl.rewards.ExactMatch()], max_lag=max_lag
+        )
+        self.versions: list[int] = []
+        self.data.new_version = self.versions.append  # type: ignore[method-assign]
+        self.data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
+        self.sync = WeightSync(deadline_s=5.0)
+        self.trainer: Any = SimpleNamespace(
+            strategy=SimpleNamespace(fleet=self.fleet, transport="direct", run_id="run"),
+            datamodule=self.data,
+            callbacks=[self.sync],
+            global_step=0,
+            training=True,
+            lightning_module=SimpleNamespace(
+                named_weights=weights, prompt_logprobs=lambda tokens: [-1.0, -1.0], dtype_name="float32"
+            ),
+        )
+        self.data.trainer = self.trainer
+
+    @property
+    def clients(self) -> list[Client]:
+        return [generator.client for generator in self.crew.generators]  # type: ignore[misc]
+
+    def step(self, version: int) -> None:
+        self.trainer.global_step = version
+        self.sync.sync(self.trainer, self.trainer.lightning_module)
+
+    def tend(self) -> None:
+        self.sync.tend(self.trainer)
+
+    def hold(self, holding: bool) -> None:
+        for client in self.clients:
+            client.holding = holding
+
+    def stick(self, route: str) -> None:
+        for client in self.clients:
+            client.stuck = route
+
+    def end(self) -> None:
+        self.hold(False)
+        self.stick("")
+        self.loop.close()
+
+
+def until(done: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def proved(generators: list[Generator]) -> list[int]:
+    """The versions of those that may be asked."""
+    return [generator.version for generator in generators if generator.open]

@@ -1,0 +1,156 @@
+"""A sync whose weights are copied: the trainer goes on, and nothing else may."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lrl.callbacks import weight_sync
+from tests.callbacks.model_run import ModelRun, proved, until
+from tests.weights.model_sync import PAUSE, UPDATE, Copying, Direct
+
+
+@pytest.fixture
+def model_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelRun]:
+    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Copying())
+    run = ModelRun()
+    run.step(0)
+    yield run
+    run.end()
+
+
+def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_hold_the_version(
+    model_run: ModelRun,
+) -> None:
+    assert model_run.versions == [0]
+    model_run.stick(UPDATE)
+    model_run.step(1)
+    until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
+    assert model_run.versions == [0] and model_run.crew.serving == []
+    model_run.stick("")
+    until(lambda: model_run.versions == [0, 1] and proved(model_run.crew.generators) == [1, 1])
+    assert model_run.sync.version == 1 and model_run.sync.pause_seconds > 0
+
+
+def test_what_arrives_is_what_the_policy_was_and_not_what_it_becomes_meanwhile(model_run: ModelRun) -> None:
+    weight = torch.ones(3)
+    model_run.trainer.lightning_module.named_weights = lambda: iter([("head", weight)])
+    staged = zlib.crc32(weight.numpy())
+    model_run.stick(PAUSE)
+    model_run.step(1)
+    weight += 1
+    model_run.stick("")
+    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    assert [client.holds for client in model_run.clients] == [staged, staged]
+
+
+@pytest.mark.parametrize("what", ["another sync", "a checkpoint", "the end of training"])
+def test_others_wait_until_it_is_over_and_proved(model_run: ModelRun, what: str) -> None:
+    model_run.stick(UPDATE)
+    model_run.step(1)
+    done: list[Any] = []
+    act = {
+        "another sync": lambda: model_run.step(2),
+        "a checkpoint": model_run.data.state_dict,
+        "the end of training": lambda: model_run.sync.on_train_end(model_run.trainer, None),  # type: ignore[arg-type]
+    }[what]
+    thread = threading.Thread(target=lambda: done.append(act()))
+    thread.start()
+    time.sleep(0.1)
+    assert not done and all(client.posted.count(PAUSE) == 2 for client in model_run.clients)
+    model_run.stick("")
+    thread.join(10)
+    last = 2 if what == "another sync" else 1
+    until(lambda: proved(model_run.crew.generators) == [last, last])
+    assert done
+
+
+def test_a_trainer_that_has_nothing_to_do_beside_a_sync_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Copying())
+    run = ModelRun(max_lag=0)
+    run.step(0)
+    run.step(1)
+    assert run.versions == [0, 1] and len(run.crew.alive) == 2
+    run.end()
+
+
+def test_a_transport_that_sends_the_policy_itself_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Direct())
+    run = ModelRun()
+    run.step(0)
+    run.step(1)
+    assert run.versions == [0, 1] and len(run.crew.alive) == 2
+    run.end()
+
+
+def test_a_failure_is_tried_again_from_the_same_copy(model_run: ModelRun) -> None:
+    model_run.clients[0].failing = {UPDATE: 1}
+    model_run.step(1)
+    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    assert model_run.clients[0].posted.count(PAUSE) == 3 and model_run.clients[1].posted.count(PAUSE) == 2
+
+
+def test_who_is_not_reached_stands_still_and_a_waiting_trainer_gives_it_the_weights(model_run: ModelRun) -> None:
+    behind, healthy = model_run.crew.generators
+    model_run.clients[0].failing = {UPDATE: 2}
+    model_run.step(1)
+    until(lambda: model_run.versions == [0, 1] and proved([healthy]) == [1])
+    assert not behind.open and behind.out is None and behind.client.posted.count("/resume") == 1  # type: ignore[attr-defined]
+    model_run.tend()
+    until(lambda: proved(model_run.crew.generators) == [1, 1])
+
+
+def test_who_is_never_reached_is_taken_out_by_name(model_run: ModelRun) -> None:
+    behind, healthy = model_run.crew.generators
+    model_run.clients[0].failing = {UPDATE: 100}
+    model_run.step(1)
+    until(lambda: model_run.versions == [0, 1])
+    assert behind.out is None
+    model_run.step(2)
+    assert UPDATE in (behind.out or "") and model_run.crew.generators == [healthy]
+    until(lambda: proved([healthy]) == [2])
+
+
+def test_who_does_not_hear_of_the_pause_is_taken_out_beside_the_step(model_run: ModelRun) -> None:
+    silent, healthy = model_run.crew.generators
+    model_run.clients[0].silent = {PAUSE}
+    model_run.step(1)
+    until(lambda: proved(model_run.crew.generators) == [1])
+    assert silent.out and model_run.crew.generators == [healthy]
+
+
+def test_without_room_for_the_copy_the_other_way_is_taken(model_run: ModelRun) -> None:
+    transport: Any = model_run.sync._syncs[model_run.crew].sync._transport
+    transport.full = True
+    model_run.step(1)
+    assert transport.staged[-1] is True and model_run.versions == [0, 1]
+    until(lambda: proved(model_run.crew.generators) == [1, 1])
+
+
+def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: ModelRun) -> None:
+    model_run.stick(UPDATE)
+    model_run.step(1)
+    until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
+    model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())
+    model_run.stick("")
+    time.sleep(0.05)
+    assert all(client.posted.count("/resume") == 1 for client in model_run.clients)
+    assert model_run.versions == [0] and model_run.crew.serving == []
+    model_run.data.state_dict()  # does not wait
+
+
+def test_an_error_beside_the_step_reaches_the_trainer(model_run: ModelRun) -> None:
+    def refuse(version: int) -> None:
+        raise TimeoutError("admitting prompts")
+
+    model_run.data.new_version = refuse  # type: ignore[method-assign]
+    model_run.step(1)
+    until(lambda: model_run.sync._syncs[model_run.crew].left_behind)
+    with pytest.raises(TimeoutError, match="admitting prompts"):
+        model_run.tend()

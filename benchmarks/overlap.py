@@ -41,7 +41,7 @@ from typing import Any
 from benchmarks import records, timed_run
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.ready_answers import train_alone
-from benchmarks.timed_run import LENGTHS, System
+from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
 
 ALONE = ("writing", "training")
 MAX_LAG = {"equal": 2, "long-tailed": 4}
@@ -53,13 +53,13 @@ PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
 HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) | on a core (s) |"
 
 
-def systems(lengths: str) -> dict[str, System]:
+def systems(lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> dict[str, System]:
     """What is compared with these lengths, by its name in the records; `training` has no server."""
     max_lag = MAX_LAG[lengths]
     cores = len(os.sched_getaffinity(0))
     half = max(1, cores // 2)
-    halves = {"server_threads": half, "trainer_threads": half}
-    whole = {"server_threads": cores, "trainer_threads": cores}
+    halves = {"server_threads": half, "trainer_threads": half, "micro_batch_tokens": micro_batch_tokens}
+    whole = {"server_threads": cores, "trainer_threads": cores, "micro_batch_tokens": micro_batch_tokens}
     return {
         "asynchronous": System(title="asynchronous", max_lag=max_lag, **halves),
         "writing": System(title="writing alone", max_lag=max_lag, trains=False, **halves),
@@ -70,10 +70,10 @@ def systems(lengths: str) -> dict[str, System]:
 
 def measure(args: argparse.Namespace, servers: dict[int, LentServer], name: str, lengths: str) -> dict[str, float]:
     """Mean seconds a step of one system, and their parts."""
-    system, draws = systems(lengths)[name], LENGTHS[lengths]
+    system, draws = systems(lengths, args.micro_batch_tokens)[name], LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
-        times = train_alone(policy, system.trainer_threads, draws, args.steps, args.folder, WARM_UP)
+        times = train_alone(system, policy, draws, args.steps, args.folder, WARM_UP)
         mean = timed_run.means(times)
         return mean | {"step": mean["train"], "wait": 0.0}
     server = servers[system.server_threads]
@@ -104,6 +104,7 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
     """What a record is recognised by."""
     shared = {"steps": args.steps, "repeats": args.repeats, "warm_up": WARM_UP}
+    shared["micro_batch_tokens"] = args.micro_batch_tokens
     return {"system": name, "lengths": lengths, "max_lag": MAX_LAG[lengths], **shared}
 
 
@@ -167,6 +168,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=2, help="of every system (%(default)s)")
     parser.add_argument("--steps", type=int, default=8, help="of a run that count (%(default)s)")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
+    parser.add_argument(
+        "--micro_batch_tokens", type=int, default=MICRO_BATCH_TOKENS, help="of one forward pass (%(default)s)"
+    )
     names = list(systems("equal"))
     parser.add_argument("--systems", nargs="+", choices=names, default=names, help="(%(default)s)")
     records.add_places(parser, "overlap")

@@ -15,9 +15,9 @@ from benchmarks.random_policy import llama
 from benchmarks.timed_run import (
     ANSWERS,
     GROUPS,
-    MICRO_BATCH_TOKENS,
     PROMPT_TOKENS,
     OnCore,
+    System,
     Timed,
     make_module,
     quiet_trainer,
@@ -31,10 +31,12 @@ from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.stopwatch import Stopwatch
 
 
-def train_alone(policy: Path, threads: int, lengths: Lengths, counted: int, folder: Path, warm_up: int) -> list[Timed]:
+def train_alone(
+    system: System, policy: Path, lengths: Lengths, counted: int, folder: Path, warm_up: int
+) -> list[Timed]:
     """The times of the same steps when all of their answers are there at once: no server runs for it."""
-    data = ReadyAnswers(policy, lengths)
-    torch.set_num_threads(threads)
+    data = ReadyAnswers(policy, lengths, system.micro_batch_tokens)
+    torch.set_num_threads(system.trainer_threads)
     quiet_trainer(warm_up + counted, folder, callbacks=[data.keeper]).fit(make_module(policy), data)
     return data.keeper.times[warm_up:]
 
@@ -45,11 +47,12 @@ class ReadyAnswers(L.LightningDataModule):
     Args:
         policy: Whose tokenizer is used.
         lengths: Of the answers.
+        micro_batch_tokens: Of the trainer.
     """
 
-    def __init__(self, policy: Path, lengths: Lengths) -> None:
+    def __init__(self, policy: Path, lengths: Lengths, micro_batch_tokens: int) -> None:
         super().__init__()
-        self.lengths = lengths
+        self.lengths, self.micro_batch_tokens = lengths, micro_batch_tokens
         self.stopwatch = Stopwatch()
         self.keeper = Laps(self.stopwatch)
         self.prompts = lrl.Prompts("lrl.quickstart.task:problems", shuffle=False)
@@ -66,7 +69,7 @@ class ReadyAnswers(L.LightningDataModule):
         return StepStream(
             next_group=lambda: next(arriving),
             groups=GROUPS,
-            packer=Packer(MICRO_BATCH_TOKENS, GroupMean(), temperature=1.0),
+            packer=Packer(self.micro_batch_tokens, GroupMean(), temperature=1.0),
             step=step,
             give_up=lambda group: None,
             prepare=lambda group: None,

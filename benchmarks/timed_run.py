@@ -31,6 +31,7 @@ GROUPS, ANSWERS = 8, 16
 """Prompts of a step, and answers to each: 128 a step."""
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 512
 MICRO_BATCH_TOKENS = 1024
+"""Of this policy; what its layers make of so many tokens is little beyond a core's own cache."""
 CAPACITY = 256
 """Answers that a server writes at once."""
 LR = 1e-6
@@ -48,6 +49,7 @@ class System:
         trainer_threads: CPU threads of the trainer.
         max_lag: See `lrl.RolloutDataModule`.
         placement: See `lrl.strategy.GeneratorDevices`.
+        micro_batch_tokens: See there.
         trains: Whether the policy is trained and synced; otherwise answers are only taken.
     """
 
@@ -56,6 +58,7 @@ class System:
     trainer_threads: int
     max_lag: int
     placement: Literal["split", "shared"] = "split"
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
     trains: bool = True
 
 
@@ -173,7 +176,7 @@ def run(
         max_lag=system.max_lag,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,
-        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        micro_batch_tokens=system.micro_batch_tokens,
     )
     with forced(lengths, prompts=len(problems())):
         trainer.fit(make_module(policy, lrl.PolicyModule if system.trains else OnlyTakes), data)

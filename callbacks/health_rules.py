@@ -43,7 +43,7 @@ _SYNC_LESS = "sync less often (WeightSync.every_n_steps above 1, with data.max_l
 _PHASES = {
     "stage": "Preparing weights for the generators",
     "transfer": "Moving weights into the generators",
-    "probe": "Waiting until the last sync is proved",
+    "probe": "Waiting until the last sync is over and proved",
 }
 
 RULES = (

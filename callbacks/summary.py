@@ -79,7 +79,7 @@ class Summary(OnRankZero):
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if find(trainer, WeightSync) is not None:
-            table.add_row("sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s of it")
+            table.add_row("sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s")
         if self.times.step:
             for row in _time_rows(self.times):
                 table.add_row(*row)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 WAITS = ("wait_first", "wait_next", "wait_last", "wait_reward")
 """The trainer waits for a step's first group, for its last, for one between; or for the rewards of the one it needs."""
 SYNC = ("stage", "transfer", "probe")
-"""The trainer prepares weights, moves them while the generators stand still, and waits for the proof of an earlier
-sync, in the first one for its own."""
+"""The trainer prepares weights, moves them while the generators stand still, and waits for the end and the proof of an
+earlier sync, in the first one for its own."""
 TRAINER = (*WAITS, "pack", "ranks", "reference", "train", *SYNC)
 """All that a trainer does, as rank 0 sees it. `ranks` is waiting, behind its own last micro-batch, until the others
 have taken theirs; `train` is forward, backward and update, and the callbacks of others."""

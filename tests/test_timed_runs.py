@@ -35,7 +35,7 @@ def took(seconds: float) -> dict[str, list[float]]:
 
 def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, tmp_path: Path) -> None:
     lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
-    data = ready_answers.ReadyAnswers(policy, lengths)
+    data = ready_answers.ReadyAnswers(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
 
     class Counts(lrl.PolicyModule):
         def training_step(self, step: Any, batch_idx: int) -> None:
@@ -66,6 +66,13 @@ def test_overlap_is_held_against_the_slower_of_both_sides() -> None:
     found = overlap.table({("equal", name): row for name, row in step.items()})
     assert "1.10 times the larger of both alone" in found
     assert "2.00 times as fast as lrl's synchronous one" in found
+
+
+def test_lrl_is_held_against_the_faster_of_trls_ways() -> None:
+    speeds = {"trl": 20.0, "trl-pieces": 25.0, "split": 30.0, "trainer-all": 40.0}
+    parts = {part: [1.0, 1.0, 1.0] for part in speed.PARTS}
+    rows = {("equal", name): parts | {"answers_per_s": value, "trl": "1"} for name, value in speeds.items()}
+    assert "trains 1.60 times TRL's answers" in speed.table(rows) and "TRL 1, in pieces" in speed.table(rows)
 
 
 def test_a_mean_counts_the_step_that_waited() -> None:

@@ -85,6 +85,8 @@ class SpeedJob(Job):
     """Answers to each."""
     lr: float
     """Learning rate."""
+    pieces: int
+    """Of a step, trained one after another."""
 
 
 def checkpoints(steps: int) -> list[int]:

@@ -14,7 +14,7 @@ Each side has all cores. TRL uses them all, for writing and for training in turn
 `SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads sleep, as `lrl fit` has them do;
 TRL's spin, which is OpenMP's default and with which it is faster (3.9 s a step in the place of 4.2 s). A figure is the
 mean over a run's counted steps, then least, median and most of the repeats. The ratio is that of the medians, for the
-fastest of lrl's ways.
+fastest of lrl's ways and of TRL's.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ SYSTEMS = {
     ),
 }
 """lrl's ways to divide the cores."""
+TRL_PIECES = {"trl": 1, "trl-pieces": 8}
+"""TRL's ways to train a step: whole, and in pieces of 16 answers, which with 64 tokens are lrl's micro-batches."""
 TRL_WARM_UP = 1
 PARTS = ("step", "writing", "wait", "train", "sync")
 HEAD = (
@@ -72,13 +74,13 @@ def measure_lrl(args: argparse.Namespace, servers: dict[int, LentServer], name: 
     return timed_run.means(times) | {"writing": 0.0}
 
 
-def measure_trl(args: argparse.Namespace, lengths: str) -> dict[str, float]:
+def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, float]:
     """Mean seconds of TRL's counted steps; what is not writing is training, rewards and advantages included.
 
     Raises:
         RuntimeError: An answer had another length than it was given.
     """
-    job, drawn = make_job(args, lengths)
+    job, drawn = make_job(args, lengths, TRL_PIECES[name])
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment["OMP_NUM_THREADS"] = str(CORES)
     words = [str(trl_python(args.venv.resolve())), "-m", "benchmarks.against_trl.trl_speed", json.dumps(asdict(job))]
@@ -90,7 +92,7 @@ def measure_trl(args: argparse.Namespace, lengths: str) -> dict[str, float]:
     return mean | {"wait": 0.0, "train": mean["step"] - mean["writing"], "sync": 0.0}
 
 
-def make_job(args: argparse.Namespace, lengths: str) -> tuple[SpeedJob, list[list[int]]]:
+def make_job(args: argparse.Namespace, lengths: str, pieces: int = 1) -> tuple[SpeedJob, list[list[int]]]:
     """TRL's run, whose counted steps are those of lrl; and the tokens of each answer by step."""
     folder = (args.folder / f"trl-{lengths}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +105,7 @@ def make_job(args: argparse.Namespace, lengths: str) -> tuple[SpeedJob, list[lis
     Path(paths["lengths"]).write_text(json.dumps(by_step))
     policy = str(timed_run.policy_5m(args.folder).resolve())
     shape = {"groups": GROUPS, "rollouts": ANSWERS, "steps": len(by_step), "lr": timed_run.LR}
-    job = SpeedJob(seed=0, max_lag=0, policy=policy, prompts=str(prompts), **paths, **shape)
+    job = SpeedJob(seed=0, max_lag=0, policy=policy, prompts=str(prompts), pieces=pieces, **paths, **shape)
     job.clock.unlink(missing_ok=True)
     return job, by_step
 
@@ -117,12 +119,13 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
             threads: stack.enter_context(
                 lent_server(policy, timed_run.server_settings(threads), args.folder / f"{threads}-threads")
             )
-            for threads in sorted({SYSTEMS[name].server_threads for name in args.systems})
+            for threads in sorted({SYSTEMS[name].server_threads for name in args.systems if name in SYSTEMS})
         }
         for repeat in range(args.repeats):
             for lengths in args.lengths:
-                for name in ("trl", *args.systems):
-                    run = measure_trl(args, lengths) if name == "trl" else measure_lrl(args, servers, name, lengths)
+                for name in args.systems:
+                    trl = name in TRL_PIECES
+                    run = measure_trl(args, name, lengths) if trl else measure_lrl(args, servers, name, lengths)
                     found.setdefault((lengths, name), []).append(run)
                     logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, timed_run.told(run))
     return found
@@ -130,7 +133,8 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
 
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
     """What a record is recognised by."""
-    return {"system": name, "lengths": lengths, "steps": args.steps, "repeats": args.repeats}
+    tokens = {"micro_batch_tokens": SYSTEMS[name].micro_batch_tokens} if name in SYSTEMS else {}
+    return {"system": name, "lengths": lengths, "steps": args.steps, "repeats": args.repeats, **tokens}
 
 
 def record(runs: list[dict[str, float]]) -> dict[str, Any]:
@@ -145,12 +149,14 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
     lines = [HEAD]
     for (lengths, name), row in rows.items():
         least, middle, most = row["step"]
-        title = SYSTEMS[name].title if name in SYSTEMS else f"TRL {row['trl']}"
+        whole = "" if TRL_PIECES.get(name, 1) == 1 else ", in pieces"
+        title = SYSTEMS[name].title if name in SYSTEMS else f"TRL {row['trl']}{whole}"
         cells = [lengths, title, f"{row['answers_per_s']:.1f}", f"{middle:.2f}", f"{least:.2f} to {most:.2f}"]
         lines.append(f"| {' | '.join([*cells, *(f'{row[part][1]:.2f}' for part in PARTS[1:])])} |")
     for lengths in dict.fromkeys(lengths for lengths, _ in rows):
         speeds = {name: row["answers_per_s"] for (of, name), row in rows.items() if of == lengths}
-        if (trl := speeds.pop("trl", None)) and speeds:
+        trl = max((speeds.pop(name) for name in TRL_PIECES if name in speeds), default=0.0)
+        if trl and speeds:
             best = max(speeds, key=lambda name: speeds[name])
             lines.append(f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's answers.")
     return "\n".join(lines)
@@ -162,7 +168,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["split", "trainer-all"], help="(%(default)s)")
+    names, usual = [*TRL_PIECES, *SYSTEMS], [*TRL_PIECES, "split", "trainer-all"]
+    parser.add_argument("--systems", nargs="+", choices=names, default=usual, help="(%(default)s)")
     parser.add_argument("--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)")
     records.add_places(parser, "against_trl_speed", plot=False)
     parser.add_argument("--print-only", action="store_true", help="measure nothing")
@@ -183,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for key, runs in sweep(args).items():
             records.append(args.out, described(args, *key) | record(runs) | {"command": command})
     made = records.read(args.out)
-    keys = [(lengths, name) for lengths in args.lengths for name in ("trl", *args.systems)]
+    keys = [(lengths, name) for lengths in args.lengths for name in args.systems]
     rows = {key: row for key in keys if (row := records.find(made, described(args, *key))) is not None}
     if not rows:
         raise SystemExit(f"{args.out} has no measurement with these settings; leave out --print-only to measure.")

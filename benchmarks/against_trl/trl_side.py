@@ -77,16 +77,17 @@ def config(
     groups: int = settings.GROUPS,
     rollouts: int = settings.ROLLOUTS,
     answer_tokens: int = settings.ANSWER_TOKENS,
+    pieces: int = 1,
 ) -> GRPOConfig:
-    """The trainer's settings; a whole step is one batch."""
+    """The trainer's settings; a whole step is one batch, which is written at once and trained in so many pieces."""
     return GRPOConfig(
         output_dir=job.folder,
         use_cpu=True,
         bf16=False,
         seed=job.seed,
         max_steps=job.steps,
-        per_device_train_batch_size=groups * rollouts,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=groups * rollouts // pieces,
+        gradient_accumulation_steps=pieces,
         gradient_checkpointing=False,
         num_generations=rollouts,
         num_iterations=1,

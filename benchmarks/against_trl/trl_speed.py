@@ -106,7 +106,7 @@ def train(job: SpeedJob) -> None:
     trainer = Timed(
         model=model,
         reward_funcs=Reward(),
-        args=config(job, job.groups, job.rollouts, answer_tokens=max(map(max, lengths))),
+        args=config(job, job.groups, job.rollouts, answer_tokens=max(map(max, lengths)), pieces=job.pieces),
         train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in rows]),
         processing_class=tokenizer,
         callbacks=[measure],

@@ -83,8 +83,10 @@ class Proxy:
             self._loop.close()
 
     async def _start(self) -> str:
+        # As in lrl's client. A pooled connection was dead after a 500 of the server, and the next request died with it.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
+            connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
         )
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", self._handle)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lrl.callbacks import weight_sync
+from lrl.weights.crew_sync import RunEnded
 from tests.callbacks.model_run import ModelRun, proved, until
 from tests.weights.model_sync import PAUSE, UPDATE, Copying, Direct
 
@@ -32,7 +33,7 @@ def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_h
     model_run.stick(UPDATE)
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
-    assert model_run.versions == [0] and model_run.crew.serving == []
+    assert model_run.versions == [0] and model_run.crew.serving == [] and len(model_run.crew.alive) == 2
     model_run.stick("")
     until(lambda: model_run.versions == [0, 1] and proved(model_run.crew.generators) == [1, 1])
     assert model_run.sync.version == 1 and model_run.sync.pause_seconds > 0
@@ -137,7 +138,9 @@ def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: 
     model_run.stick(UPDATE)
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
+    delivery: Any = model_run.sync._syncs[model_run.crew]._delivery
     model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())
+    assert isinstance(delivery.exception(timeout=0), RunEnded)
     model_run.stick("")
     time.sleep(0.05)
     assert all(client.posted.count("/resume") == 1 for client in model_run.clients)

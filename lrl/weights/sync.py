@@ -92,6 +92,7 @@ class Sync:
         """The first part of `move` by itself, for `deliver_twice`; whether nobody failed it."""
         self.pause_seconds = 0.0
         self._stage(weights, generators, version, second_best=False)
+        self._say(1, self.control.failed)
         return not self.control.failed
 
     def deliver_twice(self, resumed: Resumed) -> tuple[Failures, Failures]:
@@ -149,9 +150,12 @@ class Sync:
             given_up |= self._resume()
             self.pause_seconds += time.monotonic() - stood_from
             resumed(self.control.taking_part)
+        self._say(number, late)
+        return given_up, late
+
+    def _say(self, number: int, late: Failures) -> None:
         if late:
             log.warning("Sync to version %d, attempt %d: %s", self.control.version, number, "; ".join(late.values()))
-        return given_up, late
 
     def _update(self) -> None:
         """Have who takes part stand still and take the weights."""

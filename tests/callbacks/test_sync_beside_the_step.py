@@ -14,7 +14,7 @@ import torch
 from lrl.callbacks import weight_sync
 from lrl.weights.crew_sync import RunEnded
 from tests.callbacks.model_run import ModelRun, proved, until
-from tests.weights.model_sync import PAUSE, UPDATE, Copying, Direct
+from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, Direct, make_generators
 
 
 @pytest.fixture
@@ -124,6 +124,18 @@ def test_who_does_not_hear_of_the_pause_is_taken_out_beside_the_step(model_run: 
     model_run.step(1)
     until(lambda: proved(model_run.crew.generators) == [1])
     assert silent.out and model_run.crew.generators == [healthy]
+
+
+def test_a_newcomer_that_cannot_connect_is_said_and_connected_while_the_trainer_waits(
+    model_run: ModelRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    newcomer = make_generators()[0]
+    newcomer.client.failing = {INIT: 1}  # type: ignore[attr-defined]
+    model_run.crew.newcomers.append(newcomer)
+    model_run.step(1)
+    assert f"attempt 1: {INIT} for weight version 1 failed" in caplog.text
+    assert newcomer in model_run.crew.generators and model_run.versions == [0, 1]
+    until(lambda: proved(model_run.crew.generators) == [1, 1, 1])
 
 
 def test_without_room_for_the_copy_the_other_way_is_taken(model_run: ModelRun) -> None:

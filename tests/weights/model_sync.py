@@ -14,7 +14,7 @@ from lrl.generators.client import GeneratorError, TooLate
 from lrl.generators.generator import Generator
 from lrl.weights import Control, Transport, Weights
 
-PAUSE, UPDATE = "/pause?mode=keep", "/update_weights"
+INIT, PAUSE, UPDATE = "/init_weight_transfer_engine", "/pause?mode=keep", "/update_weights"
 
 
 class Client:

@@ -96,11 +96,10 @@ class CrewSync:
 
     def wait(self) -> Failures:
         """Wait until all that the crew writes is proved or taken back; who failed a probe since the last wait."""
-        delivery, self._delivery = self._delivery, None
-        if delivery is not None:
+        if self._delivery is not None:
             limit = PHASES * (self._deadline_s + 5.0)
-            late = self._loop.wait_for(delivery, limit, "a sync beside the step", self._interrupted)
-            self._missed = bool(late)
+            late = self._loop.wait_for(self._delivery, limit, "a sync beside the step", self._interrupted)
+            self._delivery, self._missed = None, bool(late)
         failed, proofs, self._proofs = Failures(), self._proofs, []
         for proof in proofs:
             lied = self._loop.wait_for(proof, self._deadline_s + 5.0, "the proof of a sync", self._interrupted)

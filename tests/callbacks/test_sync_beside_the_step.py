@@ -146,11 +146,17 @@ def test_without_room_for_the_copy_the_other_way_is_taken(model_run: ModelRun) -
     until(lambda: proved(model_run.crew.generators) == [1, 1])
 
 
-def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: ModelRun) -> None:
+@pytest.mark.parametrize("trainer", ["trains", "waits for it"])
+def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: ModelRun, trainer: str) -> None:
     model_run.stick(UPDATE)
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
-    delivery: Any = model_run.sync._syncs[model_run.crew]._delivery
+    sync: Any = model_run.sync._syncs[model_run.crew]
+    delivery = sync._delivery
+    if trainer == "waits for it":
+        sync._interrupted = signal
+        with pytest.raises(KeyboardInterrupt):
+            model_run.step(2)
     model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())
     assert isinstance(delivery.exception(timeout=0), RunEnded)
     model_run.stick("")
@@ -158,6 +164,10 @@ def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: 
     assert all(client.posted.count("/resume") == 1 for client in model_run.clients)
     assert model_run.versions == [0] and model_run.crew.serving == []
     model_run.data.state_dict()  # does not wait
+
+
+def signal() -> None:
+    raise KeyboardInterrupt
 
 
 def test_an_error_beside_the_step_reaches_the_trainer(model_run: ModelRun) -> None:

@@ -40,6 +40,10 @@ SETTINGS: dict[str, Case] = {
         (*RANKER, "--data.lengths.ranker.model", "{in}/models/whole", "--data.lengths.ranker.device", "cuda:99"),
         ("data.lengths.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
     ),
+    "a reference that is not there": (
+        ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),
+        ("model.reference.model='no/such_model'", "folder in Hugging Face format"),
+    ),
     "a baseline that the objective cannot use": (
         (
             "--model.objective",

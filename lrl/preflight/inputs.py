@@ -84,17 +84,24 @@ def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[P
                 prompts.load(policy.tokenizer, data.max_prompt_tokens)
                 if sound:
                     check_tokens(prompts, folder, shape)
-    reference = policy.reference.model if policy.reference is not None else None
-    if reference is not None:
+    if policy.reference is not None and policy.reference.model is not None:
         with noting():
-            other = shape_of(reference, policy.attention)
-            check_weights(reference, other, "model.reference.model")
-            if other.vocabulary != shape.vocabulary:
-                fault(
-                    f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model={folder!r} "
-                    f"{shape.vocabulary}: a reference needs the policy's vocabulary."
-                )
+            _check_reference(policy.reference.model, policy, shape)
     return shape
+
+
+def _check_reference(reference: str, policy: PolicyModule, shape: Shape) -> None:
+    try:
+        other = shape_of(reference, policy.attention)
+    except EXPECTED as error:
+        fault(f"model.reference.{error}")  # which begins with "model="
+        return
+    check_weights(reference, other, "model.reference.model")
+    if other.vocabulary != shape.vocabulary:
+        fault(
+            f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model="
+            f"{policy.policy_folder!r} {shape.vocabulary}: a reference needs the policy's vocabulary."
+        )
 
 
 def check_ranker(data: RolloutDataModule) -> int:

@@ -59,6 +59,7 @@ class ModelClient:
         await asyncio.sleep(1.0 + how["priority"] * 0.618 % 3.0)
         for rollout in rollouts:
             fill(rollout, [(how["version"](), TOKENS)])
+            how["ended"]()
 
 
 def make_controller(in_flight: int, steps: int) -> Controller:

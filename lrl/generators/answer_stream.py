@@ -29,11 +29,13 @@ class AnswerStream:
     Args:
         rollouts: One for each choice of the request; tokens are appended, whatever they hold already.
         version: The version that the generator holds now.
+        ended: Told of each answer's end.
     """
 
-    def __init__(self, rollouts: Sequence[Rollout], version: Callable[[], int]) -> None:
+    def __init__(self, rollouts: Sequence[Rollout], version: Callable[[], int], ended: Callable[[], None]) -> None:
         self._rollouts = rollouts
         self._version = version
+        self._ended = ended
         self._first_version = version()
         self._starts = [len(rollout.token_ids) for rollout in rollouts]
         self._held = [self._first_version for _ in rollouts]
@@ -83,3 +85,4 @@ class AnswerStream:
                 )
             rollout.versions[start:] = versions
         rollout.finish_reason = choice["finish_reason"]
+        self._ended()

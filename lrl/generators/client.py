@@ -67,6 +67,7 @@ class GeneratorClient:
         version: Callable[[], int],
         priority: int,
         deadline_s: float,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Have answers to one prompt written to their end by one request; they grow in place while it streams.
 
@@ -78,6 +79,7 @@ class GeneratorClient:
                 keys and values of other weights.
             priority: Lower goes first.
             deadline_s: Seconds for the whole request.
+            ended: Told of each answer's end.
 
         Raises:
             GeneratorError: Whatever went wrong. The rollouts keep what has come.
@@ -86,7 +88,7 @@ class GeneratorClient:
         parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
         body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
         body |= {"cache_salt": str(version()), "stream": True}
-        answers = AnswerStream(rollouts, version)
+        answers = AnswerStream(rollouts, version, ended)
         try:
             async with self._asking("POST", GENERATE, body, deadline_s) as response:
                 async for line in response.content:

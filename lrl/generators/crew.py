@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lrl.data import Prompt, Rollout
@@ -103,7 +104,8 @@ class Crew:
             generator = await self.desk.enter(request, unfinished, target)
             try:
                 if generator.open:  # the door may have closed since it was chosen
-                    await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
+                    ended = partial(self.desk.release, generator, request)
+                    await self._write(generator, prompt, unfinished, sampling, priority, deadline_s, ended)
             finally:
                 target = self.desk.leave(generator, request)
 
@@ -126,10 +128,11 @@ class Crew:
         sampling: Sampling,
         priority: int,
         deadline_s: float,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Have one generator write; its failure takes it out, and leaves rollouts unfinished."""
         try:
-            await generator.write(prompt, rollouts, sampling, priority, deadline_s)
+            await generator.write(prompt, rollouts, sampling, priority, deadline_s, ended)
         except TooLate as error:
             raise TooLate(f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens.") from error
         except Refused:

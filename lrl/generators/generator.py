@@ -9,7 +9,7 @@ what they had at the resume, and nobody has seen the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lrl.data import Prompt, Rollout
@@ -80,9 +80,17 @@ class Generator(Places):
         )
 
     async def write(
-        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, priority: int, deadline_s: float
+        self,
+        prompt: Prompt,
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        priority: int,
+        deadline_s: float,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Write `rollouts` to their end or to `interrupt`, and wait until the version that wrote them is proved.
+
+        `ended` is told of each answer's end, proved or not.
 
         Raises:
             GeneratorError: A request failed, or the generator was taken out; the rollouts keep what is proved.
@@ -96,6 +104,7 @@ class Generator(Places):
                     version=lambda: self.version,
                     priority=priority,
                     deadline_s=deadline_s,
+                    ended=ended,
                 )
             ): part
             for part in in_requests(rollouts)

@@ -55,19 +55,18 @@ class ModelFleet:
             generator = await self.desk.enter(request, rollouts)
             try:
                 if written := generator.open:  # the door may have closed since it was chosen
-                    await self._write(generator, prompt, rollouts, priority)
+                    await self._write(generator, request, rollouts)
             finally:
                 self.desk.leave(generator, request)
 
-    async def _write(
-        self, generator: ModelGenerator, prompt: Prompt, rollouts: Sequence[Rollout], priority: int
-    ) -> None:
+    async def _write(self, generator: ModelGenerator, request: Request, rollouts: Sequence[Rollout]) -> None:
         whole = asyncio.get_running_loop().create_future()
-        left = len(rollouts)
+        left, prompt, priority = len(rollouts), request.prompt, request.priority
 
         def ended(answer: Answer) -> None:
             nonlocal left
             left -= 1
+            self.desk.release(generator, request)
             if not left:
                 whole.set_result(None)
 

@@ -29,7 +29,8 @@ class Places:
         self.in_flight = 0
         """Answers for rollouts that it writes or is about to."""
         self.load: dict[Request, Sequence[Rollout]] = {}
-        """What takes its places: each request with its answers."""
+        """What takes its places: each request with its answers, of which some may have ended."""
+        self._held: dict[Request, int] = {}
         self.passed_over = False
         """Whether requests wait that dispatch has not sent here."""
 
@@ -38,13 +39,18 @@ class Places:
         self.passed_over = waiting
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """The places of `request`, for the answers that it is for, are taken until `free`."""
+        """A place for each answer of `request` is taken until that has ended, or until `free`."""
         self.in_flight += request.answers
-        self.load[request] = rollouts
+        self.load[request], self._held[request] = rollouts, request.answers
+
+    def release(self, request: Request) -> None:
+        """One answer of `request` has ended: its place is another's."""
+        self.in_flight -= 1
+        self._held[request] -= 1
 
     def free(self, request: Request) -> None:
-        """The places of `request` are others'."""
-        self.in_flight -= request.answers
+        """The places that `request` still has are others'."""
+        self.in_flight -= self._held.pop(request)
         del self.load[request]
 
 
@@ -55,10 +61,13 @@ class Served(Writing, Protocol):
     """Whether it may be asked."""
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """The places of `request`, for the answers that it is for, are taken until `free`."""
+        """A place for each answer of `request` is taken until that has ended, or until `free`."""
+
+    def release(self, request: Request) -> None:
+        """One answer of `request` has ended: its place is another's."""
 
     def free(self, request: Request) -> None:
-        """The places of `request` are others'."""
+        """The places that `request` still has are others'."""
 
     def note_waiting(self, waiting: bool) -> None:
         """Requests wait that go nowhere yet, or none does."""
@@ -122,6 +131,12 @@ class Desk(Generic[G]):
             elif not sent.cancelled():  # it was sent and cancelled in the same turn of the loop
                 self.leave(sent.result(), request)
             raise
+
+    def release(self, generator: G, request: Request) -> None:
+        """An answer has ended. Its place does not wait for the longest one of its group: with long tails most would."""
+        generator.release(request)
+        if self._waiting:
+            self.send_soon()
 
     def leave(self, generator: G, request: Request) -> G | None:
         """The places of `request` are others'; where its unfinished answers move to, if they were interrupted."""

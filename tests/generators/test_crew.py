@@ -43,6 +43,7 @@ class ModelClient:
         version: Callable[[], int],
         priority: int,
         deadline_s: float,
+        ended: Callable[[], None],
     ) -> None:
         self.asked.append((prompt_ids[0], version(), priority, deadline_s))
         self.requests.append((len(rollouts), len(rollouts[0].token_ids)))
@@ -63,6 +64,7 @@ class ModelClient:
             self.writing -= len(rollouts)
         for rollout in rollouts:
             rollout.finish_reason = "stop"
+            ended()
 
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
         self.posted.append(route)
@@ -133,6 +135,30 @@ def test_no_generator_writes_more_than_its_capacity(capacities: list[int], group
     assert sum(len(client.asked) for client in clients) == len(groups)
     assert all(generator.in_flight == 0 for generator in crew.generators)
     assert crew.capacity == sum(capacities)
+
+
+class Uneven(ModelClient):
+    """Answers to a prompt end one after another, a second apart."""
+
+    async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any) -> None:
+        self.asked.append((prompt_ids[0], 0, how["priority"], asyncio.get_running_loop().time()))
+        for rollout in rollouts:
+            await asyncio.sleep(1)
+            rollout.finish_reason = "stop"
+            how["ended"]()
+
+
+def test_the_place_of_an_answer_that_has_ended_does_not_wait_for_the_longest_of_its_group() -> None:
+    crew, _ = make_crew(4)
+    crew.generators[0].client = client = Uneven()  # type: ignore[assignment]
+
+    async def answer(n: int, priority: int) -> None:
+        prompt, rollouts = Prompt(id=0, token_ids=[1], text=""), [Rollout() for _ in range(n)]
+        await crew.answer(prompt, rollouts, Sampling(n=n), priority=priority, deadline_s=9.0)
+
+    run(gather([answer(4, 0), answer(2, 1), answer(1, 2)]))
+    assert [at for *_, at in client.asked] == [0.0, 2.0, 3.0]
+    assert crew.generators[0].in_flight == 0 and not crew.generators[0].load
 
 
 def test_a_group_larger_than_a_generator_goes_to_an_idle_one_alone() -> None:

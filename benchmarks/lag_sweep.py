@@ -74,7 +74,7 @@ class History(L.Callback):
         throughput = find(trainer, Throughput)
         self.wait_s += throughput.times.wait if throughput else 0.0
         sync = find(trainer, WeightSync)
-        self.probe_difference = max(self.probe_difference, sync.probe_difference if sync else 0.0)
+        self.probe_difference = max(self.probe_difference, sync.probes.difference if sync else 0.0)
 
     def series(self) -> dict[str, list[float | None]]:
         """Each number of `SERIES` by step; None where a step had none."""

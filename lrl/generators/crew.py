@@ -165,6 +165,11 @@ class Crew:
         self.generators += self.newcomers
         self.newcomers.clear()
 
+    async def shut(self, generators: Sequence[Generator]) -> None:
+        """Nothing begins any more under what these hold."""
+        for generator in generators:
+            generator.shut()
+
     async def settle(self, failed: Mapping[Generator, str]) -> None:
         """A sync is over: leave out who failed it."""
         for generator, why in failed.items():

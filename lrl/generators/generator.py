@@ -133,6 +133,11 @@ class Generator(Places):
         cancelled = [request.cancel() for request, part in self._requests.items() if id(part[0]) in those]
         return any(cancelled)
 
+    def shut(self) -> None:
+        """Take nothing new; what is being written goes on."""
+        self.open = False
+        self._note()
+
     async def pause(self, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Take nothing new and freeze what is being written; it goes on where it was after `resume`."""
         self.open, self._stands = False, True

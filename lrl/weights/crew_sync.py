@@ -90,6 +90,8 @@ class CrewSync:
         self.sync.control.interrupted = self._interrupted
         if not self.sync.stage(weights, whom, version):
             return False
+        # A trainer that goes on may ask for an evaluation at once: it is to be one of the new version.
+        self._call(self.crew.shut(whom), "closing the generators' doors")
         self.sync.control.interrupted = self._break_off
         self._delivery = self._thread.submit(self._deliver, probe, moved)
         return True

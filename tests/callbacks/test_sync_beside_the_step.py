@@ -39,6 +39,16 @@ def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_h
     assert model_run.sync.version == 1 and model_run.sync.pause_seconds > 0
 
 
+def test_when_the_trainer_goes_on_nothing_begins_any_more_under_the_version_before(model_run: ModelRun) -> None:
+    sync, begins = model_run.sync._syncs[model_run.crew].sync, threading.Event()
+    deliver: Any = sync.deliver_twice
+    sync.deliver_twice = lambda resumed: begins.wait(10) and deliver(resumed)  # type: ignore[assignment]
+    model_run.step(1)
+    assert model_run.crew.serving == [] and len(model_run.crew.alive) == 2
+    begins.set()
+    until(lambda: proved(model_run.crew.generators) == [1, 1])
+
+
 def test_what_arrives_is_what_the_policy_was_and_not_what_it_becomes_meanwhile(model_run: ModelRun) -> None:
     weight = torch.ones(3)
     model_run.trainer.lightning_module.named_weights = lambda: iter([("head", weight)])

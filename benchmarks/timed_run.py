@@ -49,7 +49,7 @@ class System:
         trainer_threads: CPU threads of the trainer.
         max_lag: See `lrl.RolloutDataModule`.
         placement: See `lrl.strategy.GeneratorDevices`.
-        micro_batch_tokens: See there.
+        micro_batch_tokens: See `lrl.RolloutDataModule`.
         trains: Whether the policy is trained and synced; otherwise answers are only taken.
     """
 

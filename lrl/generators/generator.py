@@ -95,18 +95,9 @@ class Generator(Places):
         Raises:
             GeneratorError: A request failed, or the generator was taken out; the rollouts keep what is proved.
         """
+        how: dict[str, Any] = {"version": lambda: self.version, "priority": priority, "deadline_s": deadline_s}
         requests = {
-            asyncio.create_task(
-                self.client.write(
-                    prompt.token_ids,
-                    part,
-                    sampling,
-                    version=lambda: self.version,
-                    priority=priority,
-                    deadline_s=deadline_s,
-                    ended=ended,
-                )
-            ): part
+            asyncio.create_task(self.client.write(prompt.token_ids, part, sampling, **how, ended=ended)): part
             for part in in_requests(rollouts)
         }
         self.work.begin(len(prompt.token_ids), list(requests.values()))

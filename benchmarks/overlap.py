@@ -5,7 +5,7 @@
     python -m benchmarks.overlap --plot-only                      draw and print what is there
 
 A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, all answers of 64 tokens or long-tailed
-(`benchmarks.timed_run`). The four systems follow one another, and so again in each repeat:
+(`benchmarks.timed_run`). The five systems follow one another, and so again in each repeat:
 
 - asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest answer
   (`MAX_LAG`): one of 512 tokens takes the engine four or five steps of the trainer.
@@ -13,6 +13,8 @@ A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, 
   one. So as many answers are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
   step's batch a few long answers are written alone, which steady writing never sees.
 - training alone: the same training on answers that are there already, with the asynchronous run's threads. No sync.
+- both alone, at once: the two before it, each in a process of its own (`benchmarks.at_once`). Nothing goes between them
+  but the pace, so this is what the machine makes of two sides that have nothing to do with each other.
 - synchronous: lrl's own baseline, `placement: shared` at `max_lag: 0`: the sides take turns, each with all threads.
 
 Two servers run from the first system to the last, one with half of the threads and one with all; that which is not used
@@ -35,10 +37,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks import records, timed_run
+from benchmarks.at_once import both_at_once
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
@@ -64,6 +67,7 @@ def systems(lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> dict[
         "asynchronous": System(title="asynchronous", max_lag=max_lag, **halves),
         "writing": System(title="writing alone", max_lag=max_lag, trains=False, **halves),
         "training": System(title="training alone", max_lag=max_lag, **halves),
+        "at_once": System(title="both alone, at once", max_lag=max_lag, **halves),
         "synchronous": System(title="synchronous, all cores", max_lag=0, placement="shared", **whole),
     }
 
@@ -73,10 +77,13 @@ def measure(args: argparse.Namespace, servers: dict[int, LentServer], name: str,
     system, draws = systems(lengths, args.micro_batch_tokens)[name], LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
-        times = train_alone(system, policy, draws, args.steps, args.folder, WARM_UP)
-        mean = timed_run.means(times)
+        times = train_alone(system, policy, draws, WARM_UP + args.steps, args.folder)
+        mean = timed_run.means(times[WARM_UP:])
         return mean | {"step": mean["train"], "wait": 0.0}
     server = servers[system.server_threads]
+    if name == "at_once":
+        seconds, trained = both_at_once(system, server, policy, draws, args.steps, args.folder, WARM_UP)
+        return timed_run.means(trained) | {"step": fmean(seconds), "wait": 0.0}
     return timed_run.means(timed_run.run(system, server, policy, draws, args.steps, args.folder, WARM_UP))
 
 
@@ -131,11 +138,13 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
         step = {name: row["step"][1] for (of, name), row in rows.items() if of == lengths}
         if {"asynchronous", *ALONE} <= set(step):
             larger = max(step[name] for name in ALONE)
-            against = [f"{step['asynchronous'] / larger:.2f} times the larger of both alone"]
+            told = f"{step['asynchronous'] / larger:.2f} times the larger of both alone"
+            if "at_once" in step:
+                told += f" and {step['asynchronous'] / step['at_once']:.2f} times that of both alone at once"
             if "synchronous" in step:
                 times = step["synchronous"] / step["asynchronous"]
-                against.append(f"{times:.2f} times as fast as lrl's synchronous one on all cores")
-            lines.append(f"\n{lengths}: an asynchronous step takes {', and is '.join(against)}.")
+                told += f", and is {times:.2f} times as fast as lrl's synchronous one on all cores"
+            lines.append(f"\n{lengths}: an asynchronous step takes {told}.")
     return "\n".join(lines)
 
 

@@ -32,13 +32,13 @@ from lrl.stopwatch import Stopwatch
 
 
 def train_alone(
-    system: System, policy: Path, lengths: Lengths, counted: int, folder: Path, warm_up: int
+    system: System, policy: Path, lengths: Lengths, steps: int, folder: Path, *also: L.Callback
 ) -> list[Timed]:
     """The times of the same steps when all of their answers are there at once: no server runs for it."""
     data = ReadyAnswers(policy, lengths, system.micro_batch_tokens)
     torch.set_num_threads(system.trainer_threads)
-    quiet_trainer(warm_up + counted, folder, callbacks=[data.keeper]).fit(make_module(policy), data)
-    return data.keeper.times[warm_up:]
+    quiet_trainer(steps, folder, callbacks=[data.keeper, *also]).fit(make_module(policy), data)
+    return data.keeper.times
 
 
 class ReadyAnswers(L.LightningDataModule):

@@ -153,8 +153,9 @@ def run(
     counted: int,
     folder: Path,
     warm_up: int = WARM_UP,
+    first: Sequence[L.Callback] = (),
 ) -> list[Timed]:
-    """The times of so many steps of one run, those behind the warm-up.
+    """The times of so many steps of one run, those behind the warm-up; `first` are callbacks before its own.
 
     Raises:
         RuntimeError: A signal ended the run before that.
@@ -166,7 +167,7 @@ def run(
         folder,
         strategy=Borrowing(server, CAPACITY, placement=system.placement),
         devices=2,
-        callbacks=[WeightSync() if system.trains else OnlyAtTheStart(), throughput, kept],
+        callbacks=[*first, WeightSync() if system.trains else OnlyAtTheStart(), throughput, kept],
     )
     data = lrl.RolloutDataModule(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", shuffle=False),

@@ -2,16 +2,20 @@
 
 import argparse
 import json
+import multiprocessing
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lrl
-from benchmarks import overlap, ready_answers, timed_run
+from benchmarks import at_once, overlap, ready_answers, timed_run
 from benchmarks.against_trl import speed
 from benchmarks.random_policy import SHAPES
 from benchmarks.timed_run import Timed
+from tests.leftovers import wait_for
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -47,6 +51,33 @@ def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, t
     drawn = [sum(lengths.of(group, group, timed_run.ANSWERS)) for group in range(2 * timed_run.GROUPS)]
     assert trained == [sum(drawn[: timed_run.GROUPS]), sum(drawn[timed_run.GROUPS :])]
     assert all(times.train > 0 and times.sync == 0 for times in data.keeper.times)
+
+
+def test_with_both_at_once_no_side_begins_a_step_before_the_other(policy: Path, tmp_path: Path) -> None:
+    here, there = multiprocessing.Pipe()
+    system = overlap.systems("equal")["at_once"]
+    trains = threading.Thread(
+        target=at_once.train_for, args=(there, system, policy, timed_run.LENGTHS["equal"], 2, tmp_path), daemon=True
+    )
+    trains.start()
+    takes = at_once.AtThePaceOf(here, 2)
+    takes.on_train_start()
+    for step in range(2):
+        wait_for(here.poll, 60.0, "the end of a step")
+        time.sleep(0.3)
+        assert trains.is_alive() and len(takes.times) == step
+        takes.on_train_batch_end()
+    takes.on_train_batch_end()  # nobody is left to wait for
+    trains.join(60)
+    assert not trains.is_alive() and [times.train > 0 for times in takes.times] == [True, True]
+    assert len(takes.seconds) == 2 and min(takes.seconds) > 0.3
+
+
+def test_a_side_that_ends_early_is_not_waited_for() -> None:
+    here, there = multiprocessing.Pipe()
+    there.close()
+    with pytest.raises(RuntimeError, match="has ended early"):
+        at_once.heard(here)
 
 
 def test_trls_counted_steps_have_the_answers_of_lrls(policy: Path, tmp_path: Path) -> None:

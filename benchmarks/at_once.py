@@ -1,0 +1,118 @@
+"""Both sides at once, and neither for the other: writing that nobody learns from, training on answers that are there.
+
+Each is a process of its own, with the threads that it has in an asynchronous run, and each waits for the other at every
+step's end. Nothing else goes between them. So what such a step takes beyond training alone is the machine's; what
+an asynchronous step takes beyond such a one is lrl's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from benchmarks import timed_run
+from benchmarks.lent_server import LentServer
+from benchmarks.ready_answers import train_alone
+from benchmarks.timed_run import System, Timed
+from lrl.planning.answers import Lengths
+
+PATIENCE_S = 300.0
+"""For one step of the other side."""
+
+
+def both_at_once(
+    system: System, server: LentServer, policy: Path, lengths: Lengths, counted: int, folder: Path, warm_up: int
+) -> tuple[list[float], list[Timed]]:
+    """Of the counted steps: the seconds that both sides took, and the times of the one that trained.
+
+    Raises:
+        RuntimeError: The other process ended early, or takes longer than `PATIENCE_S` for a step.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    steps = warm_up + counted
+    trains = context.Process(target=train_for, args=(there, system, policy, lengths, steps, folder), daemon=True)
+    trains.start()
+    there.close()  # so that its end is heard here
+    pace = AtThePaceOf(here, steps)
+    takes = replace(system, trains=False)
+    try:
+        timed_run.run(takes, server, policy, lengths, counted, folder, warm_up, first=[pace])
+    finally:
+        trains.terminate()
+        trains.join()
+    return pace.seconds[warm_up:], pace.times[warm_up:]
+
+
+def train_for(other: Connection, system: System, policy: Path, lengths: Lengths, steps: int, folder: Path) -> None:
+    """Train so many steps alone, from the moment that the other side writes; tell it of each step."""
+    train_alone(system, policy, lengths, steps, folder, Tells(other))
+
+
+class Tells(L.Callback):
+    """Begins each step when the other side does, and tells it how long the last one took.
+
+    Args:
+        other: The side that writes.
+    """
+
+    def __init__(self, other: Connection) -> None:
+        self.other = other
+
+    def on_train_start(self, *args: Any) -> None:
+        """Writing begins with a server's first weights."""
+        heard(self.other)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Wait for the other side."""
+        self.other.send(trainer.datamodule.keeper.times[-1])  # type: ignore[attr-defined]
+        heard(self.other)
+
+
+class AtThePaceOf(L.Callback):
+    """Begins each step when the other side does. Put it first.
+
+    Args:
+        other: The side that trains.
+        steps: That it trains; later ones wait for nobody.
+    """
+
+    def __init__(self, other: Connection, steps: int) -> None:
+        self.other, self.left = other, steps
+        self.seconds: list[float] = []
+        self.times: list[Timed] = []
+
+    def on_train_start(self, *args: Any) -> None:
+        """Writing begins."""
+        self.other.send(None)
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Wait for the other side."""
+        if self.left:
+            self.left -= 1
+            self.other.send(None)
+            self.times.append(heard(self.other))
+            now = time.perf_counter()
+            self.seconds.append(now - self._began)
+            self._began = now
+
+
+def heard(other: Connection) -> Any:
+    """What the other side says next.
+
+    Raises:
+        RuntimeError: It said nothing for `PATIENCE_S`, or has ended.
+    """
+    try:
+        if other.poll(PATIENCE_S):
+            return other.recv()
+    except EOFError:
+        raise RuntimeError("The other side of a run with both at once has ended early; its log is above.") from None
+    raise RuntimeError(f"The other side of a run with both at once said nothing for {PATIENCE_S:g} s.")

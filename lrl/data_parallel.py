@@ -9,6 +9,7 @@ At a bad end rank 0 is alone: it does not ask the others for anything, and ends 
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,13 +19,21 @@ import torch.distributed as dist
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from torch.nn.parallel import DistributedDataParallel
 
+from lrl.faults import fault
 from lrl.ranks import Ranks
 from lrl.strategy import GeneratorDevices
 
 PATIENCE = timedelta(hours=6)
 """Rank 0 waits for answers with deadlines of its own, and a rank that ended is noticed by its closed connection: this
 is only for a machine that went away without a word."""
+
+OF_THE_WRAPPER = {
+    **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")),
+    **{name: each.default for name, each in inspect.signature(DistributedDataParallel).parameters.items()},
+}
+"""Settings that Lightning's strategy passes on to torch's wrapper, and their defaults, which the command line gives."""
 
 
 class AsyncDDP(GeneratorDevices, DDPStrategy):
@@ -34,11 +43,17 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
 
     Args:
         timeout: How long a rank waits for another.
-        **kwargs: See `GeneratorDevices`, and Lightning's DDPStrategy.
+        **kwargs: See `GeneratorDevices`, and Lightning's DDPStrategy, without what is for torch's wrapper.
     """
 
     def __init__(self, timeout: timedelta | None = PATIENCE, **kwargs: Any) -> None:
         super().__init__(timeout=timeout, **kwargs)
+        for name, default in OF_THE_WRAPPER.items():
+            if kwargs.get(name, default) != default:
+                fault(
+                    f"strategy.{name} is {kwargs[name]}. It is for torch's DistributedDataParallel, lrl.AsyncDDP does "
+                    "without that: it averages gradients once a step. Leave it out."
+                )
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"

@@ -10,25 +10,34 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lrl.ranks import counting_on
+
 
 def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
     """Gives each of several ranks the mean of all their gradients, a rank without one counting as zero; a collective.
 
     Sharded parameters are left out: their gradients have been averaged within the backward pass.
+
+    Raises:
+        RuntimeError: Another rank has ended.
     """
     if ranks == 1:
         return
     weights = [weight for weight in parameters if weight.requires_grad and not isinstance(weight, DTensor)]
     here = [weight.grad is not None for weight in weights]
     anywhere = torch.tensor(here, dtype=torch.uint8, device=weights[0].device if weights else None)
-    dist.all_reduce(anywhere, dist.ReduceOp.MAX)
-    sums = []
+    with counting_on("Another rank"):
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+    gradients = []
     for weight, somebody_has_one in zip(weights, anywhere.tolist(), strict=True):
         if somebody_has_one:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            sums.append((weight.grad, dist.all_reduce(weight.grad, async_op=True)))
-    for gradient, work in sums:
-        work.wait()
+            gradients.append(weight.grad)
+    with counting_on("Another rank"):
+        sums = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
+        for each in sums:
+            each.wait()
+    for gradient in gradients:
         gradient.div_(ranks)
 
 

@@ -8,7 +8,8 @@ slowest one: with sixteen ranks that cost 24 % more, and 5 % without (`python -m
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,11 +42,9 @@ class Ranks:
 
     def settle(self) -> None:
         """On rank 0: wait until all that was sent has arrived; for the errors see `hand_out`."""
-        try:
+        with counting_on("Another rank"):
             while self._on_their_way:
                 self._on_their_way.pop()[0].wait()
-        except RuntimeError as error:
-            raise self._alone("Another rank") from error
 
     def receive(self) -> Any:
         """On any other rank: wait for what rank 0 hands out.
@@ -54,24 +53,29 @@ class Ranks:
             RuntimeError: Rank 0 has ended, or has handed out nothing within the group's timeout.
         """
         size = torch.zeros(1, dtype=torch.int64)
-        try:
+        with counting_on("Rank 0"):
             dist.recv(size, 0, self._group)
             content = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(content, 0, self._group)
-        except RuntimeError as error:
-            raise self._alone("Rank 0") from error
         return pickle.loads(content.numpy().tobytes())
 
     def _send(self, content: Tensor, rank: int) -> None:
         """Its size, then itself; both stay in memory until `settle`, which also tells of a send that failed."""
-        try:
+        with counting_on("Another rank"):
             for tensor in (torch.tensor([len(content)]), content):
                 work = dist.isend(tensor, rank, self._group)
                 assert work is not None, "this process is in the group"
                 self._on_their_way.append((work, tensor))
-        except RuntimeError as error:
-            raise self._alone("Another rank") from error
 
-    @staticmethod
-    def _alone(whom: str) -> RuntimeError:
-        return RuntimeError(f"{whom} does not take part in the step any more: look for its error above.")
+
+@contextmanager
+def counting_on(whom: str) -> Iterator[None]:
+    """For collectives alone: whatever they say when another process is gone, it is said who to look at.
+
+    Raises:
+        RuntimeError: A collective in the block failed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"{whom} does not take part in the step any more: look for its error above.") from error

@@ -54,8 +54,7 @@ def test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichev
     (other,) = ranks_of(process.pid)
     other.kill()
     assert process.wait(60) == 1
-    said = (tmp_path / "output").read_text()  # the second is gloo's, if gradients were being averaged
-    assert "Another rank does not take part in the step any more" in said or "Connection closed by peer" in said
+    assert "Another rank does not take part in the step any more" in (tmp_path / "output").read_text()
 
     process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path))
     wait_for_step(process, 6)

@@ -51,7 +51,7 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
         for name, default in OF_THE_WRAPPER.items():
             if kwargs.get(name, default) != default:
                 fault(
-                    f"strategy.{name} is {kwargs[name]}. It is for torch's DistributedDataParallel, lrl.AsyncDDP does "
+                    f"strategy.{name} is {kwargs[name]}. It is for torch's DistributedDataParallel; lrl.AsyncDDP does "
                     "without that: it averages gradients once a step. Leave it out."
                 )
 

@@ -99,14 +99,6 @@ TRAINER: dict[str, Case] = {
         ("--trainer.strategy.generator_devices", "-1", "--trainer.devices", "1"),
         ("strategy.generator_devices is -1", "0 (shared)"),
     ),
-    "a setting of torch's wrapper": (
-        ("--trainer.strategy", "lrl.AsyncDDP", "--trainer.strategy.model_averaging_period", "2"),
-        ("strategy.model_averaging_period is 2", "Leave it out"),
-    ),
-    "a setting of torch's wrapper that Lightning only passes on": (
-        ("--trainer.strategy", "lrl.AsyncDDP", "--trainer.strategy.dict_kwargs", '{"static_graph": true}'),
-        ("strategy.static_graph is True", "Leave it out"),
-    ),
     "every generator kept for evaluation": setting("trainer.strategy.evaluation_generators", 1, "none is left"),
     "a negative number of them": setting("trainer.strategy.evaluation_generators", -1, "at least 0"),
     "a transport without its hardware": setting("trainer.strategy.weight_transfer", "nccl", "shared_memory"),

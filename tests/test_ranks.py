@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import lrl
 from tests.gradient_of_ranks import BUDGET, GROUPS
 from tests.test_ends_of_a_run import ROOT
 from tests.test_policy import gradient, opened, pack
@@ -42,3 +43,13 @@ def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatc
     first.kill()
     said, _ = second.communicate(timeout=30)
     assert second.returncode == 1 and "Rank 0 does not take part in the step any more" in said
+
+
+@pytest.mark.parametrize("name, value", [("model_averaging_period", 2), ("static_graph", True)])
+def test_a_setting_of_torchs_wrapper_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"strategy.{name} is {value}.*Leave it out"):
+        lrl.AsyncDDP(**{name: value})
+
+
+def test_what_the_command_line_gives_to_torchs_wrapper_by_itself_is_not_refused() -> None:
+    assert lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)

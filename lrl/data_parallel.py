@@ -19,11 +19,15 @@ import torch.distributed as dist
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from lrl.faults import fault
 from lrl.ranks import Ranks
 from lrl.strategy import GeneratorDevices
+
+MEETING = timedelta(minutes=30)
+"""For all ranks to be there. A rank that fails before goes unseen: there is no connection yet that could close."""
 
 PATIENCE = timedelta(hours=6)
 """Rank 0 waits for answers with deadlines of its own, and a rank that ended is noticed by its closed connection: this
@@ -42,7 +46,7 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
     `trainer.devices` minus `generator_devices` processes train.
 
     Args:
-        timeout: How long a rank waits for another.
+        timeout: How long a rank waits for another, once all have met.
         **kwargs: See `GeneratorDevices`, and Lightning's DDPStrategy, without what is for torch's wrapper.
     """
 
@@ -69,6 +73,26 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
             self.signals.ignore()
         self.ranks = Ranks(dist.new_group(backend="gloo", timeout=self._timeout))
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
+
+    def setup_distributed(self) -> None:
+        """Meet the other ranks.
+
+        Raises:
+            RuntimeError: They were not all there within `MEETING`.
+        """
+        patience, self._timeout = self._timeout, MEETING
+        try:
+            super().setup_distributed()
+        except dist.DistError as error:
+            raise RuntimeError(
+                f"The {self.world_size} ranks did not meet within {MEETING}, as rank {self.global_rank} sees it: look "
+                "for another rank's error. Ranks on several machines need the address and a free port of rank 0's "
+                f"machine, MASTER_ADDR and MASTER_PORT ({error})."
+            ) from error
+        finally:
+            self._timeout = patience
+        if patience is not None:
+            _set_pg_timeout(patience)
 
     def configure_ddp(self) -> None:
         """Have all ranks begin with rank 0's weights."""

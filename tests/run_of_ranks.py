@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.distributed.distributed_c10d import _get_default_group
 
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
@@ -75,6 +76,7 @@ class Telling(L.Callback):
             "weights": sum(float(weight.detach().double().sum()) for weight in pl_module.parameters()),
             "passes": pl_module.passes,
             "prompts": [group.prompt.id for group in groups],
+            "patience_s": _get_default_group()._get_backend(pl_module.device).options._timeout.total_seconds(),
             "lags": [stream.step - v for group in groups for one in group.rollouts for v in one.versions],
         }
         pl_module.passes = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,24 @@ import lrl
 from tests.gradient_of_ranks import BUDGET, GROUPS
 from tests.test_ends_of_a_run import ROOT
 from tests.test_policy import gradient, opened, pack
+
+ALONE = """
+import sys
+from datetime import timedelta
+import lightning as L
+import lrl
+from lrl import data_parallel
+from lrl.callbacks import WeightSync
+
+data_parallel.MEETING = timedelta(seconds=2)
+quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": sys.argv[2]}
+trainer = L.Trainer(
+    accelerator="cpu", devices=3, strategy=lrl.AsyncDDP(), callbacks=[WeightSync()], max_steps=1, max_epochs=-1, **quiet
+)
+rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
+trainer.fit(lrl.PolicyModule(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+"""
+"""The script of a run of two ranks."""
 
 
 def start(policy: Path, results: Path, ranks: int) -> list[subprocess.Popen[str]]:
@@ -43,6 +63,23 @@ def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatc
     first.kill()
     said, _ = second.communicate(timeout=30)
     assert second.returncode == 1 and "Rank 0 does not take part in the step any more" in said
+
+
+def test_a_rank_that_never_comes_ends_the_run_and_is_named(policy_folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(policy_folder), str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | place | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "The 2 ranks did not meet within 0:00:02, as rank 0 sees it: look for another rank's error" in done.stderr
 
 
 @pytest.mark.parametrize("name, value", [("model_averaging_period", 2), ("static_graph", True)])

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from lrl.data_parallel import PATIENCE
 from tests.leftovers import nothing_left
 from tests.lent_server import LentServer
 from tests.run_of_ranks import RANKS
@@ -74,6 +75,7 @@ def test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichev
     assert sorted(prompt for line in first for prompt in line["prompts"]) == list(range(STEPS * GROUPS))
     lags = [lag for line in first for lag in line["lags"]]
     assert min(lags) >= 0 and max(lags) <= 1
+    assert {line["patience_s"] for line in [*first, *second]} == {PATIENCE.total_seconds()}, "not that of the meeting"
     assert (tmp_path / "policy" / "config.json").exists()
 
 

@@ -17,8 +17,9 @@ setup: $(STAMP)
 quickstart: setup
 	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml
 
+# Two files of tests at a time, in their order: what starts servers waits a lot, and the longest files are not the last.
 test: setup
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(VENV)/bin/ruff check

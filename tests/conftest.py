@@ -1,5 +1,7 @@
 """Shared by all tests: few threads, no hub, no stopwatch, and one real vLLM server that lives as long as the session.
 
+`make test` has two sessions beside one another, each with a server and some of the files.
+
 A server takes half a minute to start. Every run syncs its own weights at its start, so runs of one architecture can
 follow one another on one server; only the tests of starting and ending servers start their own.
 """

@@ -1,4 +1,7 @@
-"""Looks for what a run may leave behind: processes, files in shared memory, temporary files."""
+"""Looks for what a run may leave behind: processes, files in shared memory, temporary files.
+
+Other tests, with servers of their own, run beside the one that looks.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import psutil
 import pytest
+
+from lrl.generators.keeper import SHM, mapped
 
 MARK = "LRL_TEST_MARK"
 
@@ -33,14 +38,34 @@ def living(mark: str) -> list[psutil.Process]:
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
+def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
+    """How the names of files in shared memory begin that the keepers among `processes` will remove."""
+    found = []
+    for process in processes:
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if "--prefix" in words:
+            found.append(words[words.index("--prefix") + 1])
+    return tuple(found)
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """New files there that belong to nobody who lives: no process has mapped them, and no keeper will remove them."""
+    used, kept = mapped(psutil.pids()), prefixes(psutil.process_iter())
+    new = [entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used]
+    return {entry.name for entry in new if not entry.name.startswith(kept)}
+
+
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Body of a fixture: yields the mark that child processes carry, then waits until nothing of them is left."""
     mark, scratch = uuid.uuid4().hex, tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", scratch)
-    before = set(os.listdir("/dev/shm"))
+    before = set(os.listdir(SHM))
     yield mark
     wait_for(lambda: not living(mark), 15.0, "the end of all processes")
-    wait_for(lambda: set(os.listdir("/dev/shm")) <= before, 5.0, "an empty /dev/shm")
+    wait_for(lambda: not left_in_shared_memory(before), 5.0, f"the removal of {left_in_shared_memory(before)}")
     wait_for(lambda: not os.listdir(scratch), 5.0, f"an empty temporary folder, not {os.listdir(scratch)}")
     os.rmdir(scratch)

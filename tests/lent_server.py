@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lrl.generators.settings import ServerSettings
 def start_server(model: Path, folder: Path, number: int = 0) -> Server:
     """A server on the CPU, ready to answer."""
     settings = ServerSettings(max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5)
-    server = Server(str(model), settings, "shared_memory", [], folder, number, "lent")
+    server = Server(str(model), settings, "shared_memory", [], folder, number, secrets.token_hex(4))
     server.start()
     server.wait_ready()
     return server
@@ -47,6 +48,7 @@ class Borrowing(lrl.AsyncSingleDevice):
     def __init__(self, *servers: LentServer, **settings: Any) -> None:
         super().__init__(generator_devices=len(servers), evaluation_generators=len(servers) - 1, **settings)
         self.lent = servers
+        self.run_id = servers[0].run_id  # should the tests be killed, the server's keeper removes the weights' file
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""

@@ -365,7 +365,7 @@ def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(
     monkeypatch.setattr(lrl.PolicyModule, "named_weights", corrupted)
     with pytest.raises(RuntimeError, match=r"generator 0 does not compute .* version 0.*nats"):
         fit(lent_server, policy_folder, tmp_path)
-    assert not list(Path("/dev/shm").glob("lrl-*"))
+    assert not list(Path("/dev/shm").glob(f"lrl-{lent_server.run_id}-*"))
 
 
 def test_a_run_without_weight_sync_is_refused_before_a_server_starts(policy_folder: Path, tmp_path: Path) -> None:

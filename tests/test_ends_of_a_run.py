@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.leftovers import living, nothing_left, wait_for
+from lrl.generators.keeper import SHM
+from tests.leftovers import living, nothing_left, prefixes, wait_for
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,8 +37,8 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
     pytest.fail(f"the run ended before step {step}")
 
 
-def weights_in_shared_memory() -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith("lrl-")]
+def weights_in_shared_memory(mark: str) -> list[str]:
+    return [name for name in os.listdir(SHM) if name.startswith(prefixes(living(mark)))]
 
 
 def test_a_run_that_ends_well_leaves_nothing(policy_folder: Path, tmp_path: Path, mark: str) -> None:
@@ -60,7 +61,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing(
     process = run(policy_folder, tmp_path)
     wait_for_step(process, 2)
     assert len(living(mark)) >= 5, "trainer, reward worker, keeper, API server, engine"
-    assert weights_in_shared_memory()
+    assert weights_in_shared_memory(mark)
     process.send_signal(signum)
     status = process.wait(60)
     if signum == signal.SIGKILL:

@@ -116,13 +116,20 @@ def test_only_cuda_handles_may_arrive_pickled(tmp_path: Path, monkeypatch: pytes
     assert server.environment()["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
 
 
-def test_generators_on_the_cpu_are_not_pinned_to_the_same_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "lrls", "own"),
+    [
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind", "0-3"),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_generators_on_the_cpu_are_not_pinned_to_the_same_cores_and_have_large_pages_unless_the_user_says_so(
+    name: str, lrls: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-    assert build(tmp_path).environment()["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
-    assert build(tmp_path).environment()["VLLM_CPU_OMP_THREADS_BIND"] == "0-3", "the user's own choice"
+    monkeypatch.delenv(name, raising=False)
+    assert build(tmp_path).environment()[name] == lrls
+    monkeypatch.setenv(name, own)
+    assert build(tmp_path).environment()[name] == own
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, 
 (`benchmarks.timed_run`). The five systems follow one another, and so again in each repeat:
 
 - asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest answer
-  (`MAX_LAG`): one of 512 tokens takes the engine four or five steps of the trainer.
+  (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
 - writing alone: the same run, but the trainer only takes the answers: no forward pass, no update, no sync but the first
   one. So as many answers are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
   step's batch a few long answers are written alone, which steady writing never sees.
@@ -19,9 +19,9 @@ A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, 
 
 Two servers run from the first system to the last, one with half of the threads and one with all; that which is not used
 sleeps. Every run has the same prompts and lengths, step by step. A run begins with `max_lag` + 1 steps' answers at
-once, and the longest of these hold a step some time later; so the first eight steps do not count. A figure is the mean
-over the counted steps of a run, then least, median and most of the repeats. The ratio is that of the medians:
-asynchronous / larger of both alone.
+once, and the longest of these hold a step some time later; so the first eight steps do not count. Count 16: of the next
+six none waits, and of those behind them some do. A figure is the mean over the counted steps of a run, then least,
+median and most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
 
 "On a core" are the CPU seconds of the trainer's own thread; with one thread that is all it computes. What its step
 takes beyond them, its waits and the sync, is waiting for a core; what they are more than alone, a core that is slower.
@@ -175,7 +175,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=2, help="of every system (%(default)s)")
-    parser.add_argument("--steps", type=int, default=8, help="of a run that count (%(default)s)")
+    parser.add_argument("--steps", type=int, default=16, help="of a run that count (%(default)s)")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
     parser.add_argument(
         "--micro_batch_tokens", type=int, default=MICRO_BATCH_TOKENS, help="of one forward pass (%(default)s)"

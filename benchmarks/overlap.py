@@ -19,9 +19,9 @@ A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, 
 
 Two servers run from the first system to the last, one with half of the threads and one with all; that which is not used
 sleeps. Every run has the same prompts and lengths, step by step. A run begins with `max_lag` + 1 steps' answers at
-once, and the longest of these hold a step some time later; so the first eight steps do not count. Count 16: of the next
-six none waits, and of those behind them some do. A figure is the mean over the counted steps of a run, then least,
-median and most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
+once, and the longest of these hold a step some time later; so the first eight steps do not count. Count 16: the next
+six hardly ever wait, and some of those behind them do. A figure is the mean over the counted steps of a run, then
+least, median and most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
 
 "On a core" are the CPU seconds of the trainer's own thread; with one thread that is all it computes. What its step
 takes beyond them, its waits and the sync, is waiting for a core; what they are more than alone, a core that is slower.

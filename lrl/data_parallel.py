@@ -78,16 +78,16 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
         """Meet the other ranks.
 
         Raises:
-            RuntimeError: They were not all there within `MEETING`.
+            RuntimeError: They were not all there within `MEETING`, or could not connect.
         """
         patience, self._timeout = self._timeout, MEETING
         try:
             super().setup_distributed()
         except dist.DistError as error:
             raise RuntimeError(
-                f"The {self.world_size} ranks did not meet within {MEETING}, as rank {self.global_rank} sees it: look "
-                "for another rank's error. Ranks on several machines need the address and a free port of rank 0's "
-                f"machine, MASTER_ADDR and MASTER_PORT ({error})."
+                f"The {self.world_size} ranks did not meet ({error}). This is what rank {self.global_rank} saw, "
+                f"which waits {MEETING} at most. Look for another rank's error; ranks on several machines need "
+                "the address and a free port of rank 0's machine, MASTER_ADDR and MASTER_PORT."
             ) from error
         finally:
             self._timeout = patience

@@ -25,7 +25,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.cores import share_cores
+from lrl.cores import cores_of_generators, share_cores
 from lrl.ending import EndsInOrder
 from lrl.faults import above, at_least, fault
 from lrl.generators.crew import SPARE_PLACES
@@ -124,12 +124,14 @@ class GeneratorDevices(EndsInOrder):
         self.transport, placements = self.plan()
         servers = self.make_servers(trainer, placements)
         rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
+        on_cuda, threads = self.root_device.type == "cuda", [server.settings.threads for server in servers]
         self.fleet = Fleet(
             servers,
             capacity=self.server_settings.max_num_seqs,
             reserved=self.num_evaluation_generators,
             heartbeat_s=self.heartbeat_s,
             patience_s=self.generator_timeout_s,
+            cores=() if on_cuda else cores_of_generators(threads),
         )
         self.fleet.loop.interrupted = lambda: stop_if_told(trainer)
         self.fleet.start(lambda: stop_if_told(trainer))

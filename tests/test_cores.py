@@ -1,14 +1,24 @@
 """How trainer and generators share the cores of a machine without a GPU."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 import torch
 
-from lrl.cores import share_cores
+import lrl
+from lrl.cores import cores_of_generators, share_cores
+from lrl.generators.client import GeneratorClient
+from lrl.generators.settings import ServerSettings
+from tests.generators.test_server import Scripted
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -44,6 +54,74 @@ def test_the_users_own_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OMP_NUM_THREADS", str(CORES))
     share_cores()
     assert torch.get_num_threads() == CORES
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "found"),
+    [
+        ([2, 3, 6, 7], [None], [6, 7]),
+        ([2, 3, 6, 7], [1, 1], [6, 7]),
+        ([2, 3, 6], [None], [3, 6]),
+        ([2, 3, 6, 7], [None, None], []),
+        ([2, 3, 6, 7], [3], []),
+        ([5], [None], []),
+    ],
+)
+def test_generators_keep_to_the_cores_beyond_the_trainers_half_if_they_fit_there(
+    cores: list[int], threads: list[int | None], found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(cores))
+    assert cores_of_generators(threads) == found
+
+
+@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")])
+def test_generators_go_anywhere_beside_a_trainer_that_has_no_half_of_its_own(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert cores_of_generators([1]) == []
+
+
+@pytest.mark.skipif(CORES < 2, reason="there is nothing to share")
+def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answers(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """The program answers."""
+
+    class ScriptedRun(lrl.AsyncSingleDevice):
+        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
+            words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
+            return [Scripted(str(tmp_path), ServerSettings(threads=1), *words)]
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answers)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", answers)
+    strategy, before = ScriptedRun(), os.sched_getaffinity(0)
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    trainer: Any = SimpleNamespace(strategy=strategy)
+    others = set(sorted(before)[CORES // 2 :])
+
+    def cores() -> list[set[int]]:
+        """Of the generator and of the loop."""
+        (keeper,) = [one for one in psutil.Process().children() if f"lrl-{strategy.run_id}-" in one.cmdline()]
+        (generator,) = keeper.children()
+        (loop,) = [one for one in threading.enumerate() if one.name == "lrl-loop"]
+        return [os.sched_getaffinity(number) for number in (generator.pid, loop.native_id or 0)]
+
+    async def look_after_a_while() -> list[set[int]]:
+        await asyncio.sleep(0.3)
+        return cores()
+
+    try:
+        strategy.start_generators(trainer)
+        assert strategy.fleet is not None and cores() == [others, others]
+        assert strategy.fleet.call(look_after_a_while(), "a long wait") == [before, before]
+        assert cores() == [others, others] and os.sched_getaffinity(0) == before
+    finally:
+        assert strategy.fleet is not None
+        strategy.fleet.stop()
 
 
 def test_the_command_line_has_them_sleep_before_torch_is_there() -> None:

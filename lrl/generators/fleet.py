@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from lrl.generators.client import GeneratorError
@@ -13,6 +13,7 @@ from lrl.generators.crew import Crew
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.loop import LoopThread
 from lrl.generators.patience import Patience
+from lrl.generators.quarters import Quarters
 from lrl.generators.reception import JoinedServer, Reception
 from lrl.generators.register import Register, Terms
 from lrl.generators.server import POLL_S, Server, ServerError
@@ -35,6 +36,7 @@ class Fleet:
         reserved: How many generators are kept for evaluation at a pinned version.
         heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds it has for that.
         patience_s: Seconds a run waits when no generator is left.
+        cores: What the servers and the loop keep to while the trainer computes; none lets them go anywhere.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Fleet:
         reserved: int = 0,
         heartbeat_s: float = 30.0,
         patience_s: float = 900.0,
+        cores: Collection[int] = (),
     ) -> None:
         self.generators = [Generator(server, capacity) for server in servers]
         split = len(self.generators) - reserved
@@ -52,6 +55,8 @@ class Fleet:
         self.evaluation = Crew(self.generators[split:]) if reserved else None
         self._clients = [one.client for one in self.generators]  # lost ones' too: a sync may still be talking to one
         self.loop = LoopThread()
+        self._quarters = Quarters(cores, self.loop.thread)
+        self.loop.long_wait = self._quarters.open
         self.capacity = capacity
         self.heartbeat_s = heartbeat_s
         self.patience = Patience(patience_s, [server.log_path for server in servers])
@@ -102,6 +107,9 @@ class Fleet:
             server.wait_ready(interrupted)
         longest = max(server.settings.start_timeout_s for server in self._servers)
         self.call(self._begin(), "warming the generators up", longest + 5.0)
+        for server in self._servers:
+            self._quarters.take_in(server.number, server.processes())
+        self._quarters.keep()
 
     def open_to_others(self, register: Register, terms: Terms) -> None:
         """From now on generators of other processes may join, and any may be asked to leave, by `register`.
@@ -213,6 +221,7 @@ class Fleet:
         while not await asyncio.to_thread(server.ready):
             await asyncio.sleep(POLL_S)
         await _warm_up(generator)
+        self._quarters.take_in(server.number, server.processes())
 
     async def _disconnect(self) -> None:
         for task in self._tasks:

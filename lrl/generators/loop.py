@@ -7,10 +7,13 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+MOMENT_S = 0.02
+"""A wait that takes longer is a long one."""
 POLL_S = 0.2
 """How often a waiting trainer looks whether it should stop: a signal must not wait for a rollout."""
 
@@ -22,8 +25,16 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self.interrupted: Callable[[], None] | None = None
         """Called every fifth of a second of every wait that has no such function of its own; raises to stop it."""
+        self.long_wait: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What the rest of a long wait happens in."""
         self._thread = threading.Thread(target=self.loop.run_forever, name="lrl-loop", daemon=True)
         self._thread.start()
+
+    @property
+    def thread(self) -> int:
+        """The system's own number of the thread."""
+        assert self._thread.native_id is not None, "it was started"
+        return self._thread.native_id
 
     @property
     def closed(self) -> bool:
@@ -62,20 +73,16 @@ class LoopThread:
         interrupted: Callable[[], None] | None = None,
     ) -> T:
         """Wait for what `submit` started; see `wait`."""
-        interrupted = interrupted or self.interrupted
         end = time.monotonic() + deadline_s
         try:
-            while True:
-                try:
-                    return future.result(timeout=min(POLL_S, max(0.0, end - time.monotonic())))
-                except concurrent.futures.TimeoutError:
-                    # The work itself may have ended with a TimeoutError of its own: that one is the answer.
-                    if future.done():
-                        return future.result()
+            soon = concurrent.futures.wait([future], min(MOMENT_S, deadline_s)).done
+            with nullcontext() if soon else self.long_wait():
+                while not concurrent.futures.wait([future], min(POLL_S, max(0.0, end - time.monotonic()))).done:
                     if time.monotonic() >= end:
-                        raise TimeoutError(f"{what} did not end within {deadline_s:g} s.") from None
-                    if interrupted is not None:
+                        raise TimeoutError(f"{what} did not end within {deadline_s:g} s.")
+                    if interrupted := interrupted or self.interrupted:
                         interrupted()
+                return future.result()
         finally:
             future.cancel()
 

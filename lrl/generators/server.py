@@ -97,6 +97,10 @@ class Server:
         """Whether the process runs; it may still be starting."""
         return self._keeper is not None and self._keeper.poll() is None
 
+    def processes(self) -> list[psutil.Process]:
+        """Those of vLLM, all of which are there when it answers."""
+        return psutil.Process(self._keeper.pid).children(recursive=True) if self._keeper is not None else []
+
     def start(self) -> None:
         """Start the keeper, which starts vLLM, and return at once. `start_timeout_s` begins to run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

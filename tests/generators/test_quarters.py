@@ -1,0 +1,110 @@
+"""Which cores a generator's threads may be on: real processes with several threads, and waits of real loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from lrl.generators.loop import LoopThread
+from lrl.generators.quarters import Quarters
+
+EVERY = os.sched_getaffinity(0)
+SOME = {max(EVERY)}
+TWO_THREADS = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+pytestmark = pytest.mark.skipif(len(EVERY) < 2, reason="there is nothing to share")
+
+
+@pytest.fixture
+def program() -> Iterator[psutil.Popen]:
+    with psutil.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE) as started:
+        started.stdout.readline()
+        yield started
+        started.kill()
+
+
+@pytest.fixture
+def thread() -> Iterator[int]:
+    """A thread of this process."""
+    loop = LoopThread()
+    yield loop.thread
+    loop.close()
+
+
+def cores(process: psutil.Process) -> list[set[int]]:
+    return [os.sched_getaffinity(one.id) for one in process.threads()]
+
+
+def test_every_thread_keeps_to_the_cores_but_while_they_are_open(program: psutil.Popen, thread: int) -> None:
+    quarters = Quarters(SOME, thread)
+    quarters.take_in(0, [program])
+    quarters.keep()
+    assert cores(program) == [SOME, SOME] and os.sched_getaffinity(thread) == SOME
+    with pytest.raises(KeyboardInterrupt), quarters.open():
+        assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == EVERY
+        raise KeyboardInterrupt
+    assert cores(program) == [SOME, SOME] and os.sched_getaffinity(thread) == SOME
+    assert os.sched_getaffinity(threading.main_thread().native_id or 0) == EVERY
+
+
+def test_without_cores_nothing_is_moved(program: psutil.Popen, thread: int) -> None:
+    program.cpu_affinity(list(SOME))
+    quarters = Quarters((), thread)
+    quarters.take_in(0, [program])
+    with quarters.open():
+        assert SOME in cores(program) and os.sched_getaffinity(thread) == EVERY
+
+
+def test_a_process_that_has_ended_or_was_replaced_is_passed_over(program: psutil.Popen, thread: int) -> None:
+    ended = psutil.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    quarters = Quarters(SOME, thread)
+    quarters.take_in(0, [program])
+    quarters.take_in(0, [ended])
+    quarters.keep()
+    assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == SOME
+
+
+def test_a_machine_that_binds_nothing_is_told_once_and_the_run_goes_on(
+    thread: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*words: object) -> None:
+        raise PermissionError("not allowed")
+
+    quarters = Quarters(SOME, thread)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    for _ in range(2):
+        quarters.keep()
+    assert caplog.text.count("not allowed") == 1
+
+
+@pytest.mark.parametrize(("seconds", "entered"), [(0.0, 0), (0.1, 1)])
+def test_only_a_long_wait_opens_the_cores_and_its_end_closes_them(seconds: float, entered: int) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def long_wait() -> Iterator[None]:
+        seen.append("in")
+        yield
+        seen.append("out")
+
+    loop = LoopThread()
+    loop.long_wait = long_wait
+    try:
+        assert loop.wait(asyncio.sleep(seconds, "done"), 5.0, "this") == "done"
+        assert seen == ["in", "out"] * entered
+    finally:
+        loop.close()

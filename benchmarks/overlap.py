@@ -4,8 +4,9 @@
     python -m benchmarks.overlap --repeats 1 --steps 2            a rehearsal
     python -m benchmarks.overlap --plot-only                      draw and print what is there
 
-A policy of 5 million random weights in float32, 8 prompts x 16 answers a step, all answers of 64 tokens or long-tailed
-(`benchmarks.timed_run`). The five systems follow one another, and so again in each repeat:
+A policy of 5 million random weights, 8 prompts x 16 answers a step, all answers of 64 tokens or long-tailed
+(`benchmarks.timed_run`). It is trained in float32 and written with in bfloat16, as in lrl's recipes, or in `--dtype`.
+The five systems follow one another, and so again in each repeat:
 
 - asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest answer
   (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
@@ -38,13 +39,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks import records, timed_run
 from benchmarks.at_once import both_at_once
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.ready_answers import train_alone
-from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
+from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, DType, System
 
 ALONE = ("writing", "training")
 MAX_LAG = {"equal": 2, "long-tailed": 6}
@@ -96,7 +97,7 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
     with ExitStack() as stack:
         servers = {
             threads: stack.enter_context(
-                lent_server(policy, timed_run.server_settings(threads), args.folder / f"{threads}-threads")
+                lent_server(policy, timed_run.server_settings(threads, args.dtype), args.folder / f"{threads}-threads")
             )
             for threads in sorted({system.server_threads for system in systems(args.lengths[0]).values()})
         }
@@ -110,8 +111,8 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
 
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
     """What a record is recognised by."""
-    shared = {"steps": args.steps, "repeats": args.repeats, "warm_up": WARM_UP}
-    shared["micro_batch_tokens"] = args.micro_batch_tokens
+    shared: dict[str, Any] = {"steps": args.steps, "repeats": args.repeats, "warm_up": WARM_UP}
+    shared |= {"micro_batch_tokens": args.micro_batch_tokens, "dtype": args.dtype}
     return {"system": name, "lengths": lengths, "max_lag": MAX_LAG[lengths], **shared}
 
 
@@ -179,6 +180,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
     parser.add_argument(
         "--micro_batch_tokens", type=int, default=MICRO_BATCH_TOKENS, help="of one forward pass (%(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=get_args(DType),
+        default="bfloat16",
+        help="of the generators; training is float32 (%(default)s)",
     )
     names = list(systems("equal"))
     parser.add_argument("--systems", nargs="+", choices=names, default=names, help="(%(default)s)")

@@ -25,6 +25,7 @@ from lrl.callbacks.throughput import StepTimes
 from lrl.planning.answers import Lengths
 from lrl.quickstart.task import problems
 
+DType = Literal["float32", "bfloat16"]
 LENGTHS: dict[str, Lengths] = {"equal": equal(), "long-tailed": long_tailed()}
 """Of answers: 64 tokens each; lognormal, mean 64, at most 512."""
 GROUPS, ANSWERS = 8, 16
@@ -138,10 +139,10 @@ def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -
     return kind(str(policy), lr=LR, dtype="float32")
 
 
-def server_settings(threads: int) -> lrl.ServerSettings:
+def server_settings(threads: int, dtype: DType = "float32") -> lrl.ServerSettings:
     """Of a server with so many CPU threads."""
     return lrl.ServerSettings(
-        max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS, max_num_seqs=CAPACITY, dtype="float32", threads=threads
+        max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS, max_num_seqs=CAPACITY, dtype=dtype, threads=threads
     )
 
 

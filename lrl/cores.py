@@ -21,8 +21,8 @@ def cores_of_generators(threads: Sequence[int | None]) -> list[int]:
 
     Beside a trainer with half of the cores they are the other half, if the generators' threads fit there. The trainer's
     threads are not bound to anything: what they start would inherit it. A trainer with one of two cores was put off
-    1,180 times a step while generators went where they liked, and 100 times when they kept to the other one; a step
-    took 0.93 times as long.
+    1,400 times a step while generators went where they liked, and 150 times when they kept to the other one; a step
+    took 0.95 times as long.
 
     Args:
         threads: Of each generator; None for half of the cores.

@@ -38,6 +38,10 @@ class ServerElsewhere(JoinedServer):
     def stop(self) -> None:
         """See `ServerElsewhere`."""
 
+    def processes(self) -> list[Any]:
+        """Another program's are not ours to bind."""
+        return []
+
 
 class Borrowing(lrl.AsyncDDP):
     """The strategy with that server in the place of its own."""

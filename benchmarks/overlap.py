@@ -45,7 +45,8 @@ from benchmarks import records, timed_run
 from benchmarks.at_once import both_at_once
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.ready_answers import train_alone
-from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, DType, System
+from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
+from lrl.network import Dtype
 
 ALONE = ("writing", "training")
 MAX_LAG = {"equal": 2, "long-tailed": 6}
@@ -183,7 +184,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dtype",
-        choices=get_args(DType),
+        choices=get_args(Dtype),
         default="bfloat16",
         help="of the generators; training is float32 (%(default)s)",
     )

@@ -22,10 +22,10 @@ from benchmarks.lent_server import Borrowing, LentServer
 from benchmarks.random_policy import hashed, llama, make_policy
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.throughput import StepTimes
+from lrl.network import Dtype
 from lrl.planning.answers import Lengths
 from lrl.quickstart.task import problems
 
-DType = Literal["float32", "bfloat16"]
 LENGTHS: dict[str, Lengths] = {"equal": equal(), "long-tailed": long_tailed()}
 """Of answers: 64 tokens each; lognormal, mean 64, at most 512."""
 GROUPS, ANSWERS = 8, 16
@@ -139,7 +139,7 @@ def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -
     return kind(str(policy), lr=LR, dtype="float32")
 
 
-def server_settings(threads: int, dtype: DType = "float32") -> lrl.ServerSettings:
+def server_settings(threads: int, dtype: Dtype = "float32") -> lrl.ServerSettings:
     """Of a server with so many CPU threads."""
     return lrl.ServerSettings(
         max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS, max_num_seqs=CAPACITY, dtype=dtype, threads=threads

@@ -15,8 +15,8 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from typing import Any
@@ -101,10 +101,10 @@ class Processes:
         limit_s = self.timeout_s * min(2, len(answers))
         for _ in range(_POOLS):
             number, pool = next(self._numbers), self._live_pool()
-            future = pool.schedule(worker.score, (number, job, self.timeout_s), timeout=limit_s)
-            self._in_flight[number] = future
             try:
-                return await self._result(number, future)
+                future = _taken(pool, worker.score, (number, job, self.timeout_s), limit_s)
+                self._in_flight[number] = future
+                return await self._result(number, future, pool)
             except TimeoutError:
                 self.replaced += 1
                 return self._blame(number, len(answers), "timeout", f"no reward after {limit_s:g} s")
@@ -115,22 +115,22 @@ class Processes:
                 if number in self._dead_of(pool, error):
                     return self._blame(number, len(answers), *self._ended(number, None))
             finally:
-                del self._in_flight[number]
+                self._in_flight.pop(number, None)
         return self._blame(number, len(answers), "crash", f"all reward workers were lost {_POOLS} times in a row")
 
-    async def _result(self, number: int, future: Future[Any]) -> Any:
-        # The deadline in `schedule` begins when a worker takes the job; this one is for a pool that lost the job.
+    async def _result(self, number: int, future: Future[Any], pool: ProcessPool) -> Any:
+        # pebble's deadline begins when a worker takes the job; this one is for a pool that lost the job.
         lost_s = _START_S + 2 * self.timeout_s * len(self._in_flight)
         until = time.monotonic() + lost_s
         waiting = asyncio.wrap_future(future)
         try:
-            while not future.done() and time.monotonic() < until:
+            while not future.done() and pool.active and time.monotonic() < until:
                 dead = self._places[number % _PLACES].is_dead(number)
                 await asyncio.wait({waiting}, timeout=min(_LOOK_S, self.timeout_s / 4))
                 if dead and not future.done():  # pebble misses exit code 0, and a death too early
                     raise ProcessExpired("unnoticed", code=None)
             if not future.done():
-                raise BrokenProcessPool(f"no answer from them in {lost_s:.0f} s")
+                raise BrokenProcessPool(f"no answer from them in {lost_s:.0f} s" if pool.active else "they ended")
             return future.result()
         finally:
             waiting.cancel()
@@ -181,8 +181,14 @@ class Processes:
         return ProcessPool(self.workers, initializer=worker.begin, initargs=to_begin, context=self._context)
 
     def _await_ready(self, pool: ProcessPool) -> None:
+        until = time.monotonic() + _START_S
         try:
-            pool.schedule(worker.ready).result(_START_S)
+            future = _taken(pool, worker.ready)
+            while not future.done() and pool.active and time.monotonic() < until:
+                wait([future], timeout=_LOOK_S)
+            if not (future.done() or pool.active):
+                raise BrokenProcessPool("they ended before the first job")
+            future.result(0)
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "The reward workers died while they started; their own message is above. They import the script that "
@@ -193,3 +199,14 @@ class Processes:
                 f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
                 f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
             ) from error
+
+
+def _taken(
+    pool: ProcessPool, job: Callable[..., Any], args: Sequence[Any] = (), limit_s: float | None = None
+) -> Future:
+    """pebble refuses a job with a bare RuntimeError where it finds its workers dead, and loses one that it takes while
+    they die: so look at `pool.active` while waiting, too."""
+    try:
+        return pool.schedule(job, args, timeout=limit_s)
+    except RuntimeError as error:
+        raise BrokenProcessPool("they had ended") from error

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from pebble import ProcessPool
+from pebble.pool.process import PoolManager
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # reward workers import `odd_rewards` by this name
@@ -18,6 +20,11 @@ from scenes import alive, all_gone, children, rollouts_of, scored  # noqa: E402
 
 from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
+
+
+def is_tracker(pid):
+    """Python's own process, which outlives the workers."""
+    return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_ctrl_c_does_not_reach_the_workers():
@@ -55,9 +62,7 @@ def test_nothing_is_left_after_close():
 
     workers = asyncio.run(close_while_it_loops())
     assert len(workers) >= 2
-    tracker = {
-        pid for pid in workers if alive(pid) and b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    }
+    tracker = {pid for pid in workers if alive(pid) and is_tracker(pid)}
     assert all_gone(workers - tracker)
 
 
@@ -97,9 +102,28 @@ def test_workers_die_with_a_trainer_that_is_killed(tmp_path, order):
     assert left == []
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+STALLED = (
+    "import time\n"
+    "from pebble import ProcessPool\n"
+    "from pebble.pool.process import PoolManager\n"
+    "def late(method):\n"
+    "    def called(self, *args, **kwargs):\n"
+    "        getattr(self, 'active', None)\n"  # as a look at it does, this starts a pool
+    "        time.sleep(1)\n"
+    "        return method(self, *args, **kwargs)\n"
+    "    return called\n"
+    "if __name__ == '__main__':\n"
+    "    {cls}.schedule = late({cls}.schedule)\n"
+)
+
+
+@pytest.mark.parametrize("stalled", ["", STALLED.format(cls="ProcessPool"), STALLED.format(cls="PoolManager")])
+def test_a_script_without_a_main_guard_is_told_so(tmp_path, stalled):
+    # A machine may stall between the start of the workers and their first job: they are dead when pebble gets it.
     script = tmp_path / "trainer.py"
-    script.write_text("from lrl.rewards import GSM8K, RewardPool\npool = RewardPool([GSM8K()])\npool.start()\n")
+    script.write_text(
+        stalled + "from lrl.rewards import GSM8K, RewardPool\npool = RewardPool([GSM8K()])\npool.start()\n"
+    )
     run = subprocess.run(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
@@ -108,4 +132,28 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
         timeout=60,
     )
     assert run.returncode == 1
-    assert run.stderr.rstrip().endswith('must stand under `if __name__ == "__main__":`.')
+    assert 'must stand under `if __name__ == "__main__":`.' in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("when", ["before it is handed in", "while it is handed over"])
+def test_a_job_that_comes_as_all_workers_die_is_done_by_the_next_ones(monkeypatch, when):
+    cls = ProcessPool if when == "before it is handed in" else PoolManager
+    schedule, done = cls.schedule, []
+
+    def after_their_death(self, *args, **kwargs):
+        if not done:
+            done.append(True)
+            workers = [pid for pid in set(children(os.getpid())) - before if not is_tracker(pid)]
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+            assert all_gone(workers)
+            time.sleep(0.5)  # pebble looks after its workers ten times a second
+        return schedule(self, *args, **kwargs)
+
+    before = set(children(os.getpid()))
+    pool = RewardPool([odd_rewards.obey], workers=2, max_failures=1.0)
+    pool.start()
+    monkeypatch.setattr(cls, "schedule", after_their_death)
+    (rollout,) = scored(pool, "give 1")
+    pool.close()
+    assert rollout.reward == 1.0 and pool.counts["replaced"] == 2

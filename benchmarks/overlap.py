@@ -36,14 +36,13 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, get_args
 
 from benchmarks import records, timed_run
 from benchmarks.at_once import both_at_once
-from benchmarks.lent_server import LentServer, lent_server
+from benchmarks.lent_server import LentServer
 from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
 from lrl.network import Dtype
@@ -58,13 +57,14 @@ PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
 HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) | on a core (s) |"
 
 
-def systems(lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> dict[str, System]:
+def systems(lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS, dtype: Dtype = "bfloat16") -> dict[str, System]:
     """What is compared with these lengths, by its name in the records; `training` has no server."""
     max_lag = MAX_LAG[lengths]
     cores = len(os.sched_getaffinity(0))
     half = max(1, cores // 2)
-    halves = {"server_threads": half, "trainer_threads": half, "micro_batch_tokens": micro_batch_tokens}
-    whole = {"server_threads": cores, "trainer_threads": cores, "micro_batch_tokens": micro_batch_tokens}
+    both: dict[str, Any] = {"micro_batch_tokens": micro_batch_tokens, "dtype": dtype}
+    halves = {"server_threads": half, "trainer_threads": half} | both
+    whole = {"server_threads": cores, "trainer_threads": cores} | both
     return {
         "asynchronous": System(title="asynchronous", max_lag=max_lag, **halves),
         "writing": System(title="writing alone", max_lag=max_lag, trains=False, **halves),
@@ -74,15 +74,15 @@ def systems(lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS) -> dict[
     }
 
 
-def measure(args: argparse.Namespace, servers: dict[int, LentServer], name: str, lengths: str) -> dict[str, float]:
+def measure(args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str) -> dict[str, float]:
     """Mean seconds a step of one system, and their parts."""
-    system, draws = systems(lengths, args.micro_batch_tokens)[name], LENGTHS[lengths]
+    system, draws = systems(lengths, args.micro_batch_tokens, args.dtype)[name], LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
         times = train_alone(system, policy, draws, WARM_UP + args.steps, args.folder)
         mean = timed_run.means(times[WARM_UP:])
         return mean | {"step": mean["train"], "wait": 0.0}
-    server = servers[system.server_threads]
+    server = servers[system]
     if name == "at_once":
         seconds, trained = both_at_once(system, server, policy, draws, args.steps, args.folder, WARM_UP)
         return timed_run.means(trained) | {"step": fmean(seconds), "wait": 0.0}
@@ -95,13 +95,8 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
         (ls, name): [] for ls in args.lengths for name in args.systems
     }
     policy = timed_run.policy_5m(args.folder)
-    with ExitStack() as stack:
-        servers = {
-            threads: stack.enter_context(
-                lent_server(policy, timed_run.server_settings(threads, args.dtype), args.folder / f"{threads}-threads")
-            )
-            for threads in sorted({system.server_threads for system in systems(args.lengths[0]).values()})
-        }
+    chosen = [systems(lengths, args.micro_batch_tokens, args.dtype)[name] for lengths, name in found]
+    with timed_run.servers_for(chosen, policy, args.folder) as servers:
         for repeat in range(args.repeats):
             for lengths, name in found:
                 run = measure(args, servers, name, lengths)

@@ -7,7 +7,8 @@ step. `benchmarks.ready_answers` is the same training without a server.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +19,7 @@ import torch
 
 import lrl
 from benchmarks.forced_lengths import equal, forced, long_tailed
-from benchmarks.lent_server import Borrowing, LentServer
+from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import hashed, llama, make_policy
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.throughput import StepTimes
@@ -52,6 +53,7 @@ class System:
         placement: See `lrl.strategy.GeneratorDevices`.
         micro_batch_tokens: See `lrl.RolloutDataModule`.
         trains: Whether the policy is trained and synced; otherwise answers are only taken.
+        dtype: Of the generator; training is in float32.
     """
 
     title: str
@@ -61,6 +63,7 @@ class System:
     placement: Literal["split", "shared"] = "split"
     micro_batch_tokens: int = MICRO_BATCH_TOKENS
     trains: bool = True
+    dtype: Dtype = "float32"
 
 
 @dataclass(slots=True)
@@ -139,11 +142,18 @@ def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -
     return kind(str(policy), lr=LR, dtype="float32")
 
 
-def server_settings(threads: int, dtype: Dtype = "float32") -> lrl.ServerSettings:
-    """Of a server with so many CPU threads."""
-    return lrl.ServerSettings(
-        max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS, max_num_seqs=CAPACITY, dtype=dtype, threads=threads
-    )
+@contextmanager
+def servers_for(systems: Sequence[System], policy: Path, folder: Path) -> Iterator[dict[System, LentServer]]:
+    """The server of each system, while it lasts; alike ones share one. That which is not used sleeps."""
+    lent: dict[tuple[int, Dtype], LentServer] = {}
+    with ExitStack() as stack:
+        for threads, dtype in dict.fromkeys((system.server_threads, system.dtype) for system in systems):
+            settings = lrl.ServerSettings(
+                max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS, max_num_seqs=CAPACITY, dtype=dtype, threads=threads
+            )
+            own = folder / f"{threads}-threads-{dtype}"
+            lent[threads, dtype] = stack.enter_context(lent_server(policy, settings, own))
+        yield {system: lent[system.server_threads, system.dtype] for system in systems}
 
 
 def run(

@@ -4,11 +4,11 @@
     OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2    a rehearsal
     python -m benchmarks.against_trl.speed --print-only                                     print what is there
 
-The sides follow one another, and so again in each repeat. The same on both: a policy of random weights in float32, the
-prompts of every step, 8 x 16 answers a step, the number of tokens of each (all 64, or long-tailed with mean 64 and at
-most 512), the reward, AdamW, one update a step and the gradient clipped at 1; the other settings are those of
-`python -m benchmarks.against_trl`. TRL answers with transformers' `generate`, see there for the reason. The counted
-steps of both sides are the same ones; the first of TRL's and the first three of lrl's do not count.
+The sides follow one another, and so again in each repeat. The same on both: a policy of random weights trained in
+float32, the prompts of every step, 8 x 16 answers a step, the number of tokens of each (all 64, or long-tailed with
+mean 64 and at most 512), the reward, AdamW, one update a step and the gradient clipped at 1; the other settings are
+those of `python -m benchmarks.against_trl`. TRL answers with transformers' `generate`, see there for the reason. The
+counted steps of both sides are the same ones; the first of TRL's and the first three of lrl's do not count.
 
 Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them in the ways of
 `SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads sleep, as `lrl fit` has them do;
@@ -27,8 +27,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -36,7 +35,7 @@ from typing import Any
 from benchmarks import records, timed_run
 from benchmarks.against_trl.environment import ROOT, TRL, trl_python
 from benchmarks.against_trl.settings import SpeedJob
-from benchmarks.lent_server import LentServer, lent_server
+from benchmarks.lent_server import LentServer
 from benchmarks.timed_run import ANSWERS, GROUPS, LENGTHS, WARM_UP, System
 from lrl.quickstart.task import problems
 
@@ -45,32 +44,25 @@ HALF = max(1, CORES // 2)
 LARGE = 8192
 """Tokens of a micro-batch for several threads that sleep while they wait for one another: the fewer waits, the better.
 With `timed_run.MICRO_BATCH_TOKENS` the way that is best with this took 4.0 s a step."""
+SPLIT = System(title="lrl, halves, max_lag 1", server_threads=HALF, trainer_threads=HALF, max_lag=1)
+TRAINER_ALL = System(
+    title="lrl, all cores train, half write, max_lag 1",
+    server_threads=HALF,
+    trainer_threads=CORES,
+    max_lag=1,
+    micro_batch_tokens=LARGE,
+)
 SYSTEMS = {
-    "split": System(title="lrl, halves, max_lag 1", server_threads=HALF, trainer_threads=HALF, max_lag=1),
-    "trainer-all": System(
-        title="lrl, all cores train, half write, max_lag 1",
-        server_threads=HALF,
-        trainer_threads=CORES,
-        max_lag=1,
-        micro_batch_tokens=LARGE,
-    ),
-    "both-all": System(
-        title="lrl, all cores on both sides, max_lag 1",
-        server_threads=CORES,
-        trainer_threads=CORES,
-        max_lag=1,
-        micro_batch_tokens=LARGE,
-    ),
-    "shared": System(
-        title="lrl, in turn, max_lag 0",
-        server_threads=CORES,
-        trainer_threads=CORES,
-        max_lag=0,
-        placement="shared",
-        micro_batch_tokens=LARGE,
+    "split": SPLIT,
+    "split-bfloat16": replace(SPLIT, title=SPLIT.title + ", written in bfloat16", dtype="bfloat16"),
+    "trainer-all": TRAINER_ALL,
+    "trainer-all-bfloat16": replace(TRAINER_ALL, title=TRAINER_ALL.title + ", written in bfloat16", dtype="bfloat16"),
+    "both-all": replace(TRAINER_ALL, title="lrl, all cores on both sides, max_lag 1", server_threads=CORES),
+    "shared": replace(
+        TRAINER_ALL, title="lrl, in turn, max_lag 0", server_threads=CORES, max_lag=0, placement="shared"
     ),
 }
-"""lrl's ways to divide the cores."""
+"""lrl's ways to divide the cores. All train in float32; those in bfloat16 write in it, as its recipes do."""
 TRL_PIECES = {"trl": 1, "trl-pieces": 8}
 """TRL's ways to train a step: whole, and in pieces of 16 answers, which with 64 tokens are lrl's micro-batches."""
 TRL_WARM_UP = 1
@@ -82,11 +74,12 @@ HEAD = (
 )
 
 
-def measure_lrl(args: argparse.Namespace, servers: dict[int, LentServer], name: str, lengths: str) -> dict[str, float]:
+def measure_lrl(
+    args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
+) -> dict[str, float]:
     """Mean seconds of lrl's counted steps. While it trains it writes, so `writing` has no seconds of its own."""
     system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
-    server = servers[system.server_threads]
-    times = timed_run.run(system, server, policy, LENGTHS[lengths], args.steps, args.folder)
+    times = timed_run.run(system, servers[system], policy, LENGTHS[lengths], args.steps, args.folder)
     return timed_run.means(times) | {"writing": 0.0}
 
 
@@ -130,13 +123,8 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
     """The runs of every side at all lengths: repeats outermost, then lengths, then sides."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     policy = timed_run.policy_5m(args.folder)
-    with ExitStack() as stack:
-        servers = {
-            threads: stack.enter_context(
-                lent_server(policy, timed_run.server_settings(threads), args.folder / f"{threads}-threads")
-            )
-            for threads in sorted({SYSTEMS[name].server_threads for name in args.systems if name in SYSTEMS})
-        }
+    ways = [SYSTEMS[name] for name in args.systems if name in SYSTEMS]
+    with timed_run.servers_for(ways, policy, args.folder) as servers:
         for repeat in range(args.repeats):
             for lengths in args.lengths:
                 for name in args.systems:
@@ -184,7 +172,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
-    names, usual = [*TRL_PIECES, *SYSTEMS], [*TRL_PIECES, "split", "trainer-all"]
+    names = [*TRL_PIECES, *SYSTEMS]
+    usual = [name for name in names if name not in ("both-all", "shared")]
     parser.add_argument("--systems", nargs="+", choices=names, default=usual, help="(%(default)s)")
     parser.add_argument("--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)")
     records.add_places(parser, "against_trl_speed", plot=False)

@@ -14,7 +14,6 @@ import argparse
 import logging
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -35,20 +34,23 @@ LRL = [sys.executable, "-c", "from lrl.cli import main; raise SystemExit(main())
 WAIT_S = 1800.0
 """For anything that the run is waited for."""
 LOOK_S = 1.0
+STANDSTILL = 1e-12
+"""A learning rate at which answers keep their length: at 5e-5 they grow, and tokens a second with them."""
 CALLBACKS = ("WeightSync", "Throughput")
 TAGS = ("time/step", "time/wait", "throughput/generated_tokens_per_s", "fleet/alive", "fleet/reissued")
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a record is recognised by."""
-    return {name: getattr(args, name) for name in ("steps", "groups", "answers", "capacity", "max_lag", "seed")}
+    names = ("steps", "groups", "answers", "capacity", "max_lag", "seed")
+    return {name: getattr(args, name) for name in names} | {"lr": STANDSTILL}
 
 
 def config_of(args: argparse.Namespace, folder: Path) -> Path:
     """The quickstart's recipe without an end and without evaluations, which would write tokens too."""
     recipe = yaml.safe_load(recipes()["quickstart"].read_text())
     recipe["seed_everything"] = args.seed
-    recipe["model"]["init_args"] |= {"lr": 5e-5, "schedule": "constant"}
+    recipe["model"]["init_args"] |= {"lr": STANDSTILL, "schedule": "constant"}
     recipe["data"]["init_args"] |= {
         "groups_per_step": args.groups,
         "rollouts_per_group": args.answers,
@@ -90,9 +92,9 @@ class Run:
         self.end()
 
     def end(self) -> None:
-        """Ctrl-C: the run saves a checkpoint and ends."""
+        """The run saves a checkpoint and ends. SIGINT would do, but not where this runs in a shell's background."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.terminate()
         self.process.wait(WAIT_S)
 
     def series(self) -> list[dict[str, float]]:
@@ -212,7 +214,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=30, help="with each number of generators (%(default)s)")
     parser.add_argument("--groups", type=int, default=4, help="problems a step (%(default)s)")
     parser.add_argument("--answers", type=int, default=16, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=4, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=2, help="answers a generator writes at once (%(default)s)")
     parser.add_argument("--max_lag", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     records.add_places(parser, "elastic", plot=False)

@@ -3,8 +3,8 @@
     python -m benchmarks.elastic                 30 steps of each
     python -m benchmarks.elastic --steps 5       a rehearsal
 
-The quickstart's task and policy; a generator writes so few answers at once that the trainer waits for it. The second
-one joins by `lrl serve --join` and leaves by `--leave`. All figures are the run's own, from its TensorBoard file and
+The quickstart's task and policy, which learns nothing; a generator writes so few answers at once that the trainer waits
+for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves by `--leave`. All figures are the run's own, from its TensorBoard file and
 from the ledger in its last checkpoint.
 """
 
@@ -212,9 +212,9 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30, help="with each number of generators (%(default)s)")
-    parser.add_argument("--groups", type=int, default=4, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=16, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=2, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--groups", type=int, default=16, help="problems a step (%(default)s)")
+    parser.add_argument("--answers", type=int, default=4, help="to each (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=4, help="answers a generator writes at once (%(default)s)")
     parser.add_argument("--max_lag", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     records.add_places(parser, "elastic", plot=False)

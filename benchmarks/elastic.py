@@ -4,8 +4,8 @@
     python -m benchmarks.elastic --steps 5       a rehearsal
 
 The quickstart's task and policy, which learns nothing; a generator writes so few answers at once that the trainer waits
-for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves by `--leave`. All figures are the run's own, from its TensorBoard file and
-from the ledger in its last checkpoint.
+for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves by `--leave`.
+All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ class TakesAnswers(lrl.PolicyModule):
         for _ in step:
             pass
         self._update()
+        step.finish()
 
 
 class Waits(L.Callback):

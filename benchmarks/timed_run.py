@@ -83,6 +83,7 @@ class OnlyTakes(lrl.PolicyModule):
             pass
         optimizer: Any = self.optimizers()
         optimizer.step()  # without gradients; Lightning counts steps by these calls
+        step.finish()
 
 
 class OnlyAtTheStart(WeightSync):

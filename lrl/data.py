@@ -78,6 +78,8 @@ class Group:
     """When its answers were asked for, on the clock of the controller's loop; None if a checkpoint had them whole."""
     written_s: float | None = None
     """When the last of them ended, on the same clock."""
+    reference_version: int | None = None
+    """`Reference.version` of the reference that gave the rollouts their `reference_logprobs`; None before that."""
 
     @property
     def scored(self) -> list[Rollout]:
@@ -165,3 +167,6 @@ class Step(Protocol):
     @property
     def num_sequences(self) -> int:
         """Answers with at least one token in the loss, over all ranks."""
+
+    def finish(self) -> None:
+        """Called once its optimizer step is done, and not when an error ends it before."""

@@ -214,7 +214,7 @@ class RolloutDataModule(Attached):
             packer,
             step,
             self.controller.ledger.give_up,
-            lambda group: self._policy.prepare(group, temperature),
+            lambda group: self._policy.prepare(group, temperature, self.micro_batch_tokens),
             lambda groups: self._hindsight.end_step(step, groups),
             self.stopwatch,
             self._strategy.placement == "shared",

@@ -138,10 +138,10 @@ class PolicyModule(L.LightningModule):
 
     # ---- a step
 
-    def prepare(self, group: Group, temperature: float) -> None:
+    def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
         """Adds to a finished group what the loss will need: log-probs of the reference, if there is one."""
         if self.reference is not None:
-            self.reference.fill(group, temperature, self.head_chunk_tokens)
+            self.reference.fill(group, temperature, self.head_chunk_tokens, micro_batch_tokens)
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
         """The weighted sum (not the mean) of the micro-batch's token losses. Override it for a loss of your own."""
@@ -169,6 +169,7 @@ class PolicyModule(L.LightningModule):
         metrics["grad_norm"] = scale_and_clip(self.parameters(), scale, self.max_grad_norm, self.trainer.global_step)
         self.log_dict({f"policy/{name}": value for name, value in metrics.items()})
         self._update()
+        step.finish()
 
     def _update(self) -> None:
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()

@@ -6,12 +6,13 @@ there on. Nothing is loaded unless `model.reference` is set.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from lrl.data import Group
+from lrl.data import Group, Rollout
 from lrl.faults import fault
 from lrl.network import label_logprobs, open_network
 from lrl.objectives.base import Tokens, hold, k3
@@ -67,6 +68,8 @@ class Reference:
         self.place = place
         self.model = model
         self.refresh_every_n_steps = refresh_every_n_steps
+        self.version = 0
+        """Optimizer steps after which the weights were last copied in; 0 for those it was opened with."""
 
     def open(self, policy: PolicyModule) -> None:
         """Load the frozen model, once."""
@@ -74,20 +77,33 @@ class Reference:
             self.network = open_network(self.model or policy.policy_folder, policy.dtype_name, policy.attention, False)
             self.network.requires_grad_(False)
 
-    def fill(self, group: Group, temperature: float, chunk_tokens: int) -> None:
-        """Give every rollout of a group its `reference_logprobs` and, if the reward is the place, its `kl_penalty`."""
-        answered = [rollout for rollout in group.rollouts if rollout.token_ids]
-        if not answered:
+    def fill(self, group: Group, temperature: float, chunk_tokens: int, micro_batch_tokens: int) -> None:
+        """Give every rollout of a group its `reference_logprobs` and, if the reward is the place, its `kl_penalty`.
+
+        A group that a replay brings back keeps them as long as the reference is the same.
+
+        Args:
+            group: Its rollouts are changed in place.
+            temperature: Divides the logits.
+            chunk_tokens: As for `token_logprobs`.
+            micro_batch_tokens: Most tokens (padding included) in one forward pass; a longer rollout gets its own.
+        """
+        if group.reference_version == self.version:
             return
-        micro = one_a_row(group, temperature).to(self.network.device)
-        with torch.no_grad():
-            logprobs = label_logprobs(self.network, micro, chunk_tokens)
-        for rollout, row, mask in zip(answered, logprobs, micro.mask, strict=True):
-            rollout.reference_logprobs = row[mask].tolist()
-            if self.place == "reward":
-                behaviour = torch.tensor(rollout.logprobs)
-                kl = self._kl(behaviour, torch.tensor(rollout.reference_logprobs))
-                rollout.kl_penalty = self.coefficient * kl.sum().item()
+        for rollouts in _batches(group, micro_batch_tokens):
+            micro = one_a_row(group, rollouts, temperature).to(self.network.device)
+            with torch.no_grad():
+                logprobs = label_logprobs(self.network, micro, chunk_tokens)
+            for rollout, row, mask in zip(rollouts, logprobs, micro.mask, strict=True):
+                self._write(rollout, row[mask])
+        group.reference_version = self.version
+
+    def _write(self, rollout: Rollout, logprobs: Tensor) -> None:
+        """Keep float32 [tokens], nats, with a rollout, and what they cost it."""
+        rollout.reference_logprobs = logprobs.tolist()
+        if self.place == "reward":
+            kl = self._kl(torch.tensor(rollout.logprobs), logprobs.cpu())
+            rollout.kl_penalty = self.coefficient * kl.sum().item()
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         """What the KL adds to the loss of each token: float32 [n]."""
@@ -100,15 +116,19 @@ class Reference:
         """Copy the policy's weights in, if it is time to."""
         if self.refresh_every_n_steps and steps_done % self.refresh_every_n_steps == 0:
             self.network.load_state_dict(policy.network.state_dict())
+            self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights, if they are no longer those of a folder."""
-        return dict(self.network.state_dict()) if self.refresh_every_n_steps else {}
+        """The weights and their version, if they are no longer those of a folder."""
+        if not self.refresh_every_n_steps:
+            return {}
+        return {"weights": dict(self.network.state_dict()), "version": self.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the weights of a checkpoint."""
         if state:
-            self.network.load_state_dict(state)
+            self.network.load_state_dict(state["weights"])
+            self.version = state["version"]
 
     def _kl(self, logprobs: Tensor, reference: Tensor) -> Tensor:
         difference = hold(reference - logprobs)
@@ -117,3 +137,16 @@ class Reference:
         if self.estimator == "k2":
             return difference.square() / 2
         return k3(difference)
+
+
+def _batches(group: Group, micro_batch_tokens: int) -> Iterator[list[Rollout]]:
+    """The rollouts of a group that have a token, in parts of at most `micro_batch_tokens`, padding included.
+
+    The longest come first, so that rollouts of like length pad one another little.
+    """
+    prompt = len(group.prompt.token_ids)
+    left = sorted((one for one in group.rollouts if one.token_ids), key=lambda one: -len(one.token_ids))
+    while left:
+        rows = max(1, micro_batch_tokens // (prompt + len(left[0].token_ids)))
+        yield left[:rows]
+        left = left[rows:]

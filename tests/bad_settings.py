@@ -44,6 +44,13 @@ SETTINGS: dict[str, Case] = {
         ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),
         ("model.reference.model='no/such_model'", "folder in Hugging Face format"),
     ),
+    "a reference of another architecture that is to follow the policy": (
+        (
+            *("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/qwen2"),
+            *("--model.reference.refresh_every_n_steps", "5"),
+        ),
+        ("model.reference.refresh_every_n_steps is 5", "models/qwen2", "of another architecture", "Leave"),
+    ),
     "a baseline that the objective cannot use": (
         (
             "--model.objective",

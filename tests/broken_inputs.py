@@ -13,7 +13,7 @@ import yaml
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from tests.tiny_policies import byte_tokenizer, tiny_llama
+from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(8)]
 Change = Callable[[Path], Any]
@@ -22,6 +22,7 @@ Change = Callable[[Path], Any]
 def make(folder: Path) -> Path:
     """Everything that the cases name, under one folder: `run.yaml`, `data`, `models`, `checkpoints`."""
     model = tiny_llama(folder / "models/whole")
+    tiny_qwen2(folder / "models/qwen2")
     for name, break_it in MODELS.items():
         copy = shutil.copytree(model, folder / "models" / name)
         break_it(copy)

@@ -54,6 +54,9 @@ class MadeUpStep:
             assert batch is not None
             yield batch
 
+    def finish(self) -> None:
+        """Nobody is told."""
+
 
 class MadeUp(L.LightningDataModule):
     """A step for each group."""

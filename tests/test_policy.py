@@ -127,6 +127,9 @@ class FakeStep:
     def num_sequences(self) -> int:
         return sum(batch.num_sequences for batch in self.batches)
 
+    def finish(self) -> None:
+        """Nobody is told."""
+
 
 def trainer(**settings: Any) -> L.Trainer:
     quiet = {
@@ -307,7 +310,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
     reference.open(policy)
     groups = [make_group(i, version=-i) for i in range(4)]
     for group in groups:
-        policy.prepare(group, 1.0)
+        policy.prepare(group, 1.0, 10_000)
     whole = gradient(policy, pack(groups, 10_000, whole_groups=objective.whole_groups))
     assert whole.norm() > 0
     counts = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lrl.advantages import GroupMean
-from lrl.data import Group, Rollout
+from lrl.data import Group, MicroBatch, Rollout
+from lrl.network import label_logprobs
 from lrl.objectives import REINFORCE, TBA
 from lrl.policy import PolicyModule
 from lrl.reference import Reference
 from lrl.rollouts.packing import Packer
+from lrl.rollouts.replay import Replay
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 
@@ -30,14 +33,14 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**SIZES, initializer_range=0.2))
 
 
-def prepared(policy: PolicyModule, temperature: float = 1.0) -> list[Group]:
+def prepared(policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens: int = 10_000) -> list[Group]:
     policy.reference.open(policy)
     groups = [make_group(i) for i in range(3)]
     groups[1].rollouts[2].token_ids = []  # an empty answer
     groups[1].rollouts[2].logprobs = []
     groups[1].rollouts[2].versions = []
     for group in groups:
-        policy.prepare(group, temperature)
+        policy.prepare(group, temperature, micro_batch_tokens)
     return groups
 
 
@@ -133,6 +136,48 @@ def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint
     assert torch.equal(first(resumed.reference.network), first(at_three.reference.network))
     at_four = run(4)
     assert torch.equal(first(at_four.reference.network), first(at_four.network))
+
+
+def test_a_replayed_group_has_the_log_probs_of_the_reference_that_is_there_now(folder: str, other_folder: str) -> None:
+    policy, other = opened(folder, reference=Reference(refresh_every_n_steps=2)), opened(other_folder)
+    (group, *_) = prepared(policy)
+    policy.reference.end_step(2, other)
+    replay = Replay(1, 10)
+    replay.load_state_dict({"groups": [(0, asdict(group))]})  # as a checkpoint brings it back
+    (replayed,) = replay.draw(1)
+    policy.prepare(replayed, 1.0, 10_000)
+    theirs = opened(folder, reference=Reference(model=other_folder))
+    (expected, *_) = prepared(theirs)
+    for one, right, before in zip(replayed.rollouts, expected.rollouts, group.rollouts, strict=True):
+        assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
+        assert one.reference_logprobs != before.reference_logprobs
+
+
+def test_a_group_is_not_computed_again_as_long_as_the_reference_is_the_same(folder: str) -> None:
+    policy = opened(folder, reference=Reference())
+    (group, *_) = prepared(policy)
+    del policy.reference.network
+    policy.prepare(group, 1.0, 10_000)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 20, 40])
+def test_a_references_pass_is_no_larger_than_a_micro_batch(
+    folder: str, other_folder: str, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = opened(folder, reference=Reference(model=other_folder))
+    whole = prepared(policy)
+    sizes: list[tuple[int, ...]] = []
+
+    def seen(network: Any, micro: MicroBatch, chunk_tokens: int) -> torch.Tensor:
+        sizes.append(tuple(micro.input_ids.shape))
+        return label_logprobs(network, micro, chunk_tokens)
+
+    monkeypatch.setattr("lrl.reference.label_logprobs", seen)
+    parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
+    assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes) and len(sizes) >= 3
+    for one, other in zip(whole, parts, strict=True):
+        for expected, found in zip(answered(one), answered(other), strict=True):
+            assert found.reference_logprobs == pytest.approx(expected.reference_logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize(

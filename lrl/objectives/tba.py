@@ -6,6 +6,8 @@ answer. No importance ratio is used, so answers may be of any age. On-policy its
 A_j = (r_j - mean r) - beta (KL_j - mean KL); the loss here is multiplied by beta / 2, which makes the gradients equal
 in size too.
 
+The K answers are those that are trained: one that `data.mask_truncated` leaves out of the loss is not among them.
+
 The mean needs all answers of a group under the newest policy, so micro-batches hold groups whole. (The published code
 takes the mean over consecutive answers, which is right only while a micro-batch holds a single prompt.)
 
@@ -45,10 +47,11 @@ class TBA(Objective):
     def token_losses(self, tokens: Tokens) -> Tensor:
         assert tokens.reference_logprobs is not None, "PolicyModule gives one to every objective that needs it"
         excess = tokens.sums(tokens.logprobs - tokens.reference_logprobs)  # log pi(y) - log pi_ref(y): [S]
-        advantage = tokens.means(tokens.advantages)
         group = tokens.means(tokens.groups.float()).round().long()  # [S]
-        # r - mean r is the advantage, so c needs no reward: SG[mean c] - c = (excess - mean excess) - advantage / beta.
-        imbalance = excess - _group_means(excess.detach(), group)[group] - advantage / self.beta
+        # The advantage is the reward less a number that the whole group shares, and the mean takes shared numbers away.
+        # The mean is over the answers that are trained: with `data.mask_truncated` the baseline was over others, too.
+        minus_c = excess - tokens.means(tokens.advantages) / self.beta
+        imbalance = minus_c - _group_means(minus_c.detach(), group)[group]
         return (self.beta / 2 * imbalance.square())[tokens.answers]
 
 

@@ -86,11 +86,11 @@ def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[P
                     check_tokens(prompts, folder, shape)
     if policy.reference is not None and policy.reference.model is not None:
         with noting():
-            _check_reference(policy.reference.model, policy, shape)
+            _check_reference(policy.reference.model, policy.reference.refresh_every_n_steps, policy, shape)
     return shape
 
 
-def _check_reference(reference: str, policy: PolicyModule, shape: Shape) -> None:
+def _check_reference(reference: str, refresh_every_n_steps: int | None, policy: PolicyModule, shape: Shape) -> None:
     try:
         other = shape_of(reference, policy.attention)
     except EXPECTED as error:
@@ -101,6 +101,12 @@ def _check_reference(reference: str, policy: PolicyModule, shape: Shape) -> None
         fault(
             f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model="
             f"{policy.policy_folder!r} {shape.vocabulary}: a reference needs the policy's vocabulary."
+        )
+    elif refresh_every_n_steps is not None and other.tensors != shape.tensors:
+        fault(
+            f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}, but model.reference.model={reference!r} "
+            f"is of another architecture than model.model={policy.policy_folder!r}: the policy's weights do not fit "
+            "into it. Leave refresh_every_n_steps out, or take a reference of the policy's architecture."
         )
 
 

@@ -41,7 +41,7 @@ class Hindsight:
             self._lengths.look_ahead(prompts)
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
-        """Every group of `step` is packed."""
+        """The optimizer step `step` has trained these groups."""
         self._advantages.end_step(rewards_of([rollout for group in groups for rollout in group.rollouts]))
         if self._replay is not None:
             self._replay.add(step, list(groups))

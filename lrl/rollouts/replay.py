@@ -89,7 +89,7 @@ class Replay:
 
 def _group(fields: dict[str, Any]) -> Group:
     prompt, rollouts = Prompt(**fields["prompt"]), [Rollout(**rollout) for rollout in fields["rollouts"]]
-    return Group(index=fields["index"], prompt=prompt, rollouts=rollouts)
+    return Group(index=fields["index"], prompt=prompt, rollouts=rollouts, reference_version=fields["reference_version"])
 
 
 def _mean_reward(group: Group) -> float:

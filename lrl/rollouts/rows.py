@@ -26,12 +26,11 @@ class Sequence:
         return len(self.prompt) + len(self.rollout.token_ids)
 
 
-def one_a_row(group: Group, temperature: float) -> MicroBatch:
-    """The rollouts of a group that have a token, each in a row of its own, every token in the mask."""
-    found = [rollout for rollout in group.rollouts if rollout.token_ids]
+def one_a_row(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
+    """Some rollouts of a group, each with at least one token, each in a row of its own, every token in the mask."""
     zero = torch.zeros(())
-    everything = [[True] * len(rollout.token_ids) for rollout in found]
-    pairs = zip(found, everything, strict=True)
+    everything = [[True] * len(rollout.token_ids) for rollout in rollouts]
+    pairs = zip(rollouts, everything, strict=True)
     rows = [[Sequence(group.index, group.prompt.token_ids, one, zero, trained)] for one, trained in pairs]
     return fill_rows(rows, temperature)
 

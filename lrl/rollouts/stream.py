@@ -32,7 +32,7 @@ class StepStream:
         step: The step's number, from 0: also the trainer's version while it trains.
         give_up: Told of each group that has too few scored answers to train.
         prepare: Called with each group before it is packed: adds what the loss needs to know about its answers.
-        end: Called with all the step's groups when the last of them is packed.
+        end: Called with all the step's groups when its optimizer step is done.
         stopwatch: The trainer's.
         gather: Wait for all groups before the first is packed.
         replayed: Groups that the step trains again; they come first, while the fresh ones are still being written.
@@ -86,6 +86,8 @@ class StepStream:
 
     def _rounds(self) -> Iterator[Round]:
         for group in self.replayed:
+            with self._stopwatch.within("reference"):
+                self._prepare(group)  # the reference may have moved since the group was first trained
             yield from self._packer.add(group, replayed=True)
         arriving = (self._wait() for _ in range(self._expected))
         for group in list(arriving) if self._gather else arriving:
@@ -96,6 +98,10 @@ class StepStream:
                 self._give_up(group)
             yield from full
         yield from self._packer.flush()
+
+    def finish(self) -> None:
+        """See `Step`. What learns from whole steps is told here and not earlier: a step that an error ends is trained
+        again after a resume, and would count twice."""
         self._end(self.groups)
 
     def _wait(self) -> Group:
@@ -155,6 +161,9 @@ class StepShare:
     def num_sequences(self) -> int:
         """See `StepStream`."""
         return self._counts.sequences
+
+    def finish(self) -> None:
+        """Rank 0 keeps what is learnt from the step."""
 
 
 class StepLoader:

@@ -95,15 +95,16 @@ def gspo(answers: list[Answer], low: float, high: float) -> list[Pair]:
 
 
 def tba(answers: list[Answer], beta: float) -> list[Pair]:
-    """An advantage is a reward less its group's mean, and the mean of c takes the constant away again."""
+    """An advantage is a reward less a number that its group shares, and the mean of c takes that away again."""
     found = []
     for answer in answers:
         mates = [other for other in answers if other.group == answer.group and other.trained]
         if not answer.trained:
             continue
-        excess = {id(mate): sum(token.pi - token.ref for token in mate.trained) for mate in mates}
-        mean = sum(excess.values()) / len(mates)
-        imbalance = excess[id(answer)] - mean - answer.advantage / beta
+        minus_c = {
+            id(mate): sum(token.pi - token.ref for token in mate.trained) - mate.advantage / beta for mate in mates
+        }
+        imbalance = minus_c[id(answer)] - sum(minus_c.values()) / len(mates)
         # The paper's square times beta / 2; as often as the answer has tokens.
         pair = (beta / 2 * imbalance**2, len(answer.trained) * beta * imbalance)
         found += [pair] * len(answer.trained)

@@ -123,13 +123,22 @@ def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(answers: list
         mates = [other for other in answers if other.group == answer.group and other.tokens]
         kl = {id(mate): sum(token.pi - token.ref for token in mate.tokens) for mate in mates}
         if answer.tokens:
-            advantage = answer.advantage - beta * (kl[id(answer)] - sum(kl.values()) / len(kl))
+            baseline = sum(mate.advantage for mate in mates) / len(mates)
+            advantage = answer.advantage - baseline - beta * (kl[id(answer)] - sum(kl.values()) / len(kl))
             expected += [-advantage] * len(answer.tokens)
     logprobs, micro = columns(answers)
     tokens = Tokens.select(logprobs, micro, VERSION)
     by_sequence = tokens.sums(torch.ones_like(tokens.logprobs)).reciprocal()[tokens.answers]
     (by_sequence * TBA(beta).token_losses(tokens)).sum().backward()
     assert logprobs.grad[micro.mask].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_tba_is_centred_over_the_answers_that_are_trained() -> None:
+    """Two equally rewarded answers on their reference teach nothing, whatever a third one got that was left out."""
+    kept = [Answer(0, 1.0, [Token(-1.0, -1.0, -1.0, 0), Token(-2.0, -2.0, -2.0, 0)]) for _ in range(2)]
+    cut = Answer(0, -2.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])
+    losses, gradients = gradient(TBA(0.5), [*kept, cut])
+    assert losses.tolist() == pytest.approx([0.0] * 4, abs=1e-6) and not gradients.any()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class TakesAnswers(lrl.PolicyModule):
         """See `PolicyModule.training_step`."""
         for _ in step:
             pass
-        self._update()
+        self._update(batch_idx)
         step.finish()
 
 

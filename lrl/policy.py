@@ -18,6 +18,7 @@ from typing import Any, cast
 import lightning as L
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
@@ -41,7 +42,7 @@ from lrl.normalisation import NormaliseBy, check, denominator, token_weights
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.preflight.settings import check_policy
 from lrl.reference import Reference
-from lrl.schedule import Schedule, lr_factor, restart_at
+from lrl.schedule import Schedule, lr_factor, restart_at, step_schedulers
 
 log = logging.getLogger(__name__)
 
@@ -162,21 +163,21 @@ class PolicyModule(L.LightningModule):
             loss += micro_loss.detach()
         if not step.num_tokens:
             log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
-        average_over_ranks(self.parameters(), self.trainer.world_size)
+        trained = [weight for group in self.trainer.optimizers[0].param_groups for weight in group["params"]]
+        average_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
         metrics = self._metrics(loss, divisor)
         scale = self.trainer.world_size / divisor  # the ranks' shares of a sum have been averaged
-        metrics["grad_norm"] = scale_and_clip(self.parameters(), scale, self.max_grad_norm, self.trainer.global_step)
+        metrics["grad_norm"] = scale_and_clip(trained, scale, self.max_grad_norm, self.trainer.global_step)
         self.log_dict({f"policy/{name}": value for name, value in metrics.items()})
-        self._update()
+        self._update(batch_idx)
         step.finish()
 
-    def _update(self) -> None:
-        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-        assert isinstance(optimizer, LightningOptimizer) and isinstance(scheduler, LambdaLR)
+    def _update(self, batch_idx: int) -> None:
+        optimizer = cast(LightningOptimizer, self.optimizers())
         optimizer.step()  # also without gradients: Lightning counts versions by these calls
-        scheduler.step()
-        optimizer.zero_grad()
+        step_schedulers(self.trainer, batch_idx)
+        self.zero_grad()  # of all weights: those that a user's optimizer leaves out have a gradient, too
         if self.reference is not None:
             self.reference.end_step(self.trainer.global_step, self)
 
@@ -202,10 +203,18 @@ class PolicyModule(L.LightningModule):
     # ---- the optimizer
 
     def configure_optimizers(self) -> Any:
-        """AdamW and its schedule, one scheduler step per optimizer step."""
+        """AdamW and its schedule, one scheduler step per optimizer step.
+
+        Override it for any other optimizer, with any parameter groups and scheduler; `lr`, `betas`, `weight_decay`,
+        `warmup_steps` and `schedule` are then yours to use. A scheduler is stepped at its `interval` as Lightning does,
+        which is an epoch unless it says `step`. A resumed run goes on with the optimizer state of its checkpoint.
+        """
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
-        return [optimizer], [LambdaLR(optimizer, factor)]
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
+        }
 
     def configure_callbacks(self) -> list[L.Callback]:
         """What no run is without; and this is the hook in which everything about the run is checked."""
@@ -231,8 +240,9 @@ class PolicyModule(L.LightningModule):
         """The config wins over a checkpoint's optimizer state; the reference goes where the policy is."""
         if self.reference is not None:
             self.reference.network.to(self.device)
-        settings = {"betas": self.betas, "weight_decay": self.weight_decay}
-        restart_at(self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings)
+        if not is_overridden("configure_optimizers", self, PolicyModule):
+            settings = {"betas": self.betas, "weight_decay": self.weight_decay}
+            restart_at(self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings)
 
     # ---- the weights, for others
 

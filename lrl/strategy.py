@@ -35,6 +35,7 @@ from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.ranks import Ranks
 from lrl.run_folder import run_folder
+from lrl.schedule import check_optimizers
 from lrl.side_files import may_be_refused
 from lrl.weights import choose_transport
 
@@ -114,6 +115,8 @@ class GeneratorDevices(EndsInOrder):
     def setup(self, trainer: L.Trainer) -> None:
         """Set up training, then start the generators and wait until they answer."""
         super().setup(trainer)
+        if trainer.state.fn == "fit":
+            check_optimizers(trainer)
         if self.root_device.type != "cuda" and self.placement == "split":
             share_cores(ranks=len(self.parallel_devices or ()) or 1)
         if trainer.is_global_zero and getattr(trainer, "datamodule", None) is not None:

@@ -1,0 +1,166 @@
+"""A user's own optimizer and scheduler: lrl steps them and changes nothing in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
+from transformers import LlamaConfig
+
+import lrl
+from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
+
+EPOCH = 3
+"""Steps in an epoch."""
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
+
+
+Configured = Callable[[lrl.PolicyModule], Any]
+
+
+def groups_of_their_own(policy: lrl.PolicyModule) -> Any:
+    frozen, others = (
+        list(policy.network.model.layers[0].parameters()),
+        list(policy.network.model.layers[1].parameters()),
+    )
+    groups = [{"params": frozen, "lr": 0.0}, {"params": others, "lr": 1e-2, "weight_decay": 0.5}]
+    return AdamW(groups, betas=(0.5, 0.6))
+
+
+def with_scheduler(make: Callable[[Optimizer], Any], **how: Any) -> Configured:
+    def configure(policy: lrl.PolicyModule) -> Any:
+        optimizer = SGD(policy.parameters(), lr=0.8)
+        scheduler = make(optimizer)
+        if not how:
+            return [optimizer], [scheduler]
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **how}}
+
+    return configure
+
+
+def halved(optimizer: Optimizer) -> Any:
+    return StepLR(optimizer, step_size=1, gamma=0.5)
+
+
+def in_a_row(optimizer: Optimizer) -> Any:
+    parts = [LinearLR(optimizer, 0.25, 1.0, total_iters=2), StepLR(optimizer, step_size=1, gamma=0.5)]
+    return SequentialLR(optimizer, parts, milestones=[3])
+
+
+CASES: dict[str, tuple[Configured, list[float]]] = {
+    "no scheduler": (lambda policy: SGD(policy.parameters(), lr=0.8), [0.8] * STEPS),
+    "an epoch's scheduler": (with_scheduler(halved), [0.8] * 3 + [0.4] * 3 + [0.2] * 2),
+    "every other epoch's": (with_scheduler(halved, interval="epoch", frequency=2), [0.8] * 6 + [0.4] * 2),
+    "a step's": (with_scheduler(halved, interval="step"), [0.8 / 2**step for step in range(STEPS)]),
+    "every third step's": (
+        with_scheduler(halved, interval="step", frequency=3),
+        [0.8] * 3 + [0.4] * 3 + [0.2] * 2,
+    ),
+    "two in a row": (
+        with_scheduler(in_a_row, interval="step"),
+        [0.2, 0.5, 0.8, 0.8, 0.4, 0.2, 0.1, 0.05],
+    ),
+    "groups of their own": (groups_of_their_own, [0.0] * STEPS),
+}
+
+
+class Own(lrl.PolicyModule):
+    """A policy with a user's optimizer."""
+
+    def __init__(self, folder: str, configure: Configured) -> None:
+        super().__init__(folder, lr=1e-3, weight_decay=0.1)
+        self.configure = configure
+        self.lrs: list[float] = []
+
+    def configure_optimizers(self) -> Any:
+        return self.configure(self)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.lrs.append(float(self.trainer.callback_metrics["policy/lr"]))
+
+
+def fit(policy: lrl.PolicyModule, steps: int, ckpt_path: str | None = None, **settings: Any) -> L.Trainer:
+    running = trainer(max_steps=steps, max_epochs=-1, **settings)
+    running.fit(policy, Steps([FakeStep(pack(GROUPS))] * EPOCH), ckpt_path=ckpt_path, weights_only=True)
+    return running
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed(case: str, folder: str) -> None:
+    configure, lrs = CASES[case]
+    policy = Own(folder, configure)
+    running = fit(policy, STEPS)
+    assert policy.lrs == pytest.approx(lrs)
+    optimizer = running.optimizers[0]
+    if case == "groups of their own":
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.5]
+        assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.6)] * 2
+    else:
+        assert optimizer.param_groups[0]["weight_decay"] == 0
+
+
+def test_weights_in_a_group_of_learning_rate_0_stay_as_they_are(folder: str) -> None:
+    policy = Own(folder, groups_of_their_own)
+    policy.configure_model()
+    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    fit(policy, 2)
+    changed = {name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])}
+    assert changed and all("layers.1." in name for name in changed)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_with_a_users_optimizer_resumes_exactly(case: str, at: int, folder: str, tmp_path: Path) -> None:
+    configure, _ = CASES[case]
+    whole, first, second = (Own(folder, configure) for _ in range(3))
+    fit(whole, STEPS)
+    saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    fit(first, at, callbacks=[saving], enable_checkpointing=True)
+    fit(second, STEPS, ckpt_path=str(tmp_path / f"step={at}.ckpt"))
+    assert second.lrs == whole.lrs[at:]
+    for (_, one), (_, other) in zip(whole.named_weights(), second.named_weights(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def by_the_loss(optimizer: Optimizer) -> Any:
+    return ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+
+def two(policy: lrl.PolicyModule) -> Any:
+    return [SGD(policy.network.model.parameters(), lr=0.1), SGD(policy.network.lm_head.parameters(), lr=0.1)], []
+
+
+@pytest.mark.parametrize(
+    ("configure", "said"),
+    [
+        (two, "gives 2 optimizers.*a parameter group"),
+        (lambda policy: torch.optim.LBFGS(policy.parameters()), "LBFGS.*another optimizer"),
+        (with_scheduler(by_the_loss), "ReduceLROnPlateau.*lr_scheduler_step"),
+    ],
+    ids=["two optimizers", "LBFGS", "a plateau"],
+)
+def test_an_optimizer_that_a_step_cannot_use_is_refused(folder: str, configure: Configured, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        fit(Own(folder, configure), 1, strategy=lrl.AsyncSingleDevice(), devices=2)
+
+
+def test_a_scheduler_that_needs_a_metric_gets_it_from_the_users_hook(folder: str) -> None:
+    class Judged(Own):
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            scheduler.step(1.0)  # never better than the first time
+
+    policy = Judged(folder, with_scheduler(by_the_loss, interval="step"))
+    fit(policy, 3, strategy=lrl.AsyncSingleDevice(), devices=2)
+    assert policy.lrs == pytest.approx([0.8, 0.8, 0.4])

@@ -1,4 +1,4 @@
-"""Says when the run would gain from one more generator, and starts one if it is told how. Put it behind `Throughput`.
+"""Says when the run would gain from one more generator, and starts one if it is told how.
 
 StreamRL's rule (2504.15930, elastic adjustment): with delta = T_gen - T_train, and delta' the time that one more unit
 would take off the generation, add one when delta >= delta'. Here a unit is a generator, and of a step's seconds
@@ -72,7 +72,9 @@ class Elastic(OnRankZero):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Raises ValueError if there is nobody to measure the steps."""
         if find(trainer, Throughput) is None:
-            raise ValueError("Elastic needs lrl.callbacks.Throughput before it: it judges the times of a step.")
+            raise ValueError(
+                "trainer.callbacks has lrl.callbacks.Elastic without lrl.callbacks.Throughput, whose times it judges. Add it."
+            )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Judge the step that has just ended."""

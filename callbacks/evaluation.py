@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+import torch
 from rich.console import Console
 
 from lrl.callbacks.find import find
@@ -25,7 +27,7 @@ from lrl.data import Group, Prompt, Rollout
 from lrl.evaluation import Report, evaluate, write_answers
 from lrl.faults import above, at_least, fault
 from lrl.generators.sampling import Sampling
-from lrl.rewards import Reward, RewardPool
+from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.run_folder import run_folder
@@ -48,7 +50,8 @@ class Evaluation(OnRankZero):
         every_n_steps: Optimizer steps between evaluations within fit.
         samples: Answers per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
         temperature: Of the answers.
-        rewards: What decides right or wrong (1 or 0); by default the data module's first reward.
+        rewards: What decides right or wrong (1 or 0); by default the data module's first reward. The weight of a single
+            reward is one of training and does not count here; of several the weighted sum does.
         by: Columns to break the accuracy down by.
         concurrency: Answers asked for at a time while rollouts are being written.
         timeout_s: Seconds for one evaluation.
@@ -80,7 +83,7 @@ class Evaluation(OnRankZero):
         self.concurrency = concurrency
         self.timeout_s = timeout_s
         self.reports: list[tuple[int, Report]] = []
-        """(optimizer steps done when it began, what it found), in order."""
+        """(version that the generators held when it began, what it found), in order."""
         self._pool: RewardPool | None = None
         self._running: tuple[int, concurrent.futures.Future[list[Group]]] | None = None
 
@@ -91,18 +94,30 @@ class Evaluation(OnRankZero):
             n=self.sampling.n, temperature=self.sampling.temperature, max_tokens=data.sampling.max_tokens
         )
         data.load(self.prompts)
-        self._pool = data.reward_pool.like(self.rewards or list(data.rewards)[:1], workers=1)
+        self._pool = data.reward_pool.like(self.judges(data), workers=1)
         self._pool.start()
+
+    def judges(self, data: RolloutDataModule) -> list[Reward]:
+        """What scores the answers."""
+        rewards = [as_reward(reward) for reward in self.rewards or list(data.rewards)[:1]]
+        if len(rewards) > 1:
+            return rewards
+        (only,) = rewards
+        accuracy = copy.copy(only)
+        accuracy.weight = 1.0
+        return [accuracy]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The policy before its first step."""
         self.run(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Take in what has finished, and begin anew when it is time."""
+        """Take in what has finished, and begin anew when it is time; behind the last step that is `on_train_end`'s."""
+        if trainer.global_step == trainer.max_steps:
+            return
         if self._running is not None and self._running[1].done():
             self._report(trainer)
-        if trainer.global_step % self.every_n_steps or trainer.global_step == trainer.max_steps:
+        if trainer.global_step % self.every_n_steps:
             return
         if self._running is not None:
             log.warning(
@@ -144,15 +159,15 @@ class Evaluation(OnRankZero):
     def _begin(self, trainer: L.Trainer, *, beside_rollouts: bool) -> None:
         data = _data(trainer)
         assert self._pool is not None, "setup comes first"
-        crew = data.fleet.rollouts
+        weight_sync = find(trainer, WeightSync)
+        assert weight_sync is not None, "a run without it is refused"
+        crew, version = data.fleet.rollouts, weight_sync.newest
         if data.fleet.evaluation is not None and trainer.training:
-            crew, beside_rollouts = data.fleet.evaluation, False
-            weight_sync = find(trainer, WeightSync)
-            assert weight_sync is not None, "the data module has refused a run without it"
+            crew, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
             weight_sync.move(trainer, trainer.lightning_module, crew)
         places = self.concurrency if beside_rollouts else crew.capacity
         work = self._answer_all(data, crew.spare if beside_rollouts else crew.answer, places // self.sampling.n)
-        self._running = trainer.global_step, data.fleet.loop.submit(work)
+        self._running = version, data.fleet.loop.submit(work)
 
     async def _answer_all(self, data: RolloutDataModule, ask: Callable[..., Any], at_a_time: int) -> list[Group]:
         places = asyncio.Semaphore(max(1, at_a_time))
@@ -183,6 +198,8 @@ class Evaluation(OnRankZero):
             metrics[f"eval/{self.prompts.name}/version_low"] = report.versions[0]
             metrics[f"eval/{self.prompts.name}/version_high"] = report.versions[-1]
         if trainer.training:
+            # `log` is not allowed in every hook that comes here, and its step would be the trainer's.
+            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step)
         return metrics

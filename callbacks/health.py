@@ -16,6 +16,7 @@ import lightning as L
 from torch import Tensor
 
 from lrl.callbacks.health_rules import LAG, RULES, Rule
+from lrl.callbacks.logged import Logged
 from lrl.callbacks.on_rank_zero import OnRankZero
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ MIN_SHARE = 0.01
 
 
 class Health(OnRankZero):
-    """Watches the figures in `RULES`. Put it behind `RolloutLog`: it judges what the step has logged by then.
+    """Watches the figures in `RULES`, as far as the run logs them.
 
     Args:
         ranges: Other ranges for some of the rules, by tag: smallest and largest healthy value, null for no bound;
@@ -44,22 +45,13 @@ class Health(OnRankZero):
             raise ValueError(f"Health.steps is {steps}; it must be at least 1.")
         self.rules = with_ranges(ranges or {})
         self._reports = [_Report(rule, steps) for rule in self.rules]
-        self._seen: dict[str, Tensor] = {}
+        self._logged = Logged()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         """Judge the step that has just ended."""
-        figures = self._logged_now(trainer)
+        figures = self._logged.look(trainer)
         for report in self._reports:
             report.take(figures, step=trainer.global_step - 1)  # as on the axis of the metrics
-
-    def _logged_now(self, trainer: L.Trainer) -> dict[str, Tensor]:
-        """What was logged since the last call.
-
-        Lightning goes on to show a value that a step does not log. Only a new one has memory of its own.
-        """
-        shown, seen = dict(trainer.callback_metrics), self._seen
-        self._seen = shown
-        return {tag: value for tag, value in shown.items() if tag not in seen or not value.is_set_to(seen[tag])}
 
 
 def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:

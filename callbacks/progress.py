@@ -15,7 +15,7 @@ from lrl.callbacks.throughput import Throughput
 
 
 class Progress(ProgressBar):
-    """One bar over all optimizer steps; Lightning's own counts an epoch's batches. Needs `Throughput` before it."""
+    """One bar over all optimizer steps; Lightning's own counts an epoch's batches. Speed and waits are `Throughput`'s."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,18 +1,51 @@
-"""The callbacks of each rank: some no run is without, and some only rank 0 has (`PolicyModule.configure_callbacks`)."""
+"""The callbacks of each rank (`PolicyModule.configure_callbacks`): those that no run is without, those that only rank 0
+has, and the order of lrl's own, whichever order a user gives them in."""
 
 from __future__ import annotations
 
 import lightning as L
 
+from lrl.callbacks.elastic import Elastic
+from lrl.callbacks.evaluation import Evaluation
+from lrl.callbacks.export import Export
 from lrl.callbacks.find import find
+from lrl.callbacks.health import Health
 from lrl.callbacks.last_checkpoint import LastCheckpoint
 from lrl.callbacks.loggers_may_fail import LoggersMayFail
+from lrl.callbacks.monitors import Monitors
 from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.callbacks.progress import Progress
+from lrl.callbacks.rollout_log import RolloutLog
+from lrl.callbacks.summary import Summary
+from lrl.callbacks.throughput import Throughput
+from lrl.callbacks.timeline import Timeline
+from lrl.callbacks.weight_sync import WeightSync
+
+ORDER: tuple[type[L.Callback], ...] = (
+    *(WeightSync, Evaluation, RolloutLog, Throughput),  # an evaluation asks for the version that was synced before it
+    *(Timeline, Elastic, Health, Progress, Export, Summary),  # they read what those above have measured
+)
 
 
 def standing(trainer: L.Trainer) -> list[L.Callback]:
     """Those that the trainer does not have yet and needs; what is only for rank 0 is taken from any other."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if not trainer.is_global_zero:
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [callback for callback in callbacks if not isinstance(callback, OnRankZero)]
-    return [kind() for kind in (LoggersMayFail, LastCheckpoint) if find(trainer, kind) is None]
+    put_in_order(callbacks)
+    monitors = find(trainer, Monitors) or Monitors()
+    monitors.prepare(trainer)
+    needed = [find(trainer, LoggersMayFail) or LoggersMayFail(), find(trainer, LastCheckpoint) or LastCheckpoint()]
+    return [one for one in (*needed, monitors) if one not in callbacks]
+
+
+def put_in_order(callbacks: list[L.Callback]) -> None:
+    """Sort lrl's own among the places that they have; a user's other callbacks stay where they are."""
+    places = [place for place, callback in enumerate(callbacks) if isinstance(callback, ORDER)]
+    ordered = sorted((callbacks[place] for place in places), key=_rank)
+    for place, callback in zip(places, ordered, strict=True):
+        callbacks[place] = callback
+
+
+def _rank(callback: L.Callback) -> int:
+    return next(rank for rank, kind in enumerate(ORDER) if isinstance(callback, kind))

@@ -23,7 +23,7 @@ from lrl.stopwatch import GENERATOR, shares
 
 
 class Summary(OnRankZero):
-    """Prints the summary when training ends and draws `curve.png`. Put it last: it reads what the others have found."""
+    """Prints the summary when training ends and draws `curve.png`."""
 
     def __init__(self) -> None:
         self.rewards: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""Where a step's time went, and how fast both sides are. Put it behind `WeightSync`: it ends a step's time."""
+"""Where a step's time went, and how fast both sides are. A step ends behind its sync."""
 
 from __future__ import annotations
 

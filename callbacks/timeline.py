@@ -33,7 +33,7 @@ FILE = "timeline.jsonl"
 
 
 class Timeline(OnRankZero):
-    """Writes `timeline.jsonl` into the run's folder. Put it behind `Throughput`, whose times it takes.
+    """Writes `timeline.jsonl` into the run's folder. It takes the times of `Throughput`.
 
     A run that is resumed in the same folder writes on behind the steps that it goes on from, and takes out what was
     behind them. On a GPU the trainer waits for the end of every backward pass, so that its time is its own.
@@ -42,7 +42,7 @@ class Timeline(OnRankZero):
         planned_step_s: Seconds a step that `lrl plan` has forecast: for `lrl plan --compare` alone.
 
     Raises:
-        ValueError: There is no `Throughput` before it.
+        ValueError: There is no `Throughput`.
     """
 
     def __init__(self, planned_step_s: float | None = None) -> None:
@@ -53,11 +53,10 @@ class Timeline(OnRankZero):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """What is missing is said before a server starts."""
-        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, Throughput) for callback in callbacks[: callbacks.index(self)]):
+        if find(trainer, Throughput) is None:
             raise ValueError(
-                "trainer.callbacks has lrl.callbacks.Timeline without lrl.callbacks.Throughput before it, whose times "
-                "it writes. Put Throughput() before Timeline()."
+                "trainer.callbacks has lrl.callbacks.Timeline without lrl.callbacks.Throughput, whose times it writes. "
+                "Add it."
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

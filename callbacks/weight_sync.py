@@ -53,6 +53,8 @@ class WeightSync(OnRankZero):
         self.deadline_s = deadline_s
         self.version = -1
         """The version the generators hold."""
+        self.newest = -1
+        """The version they hold or are being given."""
         self.pause_seconds = 0.0
         """Seconds the generators stood still in the last sync that is over."""
         self.probes = Probes(probe_tolerance, deadline_s)
@@ -73,7 +75,9 @@ class WeightSync(OnRankZero):
             self.sync(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The last sync is proved, too."""
+        """The policy after its last step is what an evaluation then asks. The last sync is proved, too."""
+        if self.newest != trainer.global_step:
+            self.sync(trainer, pl_module)
         for crew in trainer.datamodule.fleet.crews:  # type: ignore[attr-defined]
             self.wait_for_proof(trainer, crew)
 
@@ -96,7 +100,7 @@ class WeightSync(OnRankZero):
         """
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         crew, version = data.fleet.rollouts, trainer.global_step
-        sync = self._sync_of(trainer, crew)
+        sync, self.newest = self._sync_of(trainer, crew), version
 
         def moved() -> None:
             self.pause_seconds, self.version = sync.pause_seconds, version

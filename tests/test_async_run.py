@@ -87,6 +87,10 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
     return lrl.RolloutDataModule(**defaults | settings)
 
 
+def _has_a_sync(callbacks: list[L.Callback] | None) -> bool:
+    return any(isinstance(callback, WeightSync) for callback in callbacks or [])
+
+
 def fit(
     server: LentServer,
     policy: Path,
@@ -105,7 +109,7 @@ def fit(
         accelerator="cpu",
         devices=2 + len(for_evaluation),
         strategy=Borrowing(server, *for_evaluation, placement=placement),
-        callbacks=[WeightSync(), Throughput(), *(callbacks or []), witness],
+        callbacks=[*(callbacks or []), *([] if _has_a_sync(callbacks) else [WeightSync()]), Throughput(), witness],
         max_steps=steps,
         max_epochs=-1,
         logger=False,
@@ -335,6 +339,25 @@ def test_the_exported_policy_gives_the_answers_that_were_evaluated(
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
         same += tokenizer.decode(answer, skip_special_tokens=True) == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
+
+
+def test_what_is_evaluated_last_is_the_last_policy_in_whichever_order_the_callbacks_are_given(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
+    evaluation = Evaluation(held_out, every_n_steps=3, timeout_s=60.0)
+    saving = ModelCheckpoint(
+        tmp_path / "best", monitor="eval/held_out/accuracy", mode="max", save_top_k=-1, filename="{step}"
+    )
+    weighed = lrl.rewards.Function("tests.odd_lengths:brevity", weight=0.5)
+    callbacks = [saving, evaluation, WeightSync(every_n_steps=4)]
+    fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, rewards=[weighed], max_lag=3)
+    assert evaluation.reports[0][0] == 0 and evaluation.reports[0][1].versions == [0]
+    assert evaluation.reports[-1][0] == STEPS and evaluation.reports[-1][1].versions == [STEPS]
+    assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
+    rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
+    plain = [json.loads(row)["reward_parts"]["brevity"] for row in rows]
+    assert evaluation.reports[-1][1].accuracy == pytest.approx(sum(plain) / len(plain)), "the weight is for training"
 
 
 def test_a_reserved_generator_evaluates_one_pinned_version(

@@ -35,7 +35,7 @@ def check_rows(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> li
             )
     for evaluation in evaluations:
         with noting():
-            pool = data.reward_pool.like(evaluation.rewards or list(data.rewards)[:1], workers=1)
+            pool = data.reward_pool.like(evaluation.judges(data), workers=1)
             if _readable(evaluation.prompts, "Evaluation.prompts", pool.rewards):
                 usable.append(evaluation.prompts)
                 _check_breakdown(evaluation)
@@ -104,8 +104,8 @@ def _check_reference(reference: str, refresh_every_n_steps: int | None, policy: 
         )
     elif refresh_every_n_steps is not None and other.tensors != shape.tensors:
         fault(
-            f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}, but model.reference.model={reference!r} "
-            f"is of another architecture than model.model={policy.policy_folder!r}: the policy's weights do not fit "
+            f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}, and model.reference.model="
+            f"{reference!r} is of another architecture than model.model={policy.policy_folder!r}: the policy's weights do not fit "
             "into it. Leave refresh_every_n_steps out, or take a reference of the policy's architecture."
         )
 

@@ -183,5 +183,5 @@ def test_what_cannot_work_is_refused() -> None:
             Elastic(command=command)
     with pytest.raises(ValueError, match=r"Elastic.max_generators is 0"):
         Elastic(max_generators=0)
-    with pytest.raises(ValueError, match="Throughput before it"):
+    with pytest.raises(ValueError, match="without lrl.callbacks.Throughput"):
         Elastic().setup(SimpleNamespace(callbacks=[]), None, "fit")  # type: ignore[arg-type]

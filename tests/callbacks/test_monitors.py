@@ -1,0 +1,94 @@
+"""ModelCheckpoint and EarlyStopping on figures of rollouts and evaluations, which no validation loop announces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from transformers import LlamaConfig
+
+import lrl
+from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
+
+STEPS = 8
+ACCURACY = {0: 0.1, 2: 0.5, 5: 0.4, STEPS: 0.3}
+"""By the step at which an evaluation ends; no epoch ends within the run."""
+
+
+class Figures(L.Callback):
+    """Gives a run the figures that `Evaluation` and `RolloutLog` would give it."""
+
+    def __init__(self, rewards: list[float] | None = None) -> None:
+        self.rewards = rewards or [float(step) for step in range(STEPS)]
+
+    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self._evaluate(trainer)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
+        pl_module.log("reward/mean", self.rewards[trainer.global_step - 1], batch_size=1)
+        if trainer.global_step < STEPS:
+            self._evaluate(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self._evaluate(trainer)
+
+    def _evaluate(self, trainer: L.Trainer) -> None:
+        if (accuracy := ACCURACY.get(trainer.global_step)) is not None:
+            trainer.callback_metrics["eval/held/accuracy"] = torch.tensor(accuracy)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES))
+
+
+def fit(folder: str, *callbacks: L.Callback, rewards: list[float] | None = None) -> L.Trainer:
+    running = trainer(
+        max_steps=STEPS, max_epochs=-1, callbacks=[Figures(rewards), *callbacks], enable_checkpointing=True
+    )
+    running.fit(lrl.PolicyModule(folder), Steps([FakeStep(pack(GROUPS))] * 100))
+    return running
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept(folder: str, tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", mode="max", filename="{step}")
+    fit(folder, saving)
+    assert saving.best_model_path.endswith("step=2.ckpt") and float(saving.best_model_score) == pytest.approx(0.5)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["step=2.ckpt"]
+
+
+def test_the_policy_after_its_last_step_may_be_the_best(folder: str, tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", mode="min", filename="{step}")
+    fit(folder, saving)
+    assert saving.best_model_path.endswith(f"step={STEPS}.ckpt")
+
+
+def test_every_evaluation_is_looked_at_once(folder: str, tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", save_top_k=-1, filename="{step}")
+    fit(folder, saving)
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=5.ckpt", "step=8.ckpt"]
+
+
+def test_a_run_stops_when_its_evaluations_get_no_better(folder: str) -> None:
+    stopping = EarlyStopping("eval/held/accuracy", mode="max", patience=1)
+    assert fit(folder, stopping).global_step == 5
+
+
+def test_a_run_stops_when_its_rewards_get_no_better(folder: str) -> None:
+    stopping = EarlyStopping("reward/mean", mode="max", patience=2)
+    assert fit(folder, stopping, rewards=[0.0, 1.0, 0.5, 0.5, 9.0, 9.0, 9.0, 9.0]).global_step == 4
+
+
+def test_whoever_asks_for_the_end_of_an_epoch_gets_it(folder: str) -> None:
+    stopping = EarlyStopping("reward/mean", mode="max", patience=1, check_on_train_epoch_end=True)
+    assert fit(folder, stopping, rewards=[9.0, *[0.0] * (STEPS - 1)]).global_step == STEPS
+
+
+@pytest.mark.parametrize("kind", [ModelCheckpoint, EarlyStopping])
+def test_a_figure_that_no_evaluation_gives_is_refused(folder: str, kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"monitor is 'eval/hold/accuracy'.*There is eval/held/accuracy"):
+        fit(folder, kind(monitor="eval/hold/accuracy"))

@@ -1,0 +1,32 @@
+"""The order of lrl's callbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.callbacks import Evaluation, Export, Health, Progress, RolloutLog, Summary, Throughput, Timeline, WeightSync
+from lrl.callbacks.standing import put_in_order
+
+
+class Users(L.Callback):
+    """Somebody's own."""
+
+
+def make(kind: Any) -> L.Callback:
+    return Evaluation([{"prompt": "1+1="}]) if kind is Evaluation else kind()
+
+
+KINDS = [WeightSync, Evaluation, RolloutLog, Throughput, Timeline, Health, Progress, Export, Summary]
+
+
+@given(st.permutations([*KINDS, Users, Users]))
+def test_lrls_callbacks_come_in_one_order_and_a_users_own_keep_their_places(kinds: list[type[L.Callback]]) -> None:
+    callbacks = [make(kind) for kind in kinds]
+    given_places = {place: one for place, one in enumerate(callbacks) if isinstance(one, Users)}
+    put_in_order(callbacks)
+    assert [type(one) for one in callbacks if not isinstance(one, Users)] == KINDS
+    assert {place: one for place, one in enumerate(callbacks) if isinstance(one, Users)} == given_places

@@ -15,7 +15,8 @@ from lrl.callbacks.throughput import Throughput
 
 
 class Progress(ProgressBar):
-    """One bar over all optimizer steps; Lightning's own counts an epoch's batches. Speed and waits are `Throughput`'s."""
+    """One bar over all optimizer steps; Lightning's own counts an epoch's batches. Speed and waits are those of
+    `Throughput`."""
 
     def __init__(self) -> None:
         super().__init__()

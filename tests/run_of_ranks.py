@@ -102,7 +102,10 @@ def main(policy: str, folder: Path, steps: int, checkpoint: str, where: dict[str
             Export(str(folder / "policy")),
             Summary(),
             Telling(folder),
-            ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, save_top_k=-1),
+            # A figure that only rank 0 has: both save at the same steps all the same.
+            ModelCheckpoint(
+                folder / "checkpoints", monitor="reward/mean", mode="max", every_n_train_steps=2, save_top_k=-1
+            ),
         ],
         max_steps=steps,
         max_epochs=-1,

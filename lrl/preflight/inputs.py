@@ -105,8 +105,8 @@ def _check_reference(reference: str, refresh_every_n_steps: int | None, policy: 
     elif refresh_every_n_steps is not None and other.tensors != shape.tensors:
         fault(
             f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}, and model.reference.model="
-            f"{reference!r} is of another architecture than model.model={policy.policy_folder!r}: the policy's weights do not fit "
-            "into it. Leave refresh_every_n_steps out, or take a reference of the policy's architecture."
+            f"{reference!r} is of another architecture than model.model={policy.policy_folder!r}: the policy's weights "
+            "do not fit into it. Leave refresh_every_n_steps out, or take a reference of the policy's architecture."
         )
 
 

@@ -73,7 +73,8 @@ class Elastic(OnRankZero):
         """Raises ValueError if there is nobody to measure the steps."""
         if find(trainer, Throughput) is None:
             raise ValueError(
-                "trainer.callbacks has lrl.callbacks.Elastic without lrl.callbacks.Throughput, whose times it judges. Add it."
+                "trainer.callbacks has lrl.callbacks.Elastic without lrl.callbacks.Throughput, whose times it judges. "
+                "Add it."
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:

@@ -37,7 +37,10 @@ LOOK_S = 1.0
 STANDSTILL = 1e-12
 """A learning rate at which answers keep their length: at 5e-5 they grow, and tokens a second with them."""
 CALLBACKS = ("WeightSync", "Throughput")
-TAGS = ("time/step", "time/wait", "throughput/generated_tokens_per_s", "fleet/alive", "fleet/reissued")
+COUNT = "fleet/reissued"
+"""Of a run in which it stays zero there is none."""
+TAGS = ("time/step", "time/wait", "throughput/generated_tokens_per_s", "fleet/alive", "epoch")
+"""Each step has them all; `epoch` is the last that Lightning writes of a step, so the step's count is there, too."""
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -106,7 +109,13 @@ class Run:
         if any(tag not in events.Tags()["scalars"] for tag in TAGS):
             return []
         columns = [[event.value for event in events.Scalars(tag)] for tag in TAGS]
-        return [dict(zip(TAGS, values, strict=True)) for values in zip(*columns, strict=False)]
+        counted = events.Scalars(COUNT) if COUNT in events.Tags()["scalars"] else []
+        counts = {event.step: event.value for event in counted}
+        steps = [event.step for event in events.Scalars(TAGS[0])]
+        return [
+            dict(zip(TAGS, values, strict=True)) | {COUNT: counts.get(step, 0.0)}
+            for step, *values in zip(steps, *columns, strict=False)
+        ]
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Look until `condition` holds; raises RuntimeError if the run ends, TimeoutError if it takes too long."""
@@ -161,7 +170,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "joined_s": round(joined_s, 1),
         "left_s": round(left_s, 1),
         "status": status,
-        "reissued": int(after[-1]["fleet/reissued"]),
+        "reissued": int(after[-1][COUNT]),
         **trained(run.folder, args.groups),
     }
 

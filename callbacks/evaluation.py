@@ -189,14 +189,11 @@ class Evaluation(OnRankZero):
         data = _data(trainer)
         groups = data.fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}", data.look)
         report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
+        metrics = report.metrics(before=(earlier for _, earlier in self.reports))
         self.reports.append((step, report))
         path = self._answers_file(trainer, step)
         with may_be_refused(f"The answers to {self.prompts.name}", path):
             write_answers(path, self.prompts.name, groups)
-        metrics = report.metrics()
-        if report.versions:
-            metrics[f"eval/{self.prompts.name}/version_low"] = report.versions[0]
-            metrics[f"eval/{self.prompts.name}/version_high"] = report.versions[-1]
         if trainer.training:
             # `log` is not allowed in every hook that comes here, and its step would be the trainer's.
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from lrl.callbacks.counts import Counts
+from lrl.callbacks.evaluation import Evaluation
+from lrl.callbacks.find import find_all
 from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.callbacks.overview import overview
 from lrl.data import Group, Rollout
 from lrl.faults import at_least
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
@@ -25,6 +29,8 @@ MAX_TEXT = 2000
 class RolloutLog(OnRankZero):
     """Logs `reward/*`, `rollouts/*`, `rewards/*` and `lengths/*` every step, histograms and sample answers every few.
 
+    TensorBoard gets an overview of the run, too (`lrl.callbacks.overview`).
+
     Args:
         every_n_steps: Optimizer steps between histograms and samples.
         samples: Answers shown each time.
@@ -35,34 +41,55 @@ class RolloutLog(OnRankZero):
         at_least(0, "RolloutLog", samples=samples)
         self.every_n_steps = every_n_steps
         self.samples = samples
+        self._counts = Counts()
+        self._overview: Literal["early", "due", "written"] = "early"
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Write the overview when the first step is over: only then is known which figures the others log."""
+        self._write_overview(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The overview of a run of a single step."""
+        self._write_overview(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Log the groups of the step that has just ended."""
+        if self._overview == "early":
+            self._overview = "due"
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         stream = data.step_stream
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
         if not rollouts:
             return
-        counts = data.reward_pool.counts
         pl_module.log_dict(
             scalars(rollouts)
             | scalars_by_lag(rollouts, stream.step)
-            | {
-                "rollouts/discarded": float(stream.packer.discarded_rollouts),
-                "rollouts/masked_tokens": float(stream.packer.masked_tokens),
-                "rollouts/skipped_groups": float(len(data.controller.ledger.skipped)),
-                "rollouts/replayed_groups": float(len(stream.replayed)),
-            }
+            | self._counts.to_log(
+                {
+                    "rollouts/discarded": stream.packer.discarded_rollouts,
+                    "rollouts/masked_tokens": stream.packer.masked_tokens,
+                    "rollouts/skipped_groups": len(data.controller.ledger.skipped),
+                    "rollouts/replayed_groups": len(stream.replayed),
+                    **{f"rewards/{kind}": data.reward_pool.counts[kind] for kind in (*KINDS, "retried", "replaced")},
+                }
+            )
             | resumed_scalars(data.controller.resumed, stream.step)
-            | (data.lengths.figures() if data.lengths else {})
-            | {f"rewards/{kind}": float(counts[kind]) for kind in (*KINDS, "retried", "replaced")},
+            | (data.lengths.figures() if data.lengths else {}),
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    with may_not_log(logger):
-                        self._show(logger.experiment, stream.step, stream.groups, rollouts)
+            for logger in _boards(trainer):
+                with may_not_log(logger):
+                    self._show(logger.experiment, stream.step, stream.groups, rollouts)
+
+    def _write_overview(self, trainer: L.Trainer) -> None:
+        if self._overview != "due":
+            return
+        self._overview = "written"
+        datasets = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
+        for logger in _boards(trainer):
+            with may_not_log(logger):
+                logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, datasets))
 
     def _show(self, board: Any, step: int, groups: list[Group], rollouts: list[Rollout]) -> None:
         for name, values in histograms(rollouts, step).items():
@@ -70,6 +97,10 @@ class RolloutLog(OnRankZero):
                 board.add_histogram(name, values, step)
         text = "\n\n---\n\n".join(as_markdown(group, step) for group in groups[: self.samples])
         board.add_text("rollouts/samples", text, step)
+
+
+def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
 def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:

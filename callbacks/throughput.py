@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 
+from lrl.callbacks.counts import Counts
 from lrl.callbacks.find import find
 from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.weight_sync import WeightSync
@@ -59,6 +60,7 @@ class Throughput(OnRankZero):
         self.times = StepTimes()
         self.generated_tokens_per_s = 0.0
         self._generated = 0
+        self._counts = Counts()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first step begins when everything before it is done."""
@@ -97,9 +99,13 @@ class Throughput(OnRankZero):
             "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
             "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
             "fleet/alive": float(data.fleet.alive),
-            "fleet/restarts": float(data.fleet.restarts),
-            "fleet/reissued": float(data.fleet.reissued),
-            "fleet/moved": float(data.fleet.moved),
-            "fleet/joined": float(data.fleet.joined),
-            "fleet/left": float(data.fleet.left),
+            **self._counts.to_log(
+                {
+                    "fleet/restarts": data.fleet.restarts,
+                    "fleet/reissued": data.fleet.reissued,
+                    "fleet/moved": data.fleet.moved,
+                    "fleet/joined": data.fleet.joined,
+                    "fleet/left": data.fleet.left,
+                }
+            ),
         }

@@ -51,12 +51,27 @@ class Report:
     truncated: int
     """Answers cut at the token limit."""
 
-    def metrics(self) -> dict[str, float]:
-        """The numbers as Lightning logs them, under `eval/<dataset>/`."""
+    def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
+        """The numbers as Lightning logs them, under `eval/<dataset>/`: what says something, and no constants.
+
+        `pass@1` is left out, which is the accuracy, and `problems`, which `failures` tells; `failures`, `truncated` and
+        `version_high` until they have said something once.
+
+        Args:
+            before: The run's earlier reports of this data set. A count that one of them had goes on, also as zero.
+        """
         numbers = {"accuracy": self.accuracy, "accuracy_low": self.low, "accuracy_high": self.high}
-        numbers |= {"problems": self.n, "failures": self.failures, "truncated": self.truncated}
-        numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items()}
+        numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items() if k > 1}
         numbers |= {f"{column}/{value}": row[0] for column, rows in self.by.items() for value, row in rows.items()}
+        reports = [*before, self]
+        if any(report.failures for report in reports):
+            numbers["failures"] = self.failures
+        if any(report.truncated for report in reports):
+            numbers["truncated"] = self.truncated
+        if self.versions:
+            numbers["version"] = self.versions[0]
+            if any(len(report.versions) > 1 for report in reports):
+                numbers["version_high"] = self.versions[-1]
         return {f"eval/{self.dataset}/{name}": float(number) for name, number in numbers.items()}
 
     def as_table(self) -> str:
@@ -130,7 +145,8 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
     Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of the mean, never more
     than there are answers (Franco, Little, Louis and Slud 2019, for shares from cluster samples). With one answer a
     problem that is the plain Wilson interval. Other scores: the normal interval from the spread of the problems' means
-    (Miller 2024, 2411.00640).
+    (Miller 2024, 2411.00640), cut at the ends of what is possible: at 0 if no score is below it, and at 1 if all lie
+    from 0 to 1.
 
     Args:
         scores: For each problem the scores of its answers, at least one.
@@ -144,8 +160,11 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
     mean, n = fmean(means), len(means)
     variance = pvariance(means, mean) / n
     if not _binary(scores):
-        half = Z95 * math.sqrt(variance * n / (n - 1)) if n > 1 else math.nan
-        return mean, mean - half, mean + half
+        if n == 1:
+            return mean, math.nan, math.nan
+        half = Z95 * math.sqrt(variance * n / (n - 1))
+        least, most = _possible(scores)
+        return mean, max(least, mean - half), min(most, mean + half)
     answers = sum(map(len, scores))
     if n == 1 or mean in (0.0, 1.0):
         trials: float = n  # no spread to learn from: assume the answers to one problem all agree
@@ -197,6 +216,13 @@ def _scores(group: Group) -> list[float]:
 
 def _binary(scores: Sequence[Sequence[float]]) -> bool:
     return all(score in (0, 1) for problem in scores for score in problem)
+
+
+def _possible(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The least and the most that a mean of such scores is taken to be able to be."""
+    least = min(min(problem) for problem in scores)
+    most = max(max(problem) for problem in scores)
+    return (0.0 if least >= 0 else -math.inf), (1.0 if least >= 0 and most <= 1 else math.inf)
 
 
 def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, float]:

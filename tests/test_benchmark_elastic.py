@@ -49,6 +49,14 @@ def test_a_phase_weighs_its_steps_by_their_seconds(tmp_path: Path) -> None:
     }
 
 
+def test_a_count_that_the_run_did_not_have_yet_is_zero(tmp_path: Path) -> None:
+    write(tmp_path, [1, 1, 1])
+    assert [step[elastic.COUNT] for step in Ended(tmp_path).series()] == [0, 0, 0]
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar(elastic.COUNT, 5, 2)
+    assert [step[elastic.COUNT] for step in Ended(tmp_path).series()] == [0, 0, 5]
+
+
 def test_steps_with_another_number_of_generators_are_not_counted(tmp_path: Path) -> None:
     write(tmp_path, [1, 1, 2])
     run = Ended(tmp_path)

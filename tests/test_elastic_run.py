@@ -102,4 +102,4 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
     lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
     assert min(lags) >= 0 and max(lags) <= 2
     assert trainer.callback_metrics["fleet/joined"] == 1 and trainer.callback_metrics["fleet/left"] == 1
-    assert trainer.callback_metrics["fleet/restarts"] == 0 and not (tmp_path / "fleet").exists()
+    assert "fleet/restarts" not in trainer.callback_metrics and not (tmp_path / "fleet").exists()

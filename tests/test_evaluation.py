@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ def test_other_rewards_get_the_interval_of_the_problems_means() -> None:
     assert all(math.isnan(number) for number in mean_interval([[0.5]])[1:])
 
 
+def test_the_interval_of_scores_between_0_and_1_stays_there() -> None:
+    low_end, high_end = [[0.0]] * 9 + [[0.9]], [[1.0]] * 9 + [[0.1]]
+    assert mean_interval(low_end)[1] == 0.0 < mean_interval(low_end)[2] < 1
+    assert mean_interval(high_end)[2] == 1.0 > mean_interval(high_end)[1] > 0
+    assert mean_interval([[3.0]] + [[0.0]] * 9)[1] == 0.0, "no score is below 0, so no mean is"
+    assert mean_interval([[3.0]] * 9 + [[0.0]])[2] > 3, "nobody said that 3 is the most there is"
+    assert mean_interval([[-0.1]] + [[0.2]] * 3)[1] < 0.05 and mean_interval([[-0.1], [0.1]])[1] < -0.1
+
+
 def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
     for n, correct in itertools.product(range(1, 7), range(7)):
         if correct <= n:
@@ -139,10 +149,36 @@ def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
 
 def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
     metrics = evaluate("sums", [group(0, [1.0, 0.0], level=3)], greedy=False, by=["level"]).metrics()
-    assert metrics["eval/sums/accuracy"] == metrics["eval/sums/level/3"] == metrics["eval/sums/pass@1"] == 0.5
-    assert metrics["eval/sums/pass@2"] == 1.0 and metrics["eval/sums/failures"] == 0.0
+    assert metrics["eval/sums/accuracy"] == metrics["eval/sums/level/3"] == 0.5 and metrics["eval/sums/pass@2"] == 1.0
     assert metrics["eval/sums/accuracy_low"] < 0.5 < metrics["eval/sums/accuracy_high"]
     assert all(isinstance(number, float) for number in metrics.values())
+
+
+def test_one_answer_a_problem_logs_no_constants() -> None:
+    one_version = [group(0, [1.0]), group(1, [0.0])]
+    for each in one_version:
+        each.rollouts[0].versions = [7, 7]
+    metrics = evaluate("sums", one_version, greedy=True).metrics()
+    assert {tag.removeprefix("eval/sums/") for tag in metrics} == {
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
+        "version",
+    }
+    assert metrics["eval/sums/version"] == 7
+
+
+def test_what_an_evaluation_counted_once_is_logged_from_then_on() -> None:
+    clean, failed = report([[1.0], [0.0]]), report([[1.0], [None]])
+    for each in (clean, failed):
+        each.versions = [3]
+    moved = replace(clean, versions=[4, 5, 8])
+    assert not {"eval/sums/failures", "eval/sums/truncated", "eval/sums/version_high"} & clean.metrics().keys()
+    after_failed, after_moved = clean.metrics(before=[clean, failed]), clean.metrics(before=[moved])
+    assert failed.metrics(before=[clean])["eval/sums/failures"] == 1.0
+    assert after_failed["eval/sums/failures"] == after_failed["eval/sums/truncated"] == 0.0
+    assert (moved.metrics()["eval/sums/version"], moved.metrics()["eval/sums/version_high"]) == (4.0, 8.0)
+    assert after_moved["eval/sums/version_high"] == 3.0 and "eval/sums/failures" not in after_moved
 
 
 def test_the_table_says_who_answered_how() -> None:

@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from lrl import cli
+from lrl.rewards.tally import KINDS
+from tests.event_files import overview_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -32,6 +35,13 @@ TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULT
 LIGHTNINGS_OWN = {"epoch"}
 LENGTHS = {"lengths/ngrams_correlation", "lengths/model_correlation", *(f"lengths/recall_{n}" for n in (20, 10, 5))}
 NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference", *LENGTHS}
+SOMETHING_HAPPENED = {
+    *(f"rewards/{kind}" for kind in (*KINDS, "retried", "replaced")),
+    *(f"fleet/{what}" for what in ("restarts", "reissued", "moved", "joined", "left")),
+    *(f"rollouts/{what}" for what in ("discarded", "masked_tokens", "skipped_groups", "replayed_groups")),
+    *(f"eval/<dataset>/{what}" for what in ("failures", "truncated", "version_high", "pass@<k>")),
+}
+"""Absent from a run in which it did not."""
 NEEDS_A_RESUME = {"rollouts/resumed_answers", "rollouts/resumed_tokens"}
 
 
@@ -55,7 +65,7 @@ def run_small(script: str, policy: Path, folder: Path) -> EventAccumulator:
 def tags(events: EventAccumulator) -> set[str]:
     kinds = events.Tags()
     texts = {tag.removesuffix("/text_summary") for tag in kinds["tensors"]}
-    return {*kinds["scalars"], *kinds["histograms"], *texts} - LIGHTNINGS_OWN
+    return {*kinds["scalars"], *kinds["histograms"], *texts} - LIGHTNINGS_OWN - {CONFIG_SUMMARY_TAG}
 
 
 def is_tag(logged: str, documented: str) -> bool:
@@ -81,7 +91,23 @@ def test_the_page_names_every_metric_of_a_run_and_no_other(first_run: tuple[Path
     logged = tags(first_run[1])
     assert {tag for tag in logged if not any(is_tag(tag, known) for known in TAGS_ON_THE_PAGE)} == set()
     absent = {known for known in TAGS_ON_THE_PAGE if not any(is_tag(tag, known) for tag in logged)}
-    assert absent == NEEDS_A_SETTING | NEEDS_A_RESUME
+    assert absent - SOMETHING_HAPPENED == NEEDS_A_SETTING | NEEDS_A_RESUME
+
+
+def test_the_overview_has_a_chart_for_all_that_matters_and_its_tags_are_logged(
+    first_run: tuple[Path, EventAccumulator],
+) -> None:
+    charts = overview_of(first_run[1])
+    assert [title.partition(",")[0].partition(" (")[0] for title in charts] == [
+        "reward",
+        "accuracy on sums",
+        "effective sample size",
+        "where the trainer's time goes",
+        "response length",
+        "lag",
+    ]
+    shown = {tag.strip("^$") for tags in charts.values() for tag in tags}
+    assert shown <= set(first_run[1].Tags()["scalars"])
 
 
 def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own(quickstart_policy: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Seen(L.Callback):
         assert all(len({rollout.reward for rollout in group.rollouts}) > 1 for group in stream.groups)
         self.trained[stream.step] = [group.index for group in stream.groups]
         self.skipped = list(data.controller.ledger.skipped)
-        self.counted.append(float(trainer.callback_metrics["rollouts/skipped_groups"]))
+        self.counted.append(float(trainer.callback_metrics.get("rollouts/skipped_groups", 0.0)))
 
 
 def test_equal_groups_make_room_for_others_and_a_resume_knows_them(

@@ -1,13 +1,26 @@
-"""The figures of a step's answers for every lag apart."""
+"""What `RolloutLog` writes: figures by lag, counts, and the overview in a real event file."""
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lrl.callbacks import RolloutLog
+from lrl.callbacks.counts import Counts
+from lrl.callbacks.overview import overview
 from lrl.callbacks.rollout_log import resumed_scalars, scalars_by_lag
-from lrl.data import Rollout
+from lrl.data import Group, Prompt, Rollout
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rollouts.saved import Resumed
+from tests.event_files import overview_of
 
 
 def answer(versions: list[int], reward: float | None = 1.0) -> Rollout:
@@ -55,3 +68,97 @@ def test_what_was_resumed_is_told_at_the_first_step_alone() -> None:
     resumed = Resumed(step=9, answers=37, tokens=4210, finished_groups=5)
     assert resumed_scalars(resumed, 9) == {"rollouts/resumed_answers": 37.0, "rollouts/resumed_tokens": 4210.0}
     assert resumed_scalars(resumed, 10) == resumed_scalars(None, 0) == {}
+
+
+class Steps(L.LightningDataModule):
+    """Of each step what `RolloutLog` reads: one answer, and as many failures of a kind as `failures` says."""
+
+    def __init__(self, failures: list[int]) -> None:
+        super().__init__()
+        self.failures = failures
+        self.lengths = None
+        self.controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
+        self.reward_pool = SimpleNamespace(counts=Counter())
+
+    def train_dataloader(self) -> list[int]:
+        return list(range(len(self.failures)))
+
+    def begin(self, step: int) -> None:
+        group = Group(index=step, prompt=Prompt(id=step, token_ids=[1], text="?"), rollouts=[answer([step])])
+        self.reward_pool.counts["crash"] += self.failures[step]
+        packer = SimpleNamespace(discarded_rollouts=self.failures[step], masked_tokens=0)
+        self.step_stream = SimpleNamespace(groups=[group], step=step, packer=packer, replayed=[])
+
+
+class Policy(L.LightningModule):
+    """Logs an effective sample size, and nothing about lag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: int) -> torch.Tensor:
+        self.trainer.datamodule.begin(batch)  # type: ignore[attr-defined]
+        self.log("policy/ess", 0.9, batch_size=1)
+        return self.weight * 1.0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Times(L.Callback):
+    """Stands behind `RolloutLog`, as `Throughput` may."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        pl_module.log("time/wait", 0.5, batch_size=1)
+
+
+def written(folder: Path, failures: list[int]) -> EventAccumulator:
+    """What a run of a step for each of `failures` writes to TensorBoard."""
+    logger = TensorBoardLogger(str(folder), name="", version="")
+    trainer = L.Trainer(
+        accelerator="cpu",
+        callbacks=[RolloutLog(), Times()],
+        max_epochs=1,
+        logger=logger,
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(Policy(), datamodule=Steps(failures))
+    return EventAccumulator(str(folder)).Reload()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_tensorboard_has_an_overview_of_what_the_run_logs_and_of_nothing_else(steps: int, tmp_path: Path) -> None:
+    assert overview_of(written(tmp_path, [0] * steps)) == {
+        "reward": ["^reward/mean$"],
+        "effective sample size (0 to 1)": ["^policy/ess$"],
+        "where the trainer's time goes (s)": ["^time/wait$"],
+        "response length (tokens)": [r"^rollouts/length_mean$"],
+    }
+
+
+def test_the_overview_has_one_accuracy_for_each_data_set() -> None:
+    charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, ["easy", "hard"])["Overview"]
+    assert charts["lag (versions)"] == ["Multiline", ["^policy/lag_mean$", "^policy/lag_max$"]]
+    for name in ("easy", "hard"):
+        tags = [f"eval/{name}/accuracy", f"eval/{name}/accuracy_low", f"eval/{name}/accuracy_high"]
+        assert charts[f"accuracy on {name}, with its 95 % interval"] == ["Margin", tags]
+
+
+def test_a_count_appears_when_it_is_not_zero_and_goes_on(tmp_path: Path) -> None:
+    events = written(tmp_path, [0, 2, 0, 1])
+    series = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert series["rollouts/discarded"] == [(1, 2.0), (2, 0.0), (3, 1.0)]
+    assert series["rewards/crash"] == [(1, 2.0), (2, 2.0), (3, 3.0)]
+    never = {"rollouts/masked_tokens", "rollouts/skipped_groups", "rollouts/replayed_groups", "rewards/timeout"}
+    assert not never & series.keys()
+
+
+def test_counts_are_told_apart() -> None:
+    counts = Counts()
+    assert counts.to_log({"a": 0, "b": 0}) == {}
+    assert counts.to_log({"a": 0, "b": 3}) == {"b": 3.0}
+    assert counts.to_log({"a": 1, "b": 0}) == {"a": 1.0, "b": 0.0}

@@ -36,7 +36,7 @@ def test_failed_answers_are_counted_by_kind_and_leave_the_others_their_rewards(
     assert all(rollout.reward == float(len(rollout.text)) for rollout in rollouts if rollout not in even)
     # Groups of the step that never came are counted, too.
     assert logged.metrics["rewards/nan"] == logged.metrics["rewards/retried"] >= len(even)
-    assert logged.metrics["rewards/crash"] == logged.metrics["rewards/replaced"] == 0
+    assert not {"rewards/crash", "rewards/replaced"} & logged.metrics.keys()
 
 
 def test_a_reward_that_fails_too_often_ends_the_run(

@@ -15,6 +15,7 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.find import find, find_all
 from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.run_folder import run_folder
@@ -60,6 +61,10 @@ class Summary(OnRankZero):
         console = Console()
         console.print(self._table(trainer, evaluations))
         console.print(f"TensorBoard    tensorboard --logdir {folder}", soft_wrap=True)
+        if find(trainer, RolloutLog) is not None:
+            console.print(
+                "  overview     tab Custom Scalars: http://localhost:6006/#custom_scalars", soft_wrap=True
+            )
         console.print(f"curve          {picture}", soft_wrap=True)
         export = find(trainer, Export)
         if export is not None:

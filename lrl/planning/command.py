@@ -7,6 +7,7 @@ lays a forecast beside what a run took.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,13 +22,24 @@ from lrl.planning.devices import DEVICES_PER_NODE, GB, Cluster, parse_cluster
 from lrl.planning.ideal import llamarl_problem
 from lrl.planning.lengths import FORMS, parse_lengths
 from lrl.planning.model_shape import read_shape
-from lrl.planning.recipe import runs_today, write_recipe
-from lrl.planning.report import table, what_binds
+from lrl.planning.recipe import write_recipe
+from lrl.planning.report import assumed, print_plans, what_binds
 from lrl.planning.search import Plan, across, asynchronous, best, synchronous
 from lrl.planning.sides import Sides
+from lrl.planning.today import one_node, plans_today, runs_today, why_none
 from lrl.planning.workload import Workload
+from lrl.whole_tables import print_whole
 
 GIGABIT = 1e9 / 8
+DEFAULTS: dict[str, Any] = {
+    "prompts": 512,
+    "answers": 8,
+    "prompt_tokens": 512,
+    "max_lag": 1,
+    "precision": "bf16",
+    "devices_per_node": DEVICES_PER_NODE,
+}
+"""What a plan assumes where nothing is said."""
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
@@ -42,11 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     asked = parser(any(word.startswith("--compare") for word in words)).parse_args(words)
+    console = Console(highlight=False, markup=False)
+    console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length
     try:
         if asked.compare is not None:
-            compare(asked.compare, Console(highlight=False))
+            compare(asked.compare, console)
         else:
-            plan(asked, Console(highlight=False))
+            plan(asked, console)
     except (ValueError, FileNotFoundError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
@@ -60,12 +74,13 @@ def parser(comparing: bool = False) -> argparse.ArgumentParser:
     words.add_argument("--model", type=Path, required=needed, help="folder in Hugging Face format, or its config.json")
     words.add_argument("--cluster", required=needed, help="number and kind of devices, like 8xH100")
     words.add_argument("--lengths", required=needed, help=f"of answers: {FORMS}")
-    words.add_argument("--prompts", type=int, default=512, help="prompts a step (%(default)s)")
-    words.add_argument("--answers", type=int, default=8, help="answers to each prompt (%(default)s)")
-    words.add_argument("--prompt-tokens", type=int, default=512, help="tokens of a prompt (%(default)s)")
-    words.add_argument("--max-lag", type=int, default=1, help="largest lag that is tried (%(default)s)")
-    words.add_argument("--precision", choices=PRECISIONS, default="bf16", help="fp8: generators may be fp8, too")
-    words.add_argument("--devices-per-node", type=int, default=DEVICES_PER_NODE, help="(%(default)s)")
+    words.set_defaults(**DEFAULTS)
+    words.add_argument("--prompts", type=int, help="prompts a step (%(default)s)")
+    words.add_argument("--answers", type=int, help="answers to each prompt (%(default)s)")
+    words.add_argument("--prompt-tokens", type=int, help="tokens of a prompt (%(default)s)")
+    words.add_argument("--max-lag", type=int, help="largest lag that is tried (%(default)s)")
+    words.add_argument("--precision", choices=PRECISIONS, help="fp8: generators may be fp8, too")
+    words.add_argument("--devices-per-node", type=int, help="(%(default)s)")
     words.add_argument("--generators", help="a second cluster, elsewhere, for all generators, like 32xH20")
     words.add_argument("--link", type=float, default=80.0, help="Gb/s between the two clusters (%(default)s)")
     words.add_argument("--price", type=float, help="of one device and hour, in any currency")
@@ -89,7 +104,7 @@ def compare(run: Path, console: Console) -> None:
     """
     from lrl.planning import compare  # the simulator needs torch; a plan does not
 
-    console.print(compare.table(compare.read_run(run)))
+    print_whole(console, compare.table(compare.read_run(run)))
 
 
 def check(asked: argparse.Namespace) -> None:
@@ -126,27 +141,59 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
         lengths=parse_lengths(asked.lengths),
     )
     sides = Sides(read_shape(asked.model), workload, PRECISIONS[asked.precision])
-    plans = list(found(asked, sides, cluster))
+    today = list(plans_today(sides, cluster, asked.max_lag)) if asked.generators is None else []
+    plans = first_today(
+        today, [plan for plan in found(asked, sides, cluster) if not runs_today(plan, cluster)], asked.top
+    )
     if not plans:
         raise ValueError(nothing_fits(sides, cluster))
-    ranked = best(plans, asked.top)
-    console.print(table(ranked, cluster, workload, asked.price))
-    console.print(what_binds(ranked[0], workload))
+    console.print(assumed(vars(asked), DEFAULTS, sides, cluster))
+    if not today:
+        console.print(why_not(asked, sides, cluster))
+    print_plans(console, plans, cluster, workload, asked.price)
+    console.print(f"Plan 1. {what_binds(plans[0], workload)}")
     if asked.generators is None:
         console.print(in_theory(sides, cluster))
     if asked.simulate:
-        simulate(ranked[: asked.simulate], sides, cluster, console)
+        simulate(plans[: asked.simulate], sides, cluster, console)
     if asked.out is not None:
-        running = best((one for one in plans if asked.generators is None and runs_today(one, cluster)), 1)
-        if not running:
-            raise ValueError(
-                f"--out is {str(asked.out)!r}, and lrl can run none of these plans yet: it trains on one device, with "
-                "generators in bf16 on the same node. Nothing was written."
-            )
-        dispatch = fastest_dispatch(running[0], sides, cluster) if asked.simulate else None
-        write_recipe(asked.out, running[0], workload, cluster, base, asked.model, dispatch)
-        console.print(f"{asked.out}: the fastest plan that lrl runs today, {running[0].step_s:.3g} s a step.")
-        console.print(f"lrl fit --config {asked.out}", soft_wrap=True)
+        write(asked, today, sides, cluster, base, console)
+
+
+def first_today(today: Sequence[Plan], later: Sequence[Plan], most: int) -> list[Plan]:
+    """The best `most` plans: those that lrl can run, then those that it cannot, which have two places of five."""
+    able = best(today, most - (2 * most // 5 if later else 0)) if today else []
+    places = most - len(able)
+    return able + (best(later, places) if later and places else [])
+
+
+def why_not(asked: argparse.Namespace, sides: Sides, cluster: Cluster) -> str:
+    """Why lrl can run none of the plans."""
+    if asked.generators is not None:
+        return (
+            f"lrl can run none of these plans today: it works on one node. Leave out --generators {asked.generators}."
+        )
+    return why_none(sides, cluster, asked.max_lag)
+
+
+def write(
+    asked: argparse.Namespace, today: Sequence[Plan], sides: Sides, cluster: Cluster, base: Path, console: Console
+) -> None:
+    """Write the best plan that lrl can run as a recipe.
+
+    Raises:
+        ValueError: There is none, or the file cannot be written.
+    """
+    if not today:
+        raise ValueError(f"--out is {str(asked.out)!r}, and nothing was written. {why_not(asked, sides, cluster)}")
+    running = best(today, 1)[0]
+    dispatch = fastest_dispatch(running, sides, one_node(cluster)) if asked.simulate else None
+    try:
+        write_recipe(asked.out, running, sides.workload, cluster, base, asked.model, dispatch)
+    except OSError as error:
+        raise ValueError(f"--out is {str(asked.out)!r}, which cannot be written: {error}.") from error
+    console.print(f"{asked.out}: the fastest plan that lrl runs today, {running.step_s:.3g} s a step.")
+    console.print(f"lrl fit --config {shlex.quote(str(asked.out))}", soft_wrap=True)
 
 
 def simulate(plans: Sequence[Plan], sides: Sides, cluster: Cluster, console: Console) -> None:
@@ -154,8 +201,12 @@ def simulate(plans: Sequence[Plan], sides: Sides, cluster: Cluster, console: Con
     from lrl.planning import simulated_plan  # it needs torch; a plan does not
 
     numbered = track(enumerate(plans, start=1), "Simulating", total=len(plans), console=console, transient=True)
-    outcomes = [(number, one) for number, plan in numbered for one in simulated_plan.outcomes(plan, sides, cluster)]
-    console.print(simulated_plan.table(outcomes))
+    outcomes = [
+        (number, one)
+        for number, plan in numbered
+        for one in simulated_plan.outcomes(plan, sides, one_node(cluster) if runs_today(plan, cluster) else cluster)
+    ]
+    print_whole(console, simulated_plan.table(outcomes))
 
 
 def fastest_dispatch(plan: Plan, sides: Sides, cluster: Cluster) -> dict[str, Any] | None:

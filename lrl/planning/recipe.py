@@ -18,15 +18,6 @@ from lrl.planning.workload import Workload
 THROUGHPUT, TIMELINE = "lrl.callbacks.Throughput", "lrl.callbacks.Timeline"
 
 
-def runs_today(plan: Plan, cluster: Cluster) -> bool:
-    """Whether lrl can run the plan: one device trains, in one node, and weights travel in bfloat16.
-
-    A shared plan of one device counts, though there both sides then work at the same time instead of in turn.
-    """
-    one_trainer = plan.training.devices == 1
-    return one_trainer and plan.generation.precision == "bf16" and plan.devices <= cluster.devices_per_node
-
-
 def write_recipe(
     path: Path,
     plan: Plan,
@@ -40,7 +31,7 @@ def write_recipe(
 
     Args:
         path: The file; it is replaced.
-        plan: One that `runs_today`.
+        plan: One that runs today (`lrl.planning.today`).
         workload: What it was planned for.
         cluster: Where.
         base: A recipe.
@@ -82,7 +73,8 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     if plan.placement == "shared":
         server["gpu_memory_utilization"] = round(generation.memory / cluster.device.memory, 2)
     kept = 0 if plan.placement == "shared" else generation.generators * generation.tp
-    strategy = {"class_path": "lrl.AsyncSingleDevice", "init_args": {"generator_devices": kept, "server": server}}
+    name = "AsyncSingleDevice" if plan.training.devices == 1 else "AsyncDDP"
+    strategy = {"class_path": f"lrl.{name}", "init_args": {"generator_devices": kept, "server": server}}
     return {
         "model": {"init_args": {"dtype": "float32", "gradient_checkpointing": True}},
         "data": {

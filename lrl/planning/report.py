@@ -1,33 +1,78 @@
-"""Plans as a table, and in words what the best one's time is and what would change it."""
+"""What is printed: the workload that is planned for, plans as a table, and in words what bounds the first one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from lrl.planning import memory
 from lrl.planning.devices import GB, Cluster
-from lrl.planning.recipe import runs_today
 from lrl.planning.search import Plan
+from lrl.planning.sides import Sides
+from lrl.planning.today import runs_today
 from lrl.planning.workload import Workload
+from lrl.whole_tables import print_whole, room_of, width_of
 
 HOUR = 3600
 
 
-def table(plans: Sequence[Plan], cluster: Cluster, workload: Workload, price: float | None) -> Table:
-    """One column a plan, the fastest first.
+def assumed(asked: Mapping[str, Any], defaults: Mapping[str, Any], sides: Sides, cluster: Cluster) -> str:
+    """The workload and the limits that the plans are for, each with its setting, and which of them nobody gave.
 
     Args:
-        plans: Ranked.
+        asked: The settings by name.
+        defaults: Those that have one.
+        sides: The policy and the workload.
+        cluster: Where the trainer runs.
+    """
+
+    def of(name: str) -> str:
+        flag = f"--{name.replace('_', '-')}"
+        return f"({flag}, by default)" if asked[name] == defaults.get(name) else f"({flag})"
+
+    work = sides.workload
+    lengths = f"{work.lengths.mean:,.0f} tokens in the mean and {work.lengths.longest:,.0f} at most"
+    return (
+        f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} tokens each "
+        f"{of('prompt_tokens')}, {work.answers} answers to each {of('answers')}, of {lengths} (--lengths "
+        f"{asked['lengths']}). That is {work.samples:,} answers and {work.tokens:,.0f} tokens to train.\n"
+        f"Policy of {sides.shape.parameters / 1e9:.3g} billion parameters on {cluster}, {cluster.devices_per_node} "
+        f"to a node {of('devices_per_node')}; lag up to {asked['max_lag']} {of('max_lag')}; precision "
+        f"{asked['precision']} {of('precision')}."
+    )
+
+
+def print_plans(
+    console: Console, plans: Sequence[Plan], cluster: Cluster, workload: Workload, price: float | None
+) -> None:
+    """Print a table of all plans, or several below each other where a terminal is too narrow for one."""
+    numbered = list(enumerate(plans, start=1))
+    while numbered:
+        some = numbered
+        while len(some) > 1 and width_of(table(some, cluster, workload, price), console) > room_of(console):
+            some = some[:-1]
+        print_whole(console, table(some, cluster, workload, price))
+        numbered = numbered[len(some) :]
+
+
+def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workload, price: float | None) -> Table:
+    """One column a plan.
+
+    Args:
+        plans: With their numbers.
         cluster: Where the trainer runs.
         workload: What a step has to do.
         price: Of a device and hour; None leaves the row out.
     """
     rows: dict[str, Callable[[Plan], str]] = {
+        "today's lrl": lambda plan: "runs it" if runs_today(plan, cluster) else "cannot yet",
         "devices": _devices,
         "lag, at most": lambda plan: f"{plan.lag}",
         "trainer": lambda plan: f"TP {plan.training.tp}",
+        "  state spread over": lambda plan: f"{plan.training.shards}",
         "  micro-batch": lambda plan: f"{plan.training.micro_batch_tokens:,}",
         "generators": lambda plan: f"{plan.generation.generators}, {plan.generation.precision}",
         "  each": lambda plan: f"TP {plan.generation.tp}",
@@ -41,11 +86,9 @@ def table(plans: Sequence[Plan], cluster: Cluster, workload: Workload, price: fl
     }
     if price is not None:
         rows["price of a step"] = lambda plan: f"{price * plan.devices * plan.step_s / HOUR:.3g}"
-    rows["today's lrl"] = lambda plan: "runs it" if runs_today(plan, cluster) else "cannot yet"
-    names = ("plan", *(str(number) for number, _ in enumerate(plans, start=1)))
-    shown = Table(*names, title="Forecasts, fastest first; nothing here was measured")
+    shown = Table("plan", *(str(number) for number, _ in plans), title="Forecasts; nothing here was measured")
     for name, cell in rows.items():
-        shown.add_row(name, *map(cell, plans))
+        shown.add_row(name, *(cell(plan) for _, plan in plans))
     return shown
 
 
@@ -56,7 +99,7 @@ def _devices(plan: Plan) -> str:
 
 
 def what_binds(plan: Plan, workload: Workload) -> str:
-    """What the fastest plan's time is, and what would shorten it."""
+    """What a plan's time is, and what would shorten it."""
     training, writing = plan.training, plan.generation.writing
     longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
     if plan.bound == "training":

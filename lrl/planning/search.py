@@ -98,13 +98,19 @@ def split(training: Training, generation: Generation, lag: int, between: float =
     )
 
 
-def asynchronous(sides: Sides, cluster: Cluster, max_lag: int) -> Iterator[Plan]:
+def asynchronous(sides: Sides, cluster: Cluster, max_lag: int, shards: int | None = None) -> Iterator[Plan]:
     """A plan for each division of the cluster and each lag up to `max_lag`: StreamRL's Algorithm 1, one datacentre.
 
     A side leaves devices idle that it cannot use, so divisions that leave out devices need not be tried.
+
+    Args:
+        sides: What is trained and written.
+        cluster: Where.
+        max_lag: Largest lag that is tried.
+        shards: Over how many devices the trainer's state is spread; over all of its devices if not given.
     """
     for writers in divisions(cluster):
-        training = sides.training(cluster, cluster.count - writers)
+        training = sides.training(cluster, cluster.count - writers, shards)
         for lag in range(max_lag + 1) if training else ():
             generation = sides.generation(cluster, writers, lag)
             if training and generation:

@@ -24,6 +24,8 @@ class Training:
 
     devices: int
     tp: int
+    shards: int
+    """Devices over which one copy of the weights, the gradient and the optimizer's state is spread."""
     micro_batch_tokens: int
     """Tokens that each rank (group of `tp` devices) has in a micro-batch."""
     seconds: float
@@ -59,9 +61,9 @@ class Sides:
     constants: Constants = Constants()
 
     @cache  # noqa: B019 - it lives as long as the search
-    def training(self, cluster: Cluster, devices: int) -> Training | None:
-        """The fastest way to train on `devices` devices; None if none fits."""
-        ways = list(self.trainings(cluster, devices))
+    def training(self, cluster: Cluster, devices: int, shards: int | None = None) -> Training | None:
+        """The fastest way to train on `devices` devices (see `trainings`); None if none fits."""
+        ways = list(self.trainings(cluster, devices, shards))
         return min(ways, key=lambda way: way.seconds + way.last_s) if ways else None
 
     def trainings(self, cluster: Cluster, devices: int, shards: int | None = None) -> Iterator[Training]:
@@ -94,6 +96,7 @@ class Sides:
         return Training(
             devices=devices,
             tp=costs.tp,
+            shards=costs.shards or costs.devices,
             micro_batch_tokens=tokens,
             seconds=count * micro_s + update_s,
             last_s=micro_s + update_s,

@@ -136,7 +136,12 @@ def simulation(
     training, workload = plan.training, sides.workload
     used = training.devices // training.tp * training.tp
     trainer = RooflineTrainer(
-        shape=sides.shape, cluster=cluster, devices=used, tp=training.tp, constants=sides.constants
+        shape=sides.shape,
+        cluster=cluster,
+        devices=used,
+        tp=training.tp,
+        shards=training.shards,
+        constants=sides.constants,
     )
     return Simulation(
         generators=[generator_costs(plan, sides, cluster)] * plan.generation.generators,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import subprocess
@@ -13,8 +14,12 @@ from typing import Any
 import lightning as L
 import pytest
 import yaml
+from rich.console import Console
+from rich.table import Table
 
 from lrl.cli import main
+from lrl.planning.command import parser, plan
+from lrl.whole_tables import print_whole
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
 
 LENGTHS = ("--lengths", "lognormal:mean=500,max=2000")
@@ -28,10 +33,10 @@ def qwen(tmp_path: Path) -> str:
 
 
 def test_it_prints_ranked_forecasts_what_binds_and_the_price(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--price", "2.5", "--top", "3"]) == 0
+    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--price", "2.5"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    steps = [float(word) for word in printed.split("step (s)")[1].split("│")[1:4]]
-    assert steps[0] <= min(steps) * 1.01
+    steps = [float(word) for word in printed.split("step (s)")[1].split("│")[1:6]]
+    assert steps[0] <= min(steps[:3]) * 1.01 and steps[3] <= steps[4] * 1.01
     for said in ("nothing here was measured", " binds: ", "price of a step", "8 in turn", "LlamaRL's two problems"):
         assert said in printed
 
@@ -110,7 +115,72 @@ def test_a_plan_that_lrl_cannot_run_yet_is_printed_and_not_written(
     assert main(["plan", "--model", str(config), "--cluster", "8xH100", *SMALL, "--out", str(out)]) == 2
     said = capsys.readouterr()
     assert "cannot yet" in said.out and "runs it" not in said.out
-    assert "trains on one device" in said.err and not out.exists()
+    assert "nothing was written" in said.err and not out.exists()
+    for why in (said.out.split("Forecasts")[0], said.err):
+        assert "lrl can run none of these plans today" in why and "takes 13" in why, "said before the table"
+        assert "The nearest cluster that can is 8xH200" in why and "at most about 4.6 billion parameters" in why
+
+
+def test_plans_that_run_today_come_first_and_the_recipe_is_the_first_of_them(
+    qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two nodes and float8 are forecasts; of what lrl runs on one of the nodes, the fastest is the first plan."""
+    out = tmp_path / "planned.yaml"
+    cluster = ["--cluster", "16xH100", "--precision", "fp8"]
+    assert main(["plan", "--model", qwen, *cluster, *SMALL, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert row(printed, "today's lrl") == ["runs it"] * 3 + ["cannot yet"] * 2
+    assert "can run none" not in printed
+    trainers, writers = row(printed, "devices")[0].split(" + ")
+    recipe = yaml.safe_load(out.read_text())
+    assert int(trainers) > 1 and recipe["trainer"]["strategy"]["class_path"] == "lrl.AsyncDDP"
+    assert recipe["trainer"]["devices"] == int(trainers) + int(writers) == 8
+    assert f"lrl runs today, {row(printed, 'step (s)')[0]} s a step" in printed
+
+
+def row(printed: str, name: str) -> list[str]:
+    """The cells of a row of the first table."""
+    line = next(line for line in printed.splitlines() if line.startswith(f"│ {name} "))
+    return [cell.strip() for cell in line.split("│")[2:-1]]
+
+
+def test_the_assumed_workload_is_printed_with_the_settings_that_nobody_gave(
+    qwen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", qwen, "--cluster", "8xH100", "--lengths", "fixed:700", "--prompts", "64"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    for said in (
+        "64 prompts (--prompts)",
+        "512 tokens each (--prompt-tokens, by default)",
+        "8 answers to each (--answers, by default)",
+        "700 tokens in the mean and 700 at most (--lengths fixed:700)",
+    ):
+        assert said in first
+    for said in ("1.54 billion parameters on 8xH100", "lag up to 1 (--max-lag, by default)", "precision bf16"):
+        assert said in second
+
+
+@pytest.mark.parametrize("width", [None, 60, 80, 120])
+def test_no_word_of_the_table_is_cut_in_a_pipe_or_a_narrow_terminal(width: int | None, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=width is not None, width=width or 80, highlight=False)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    words = ["--model", str(tmp_path), "--cluster", "8xH100", *SMALL, "--price", "2", "--generators", "8xH20"]
+    plan(parser().parse_args(words[:-2]), console)
+    plan(parser().parse_args(words), console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    rows = [line for line in printed.splitlines() if line.startswith("│")]
+    names = {line.split("│")[1].strip() for line in rows}
+    assert {"today's lrl", "answers at once", "state spread over", "GB a device", "price of a step"} <= names
+    assert "…" not in printed and "" not in names and {len(line) for line in rows} <= set(range(width or 999))
+    assert printed.count("cannot yet") == 5 + 2
+
+
+def test_a_table_wider_than_any_terminal_still_loses_nothing() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=20)
+    table = Table("name", "what is found")
+    table.add_row("transport", "shared_memory, ipc, nccl")
+    print_whole(console, table)
+    assert "│ transport │ shared_memory, ipc, nccl │" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_generators_may_live_in_a_second_cluster(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:

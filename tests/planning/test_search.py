@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from lrl.planning.ideal import llamarl_problem
 from lrl.planning.lengths import parse_lengths
 from lrl.planning.search import Plan, across, asynchronous, best, split, synchronous
 from lrl.planning.sides import Sides
+from lrl.planning.today import plans_today, runs_today, why_none
 from lrl.planning.workload import Workload
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
@@ -86,6 +88,29 @@ def test_the_slower_side_of_two_clusters_has_all_of_its_own_and_the_other_no_mor
     assert turned is not None and turned.generation.devices == 8 and turned.training.devices < 64
     slow_link = across(QWEN, few, many, lag=1, link=1e9)
     assert slow_link is not None and slow_link.sync_s == pytest.approx(2 * QWEN.shape.parameters / 1e9)
+
+
+def test_what_runs_today_has_the_whole_policy_on_each_trainer_in_one_node() -> None:
+    two_nodes = parse_cluster("16xH100")
+    plans = list(plans_today(Sides(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2))
+    assert {plan.devices for plan in plans} == {8} and {plan.training.devices for plan in plans} == set(range(1, 8))
+    state = 16 * QWEN.shape.parameters
+    for plan in plans:
+        assert runs_today(plan, two_nodes) and plan.training.shards == plan.training.tp == 1
+        assert plan.training.memory > state and plan.generation.precision == "bf16"
+    spread = [plan for plan in asynchronous(QWEN, EIGHT, max_lag=1) if plan.training.devices > 1]
+    assert spread and not any(runs_today(plan, EIGHT) for plan in spread)
+
+
+def test_where_nothing_runs_today_the_nearest_that_does_is_named() -> None:
+    assert not list(plans_today(LLAMA, EIGHT, max_lag=1)) and list(plans_today(LLAMA, parse_cluster("8xH200"), 1))
+    said = why_none(LLAMA, EIGHT, max_lag=1)
+    assert re.search("takes 13[0-9] GB, and 76 of a device of 8xH100 are free", said)
+    assert "The nearest cluster that can is 8xH200" in said and "at most about 4.5 billion parameters" in said
+    alone = parse_cluster("1xH200")
+    assert "no device left for generators" in why_none(LLAMA, alone, max_lag=1) and "1xB200" in why_none(
+        LLAMA, alone, 1
+    )
 
 
 def test_the_best_plans_are_ranked_prefer_less_lag_and_show_the_other_placement() -> None:

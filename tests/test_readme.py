@@ -100,7 +100,7 @@ def test_the_overview_has_a_chart_for_all_that_matters_and_its_tags_are_logged(
     charts = overview_of(first_run[1])
     assert [title.partition(",")[0].partition(" (")[0] for title in charts] == [
         "reward",
-        "accuracy on sums",
+        "accuracy on held_out",
         "effective sample size",
         "where the trainer's time goes",
         "response length",

@@ -156,3 +156,47 @@ def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit, match="2"):
         cli.main(["serve"])
     assert "--talk RUN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--talk", ".", "--devices", "0"], "--devices: only for --join"),
+        (["--leave", ".", "--host", "10.0.0.1", "--insecure"], "--host, --insecure: only for --join"),
+        (["--join", ".", "hello"], "--join asks nothing: leave out 'hello'"),
+        (["--join", ".", "--generator", "3"], "--generator 3: only for --talk and --leave"),
+        (["--leave", ".", "--generator", "-1"], "--generator -1: generators are counted from 0"),
+        (["--join", ".", "--devices", "a"], "'a' are no CUDA indices; give numbers with commas, like 0,1"),
+        (["--join", __file__], f"--join {__file__} is a file; give the run's folder"),
+        (["--talk", __file__], f"--talk {__file__} is a file; give the run's folder"),
+    ],
+)
+def test_what_cannot_count_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["serve", *words])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        (["serve", "--talk", "."], "lrl.serve.lines"),
+        (["talk", "FOLDER", "1+1="], "lrl.talk.open_policy"),
+        (["doctor"], "lrl.doctor.checks"),
+        (["plan", "--compare", "."], "lrl.planning.command.compare"),
+    ],
+)
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    words: list[str],
+    work: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(work, interrupted)
+    assert cli.main([str(tmp_path) if word == "FOLDER" else word for word in words]) == 130
+    assert capsys.readouterr().err == "\n"

@@ -66,7 +66,48 @@ def test_a_prompt_that_cannot_be_read_is_an_error(folder: Path, capsys: pytest.C
     assert "cannot read 'hello'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--temperature", "-1"], ["--max_tokens", "0"]])
+BROKEN = {
+    "a config that is no JSON": {"config.json": "{"},
+    "a config of nothing": {"config.json": "{}"},
+    "no weights and no tokenizer": {"config.json": '{"model_type": "llama"}'},
+    "weights that are none": {"config.json": '{"model_type": "llama"}', "model.safetensors": "x"},
+}
+
+
+@pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
+def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "model.safetensors" in files:
+        make_tokenizer().save_pretrained(tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert cli.main(["talk", str(tmp_path), "1+7="]) == 2
+    error = capsys.readouterr().err
+    said = error[error.index("lrl: error: ") :]
+    assert said.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ") and said.count("\n") == 2
+
+
+def test_options_may_stand_before_the_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk.main([str(folder), "--max_tokens", "4", "1+7="]) == 0
+    assert capsys.readouterr().out == "8\n"
+
+
+def test_only_the_folder_has_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        talk.main([])
+    assert capsys.readouterr().err.endswith("the following arguments are required: folder\n")
+
+
+def test_input_that_is_no_text_ends_the_talk_with_a_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
+    assert talk.main([str(folder)]) == 0
+    assert "is no UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--temperature", "-1"], ["--temperature", "nan"], ["--max_tokens", "0"]])
 def test_a_value_out_of_range_is_named(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         talk.main([str(folder), *words])

@@ -13,6 +13,7 @@ run's own user (`lrl.generators.running`); elsewhere the user has to bring it.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import logging
 import os
@@ -230,16 +231,26 @@ class Register:
         standings = {n: self.standing(n) for n in self.files.numbers(r"generator-(\d+)\.json")}
         return [number for number, standing in standings.items() if standing is not None and not standing.over]
 
+    def _typed_token(self) -> str:
+        shown = f"on its machine, `lrl serve --talk {self.run}` shows it as OPENAI_API_KEY"
+        token = ""
+        with contextlib.suppress(EOFError):  # a batch job has no keyboard; the error below says what to do
+            token = getpass.getpass(f"The run's token ({shown}): ")
+        if not token:
+            raise NotRunning(
+                f"{self.run}: its run is on another machine, and nobody has typed its token. Without a keyboard, in a "
+                f"pipe or a batch job, put it in the variable {TOKEN_VARIABLE}; {shown}."
+            )
+        return token
+
     def token(self, terms: Terms) -> str:
         """The run's token: on its machine from the kernel, elsewhere from `LRL_TOKEN` or, unseen, from the keyboard.
 
         Raises:
-            NotRunning: No generator of the run is there to have it from.
+            NotRunning: No generator of the run is there to have it from, or nobody has typed it.
         """
         if not terms.owner.here:
-            return os.environ.pop(TOKEN_VARIABLE, "") or getpass.getpass(
-                f"The run's token (on its machine, `lrl serve --talk {self.run}` shows it as OPENAI_API_KEY): "
-            )
+            return os.environ.pop(TOKEN_VARIABLE, "") or self._typed_token()
         if found := find_generators(self.run):
             return next(iter(found.values())).token
         raise NotRunning(

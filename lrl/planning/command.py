@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.progress import track
 
 from lrl.cli import recipes
+from lrl.ctrl_c import ends_quietly
 from lrl.planning import memory
 from lrl.planning.devices import DEVICES_PER_NODE, GB, Cluster, parse_cluster
 from lrl.planning.ideal import llamarl_problem
@@ -43,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
+@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plans and write the recipe.
 
@@ -53,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 2 for bad input, if nothing fits, or if a recipe was asked for and lrl can run none of the plans.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    asked = parser(any(word.startswith("--compare") for word in words)).parse_args(words)
+    comparing = any(word.partition("=")[0] == "--compare" for word in words)
+    asked = (compare_parser() if comparing else parser()).parse_args(words)
     console = Console(highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length
     try:
-        if asked.compare is not None:
+        if comparing:
             compare(asked.compare, console)
         else:
             plan(asked, console)
@@ -67,13 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parser(comparing: bool = False) -> argparse.ArgumentParser:
-    """The settings; a comparison needs none of those of a plan."""
-    words = argparse.ArgumentParser(prog="lrl plan", description="Forecast how to train a model on a cluster.")
-    needed = not comparing
-    words.add_argument("--model", type=Path, required=needed, help="folder in Hugging Face format, or its config.json")
-    words.add_argument("--cluster", required=needed, help="number and kind of devices, like 8xH100")
-    words.add_argument("--lengths", required=needed, help=f"of answers: {FORMS}")
+def compare_parser() -> argparse.ArgumentParser:
+    """The settings of a comparison: it takes none of those of a plan."""
+    words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description="Lay a forecast beside a run.")
+    words.add_argument("--compare", type=Path, metavar="RUN", required=True, help="the run's folder")
+    return words
+
+
+def parser() -> argparse.ArgumentParser:
+    """The settings of a plan."""
+    about = "Forecast how to train a model on a cluster. Or, with --compare RUN alone, beside what a run took."
+    words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description=about)
+    words.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format, or its config.json")
+    words.add_argument("--cluster", required=True, help="number and kind of devices, like 8xH100")
+    words.add_argument("--lengths", required=True, help=f"of answers: {FORMS}")
     words.set_defaults(**DEFAULTS)
     words.add_argument("--prompts", type=int, help="prompts a step (%(default)s)")
     words.add_argument("--answers", type=int, help="answers to each prompt (%(default)s)")
@@ -91,7 +102,6 @@ def parser(comparing: bool = False) -> argparse.ArgumentParser:
     words.add_argument("--simulate", type=int, default=0, metavar="PLANS", help=simulate_help)
     words.add_argument("--out", type=Path, help="where to write the best plan that lrl can run as a recipe")
     words.add_argument("--base", default="gsm8k", help="recipe with data, rewards, callbacks for --out (%(default)s)")
-    words.add_argument("--compare", type=Path, metavar="RUN", help="instead: forecast beside fact, for a run's folder")
     return words
 
 
@@ -122,6 +132,9 @@ def check(asked: argparse.Namespace) -> None:
         )
     if asked.price is not None and not asked.price >= 0:
         raise ValueError(f"--price is {asked.price:g}; it must be at least 0.")
+    if asked.out is not None and (asked.out.is_dir() or not asked.out.parent.is_dir()):
+        why = "is a folder" if asked.out.is_dir() else f"lies in no folder ({asked.out.parent} is not there)"
+        raise ValueError(f"--out is {str(asked.out)!r}, which {why}. Give a file in a folder that is there.")
 
 
 def plan(asked: argparse.Namespace, console: Console) -> None:
@@ -230,10 +243,23 @@ def found(asked: argparse.Namespace, sides: Sides, cluster: Cluster) -> Iterable
 
 
 def base_recipe(name: str) -> Path:
-    """The path of a recipe that is given by name or by path."""
+    """The path of a recipe that is given by name or by path.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is no recipe.
+    """
+    known = ", ".join(sorted(recipes()))
     path = recipes().get(name, Path(name))
     if not path.is_file():
-        raise FileNotFoundError(f"--base is {name!r}; give a YAML file or one of {', '.join(sorted(recipes()))}.")
+        raise FileNotFoundError(f"--base is {name!r}; give a YAML file or one of {known}.")
+    try:
+        recipe = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"--base is {name!r}, which is no YAML: {' '.join(str(error).split())}.") from error
+    parts = ("model", "data", "trainer")
+    if not isinstance(recipe, dict) or not all(isinstance(recipe.get(part), dict) for part in parts):
+        raise ValueError(f"--base is {name!r}, which is no recipe: it needs {', '.join(parts)}, as {known} have them.")
     return path
 
 

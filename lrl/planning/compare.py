@@ -147,6 +147,8 @@ def _found(folder: Path, name: str) -> Path:
         TIMELINE_FILE: "Add the callback lrl.callbacks.Timeline behind lrl.callbacks.Throughput, and run again.",
         CONFIG_FILE: "`lrl fit` writes it; a run of a Python script has none and cannot be compared.",
     }
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--compare is {str(folder)!r}, and there is no such folder. Give that of a run.")
     if not (folder / name).is_file():
         raise FileNotFoundError(f"--compare is {str(folder)!r}, a folder without {name}. {remedy[name]}")
     return folder / name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,8 +35,8 @@ class Quantiles:
     """At even steps, ascending."""
 
     def __post_init__(self) -> None:
-        if not self.values or not min(self.values) >= 1:
-            raise ValueError("an answer has at least one token.")
+        if not self.values or not all(1 <= value < math.inf for value in self.values):
+            raise ValueError("an answer has at least one token, and an end.")
 
     @cached_property
     def mean(self) -> float:
@@ -78,10 +79,12 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
     if kind == "lognormal":
         return _lognormal(_numbers(rest, setting, text), setting, text)
     if kind == "fixed":
-        length = _numbers(f"length={rest}", setting, text)["length"]
-        if not length >= 1:
-            raise ValueError(f"{setting} is {text!r}; an answer has at least one token.")
-        return Quantiles((length,))
+        numbers = _numbers(f"length={rest}", setting, text)
+        if len(numbers) > 1:
+            raise ValueError(f"{setting} is {text!r}; after fixed: comes one length and nothing else, like fixed:512.")
+        if not 1 <= numbers["length"] < math.inf:
+            raise ValueError(f"{setting} is {text!r}; an answer has at least one token, and an end.")
+        return Quantiles((numbers["length"],))
     if Path(text).suffix in READERS:
         return _measured(Path(text), setting)
     raise ValueError(f"{setting} is {text!r}; give {FORMS}.")
@@ -98,8 +101,8 @@ def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Quantiles:
     if {"mean", "max"} - numbers.keys() or numbers.keys() - {"mean", "max", "sigma"}:
         raise ValueError(f"{setting} is {text!r}; a lognormal takes mean, max and, if wanted, sigma.")
     mean, longest, sigma = numbers["mean"], numbers["max"], numbers.get("sigma", SIGMA)
-    if not 1 < mean < longest or not sigma > 0:
-        raise ValueError(f"{setting} is {text!r}; mean must lie between 1 and max, and sigma above 0.")
+    if not 1 < mean < longest < math.inf or not 0 < sigma < math.inf:
+        raise ValueError(f"{setting} is {text!r}; mean must lie between 1 and max, sigma above 0, all of them finite.")
     shape = np.exp(sigma * np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]))
 
     def cut(scale: float) -> NDArray[np.float64]:
@@ -123,13 +126,20 @@ def _measured(path: Path, setting: str) -> Quantiles:
         raise FileNotFoundError(f"{setting} is {str(path)!r}, and there is no such file. Give {FORMS}.")
     try:
         rows = READERS[path.suffix](path)
-        column = next(name for name in COLUMNS if rows and name in rows[0])
-        return Quantiles(tuple(sorted(float(row[column]) for row in rows)))
-    except (StopIteration, KeyError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"{setting} is {str(path)!r}: every line must have a column named {' or '.join(COLUMNS)} with a length of "
-            f"at least one token ({type(error).__name__}: {error})."
-        ) from error
+    except ValueError as error:
+        raise ValueError(f"{setting} is {str(path)!r}, which cannot be read: {error}. Give {FORMS}.") from error
+    needed = f"every row must have a column named {' or '.join(COLUMNS)} with a length of at least one token"
+    if not rows:
+        raise ValueError(f"{setting} is {str(path)!r}, which has no row; {needed}.")
+    column = next((name for name in COLUMNS if isinstance(rows[0], dict) and name in rows[0]), "")
+    lengths = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            lengths.append(float(row[column]))
+            Quantiles((lengths[-1],))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"{setting} is {str(path)!r}: row {number} is {row!r}; {needed}.") from error
+    return Quantiles(tuple(sorted(lengths)))
 
 
 def _read_jsonl(path: Path) -> list[dict[str, str]]:

@@ -143,6 +143,19 @@ def test_from_another_machine_the_token_comes_from_the_environment_and_goes_no_f
     assert "lrl serve --talk" in opened.token(terms_of(owner=ELSEWHERE))
 
 
+def test_where_nobody_can_type_the_token_the_error_says_how_to_bring_it(
+    opened: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_keyboard(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.delenv("LRL_TOKEN", raising=False)
+    for answer in (no_keyboard, lambda prompt: ""):
+        monkeypatch.setattr(register_module.getpass, "getpass", answer)
+        with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl serve --talk"):
+            opened.token(terms_of(owner=ELSEWHERE))
+
+
 def test_on_the_runs_machine_nobody_types_a_token(opened: Register, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRL_TOKEN", "of another run")
     with pytest.raises(NotRunning, match="none of them is running here"):

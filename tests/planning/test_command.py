@@ -32,6 +32,15 @@ def qwen(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+FILES = {
+    "no_yaml": "x: [",
+    "no_recipe": "model: {}",
+    "none.csv": "length\n",
+    "bad.jsonl": '{"length": 5}\n{"length": "x"}\n',
+    "numbers.jsonl": "5\n",
+}
+
+
 def test_it_prints_ranked_forecasts_what_binds_and_the_price(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--price", "2.5"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -213,11 +222,40 @@ def out_of(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         (["--cluster", "8xH100", "--devices-per-node", "0"], "--devices-per-node is 0"),
         (["--cluster", "8xH100", "--model", "no/model"], "--model is 'no/model'"),
         (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),
+        (["--cluster", "8xH100", "--lengths", "fixed:inf"], "--lengths is 'fixed:inf'"),
+        (["--cluster", "8xH100", "--lengths", "fixed:512,mean=3"], "--lengths is 'fixed:512,mean=3'"),
+        (["--cluster", "8xH100", "--lengths", "lognormal:mean=5,max=inf"], "--lengths is 'lognormal:mean=5,max=inf'"),
+        (["--cluster", "8xH100", "--base", "no_yaml"], "--base is 'no_yaml', which is no YAML"),
+        (["--cluster", "8xH100", "--base", "no_recipe"], "--base is 'no_recipe', which is no recipe"),
+        (["--cluster", "8xH100", "--out", "."], "--out is '.', which is a folder"),
+        (["--cluster", "8xH100", "--out", "no/where.yaml"], "--out is 'no/where.yaml', which lies in no folder"),
+        (["--cluster", "8xH100", "--lengths", "none.csv"], "--lengths is 'none.csv', which has no row"),
+        (["--cluster", "8xH100", "--lengths", "bad.jsonl"], "--lengths is 'bad.jsonl': row 2 is {'length': 'x'}"),
+        (["--cluster", "8xH100", "--lengths", "numbers.jsonl"], "--lengths is 'numbers.jsonl': row 1 is 5"),
     ],
 )
 def test_bad_input_is_one_error_that_names_the_setting(
-    words: list[str], named: str, qwen: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    named: str,
+    qwen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     assert main(["plan", "--model", qwen, *SMALL, *words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"lrl: error: {named}") and said.count("\n") == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"lrl: error: {named}") and said.err.count("\n") == 1
+    assert not said.out, "it is said before anything is planned"
+
+
+def test_a_comparison_names_a_folder_that_is_not_there_and_takes_no_setting_of_a_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--compare", "no/where"]) == 2
+    assert "--compare is 'no/where', and there is no such folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "--compare", ".", "--cluster", "8xH100"])
+    assert "unrecognized arguments: --cluster 8xH100" in capsys.readouterr().err

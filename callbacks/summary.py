@@ -62,9 +62,7 @@ class Summary(OnRankZero):
         console.print(self._table(trainer, evaluations))
         console.print(f"TensorBoard    tensorboard --logdir {folder}", soft_wrap=True)
         if find(trainer, RolloutLog) is not None:
-            console.print(
-                "  overview     tab Custom Scalars: http://localhost:6006/#custom_scalars", soft_wrap=True
-            )
+            console.print("  overview     tab Custom Scalars: http://localhost:6006/#custom_scalars", soft_wrap=True)
         console.print(f"curve          {picture}", soft_wrap=True)
         export = find(trainer, Export)
         if export is not None:

@@ -48,7 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def fit(folder: str, *callbacks: L.Callback, rewards: list[float] | None = None) -> L.Trainer:
     running = trainer(
-        max_steps=STEPS, max_epochs=-1, callbacks=[Figures(rewards), *callbacks], enable_checkpointing=True
+        max_steps=STEPS,
+        max_epochs=-1,
+        callbacks=[Figures(rewards), *callbacks],
+        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
     )
     running.fit(lrl.PolicyModule(folder), Steps([FakeStep(pack(GROUPS))] * 100))
     return running
@@ -89,6 +92,6 @@ def test_whoever_asks_for_the_end_of_an_epoch_gets_it(folder: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [ModelCheckpoint, EarlyStopping])
-def test_a_figure_that_no_evaluation_gives_is_refused(folder: str, kind: Any) -> None:
+def test_a_figure_that_no_evaluation_gives_is_refused(folder: str, kind: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"monitor is 'eval/hold/accuracy'.*There is eval/held/accuracy"):
-        fit(folder, kind(monitor="eval/hold/accuracy"))
+        fit(folder, kind(monitor="eval/hold/accuracy", **({"dirpath": tmp_path} if kind is ModelCheckpoint else {})))

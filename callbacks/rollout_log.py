@@ -64,6 +64,7 @@ class RolloutLog(OnRankZero):
         pl_module.log_dict(
             scalars(rollouts)
             | scalars_by_lag(rollouts, stream.step)
+            | {"rollouts/padding": stream.packer.padding}
             | self._counts.to_log(
                 {
                     "rollouts/discarded": stream.packer.discarded_rollouts,

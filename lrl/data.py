@@ -106,13 +106,14 @@ class Group:
 class MicroBatch:
     """Rollouts packed into rows of equal length; what one forward and backward pass sees.
 
-    R rows of L tokens. Several rollouts may share a row; `position_ids` start again at 0 with each of them, which is
-    what keeps attention from crossing (transformers builds the block-diagonal mask from it). All per-token fields are
+    R rows of L tokens. Several rollouts may share a row, if the policy has been seen to keep them apart
+    (`lrl.isolation`); `position_ids` start again at 0 with each of them, and attention that is told of them builds its
+    block-diagonal mask from that. All per-token fields are
     aligned with the position that *predicts* the token: `labels[r, i]` is the token after `input_ids[r, i]`.
     """
 
     input_ids: Tensor
-    """int64 [R, L]: prompt and answer tokens; padding is 0 and forms a sequence of its own at the end of a row."""
+    """int64 [R, L]: prompt and answer tokens; padding repeats the row's last one, as a sequence of its own."""
     position_ids: Tensor
     """int64 [R, L]: position within the rollout (prompt included)."""
     labels: Tensor

@@ -206,7 +206,14 @@ class RolloutDataModule(Attached):
         whole = self._policy.objective.whole_groups
         temperature, ranks = self.sampling.temperature, self._strategy.ranks
         packer = Packer(
-            self.micro_batch_tokens, self.advantages, temperature, oldest, whole, self.mask_truncated, ranks.size
+            self.micro_batch_tokens,
+            self.advantages,
+            temperature,
+            oldest,
+            whole,
+            self.mask_truncated,
+            ranks.size,
+            self._policy.answers_share_rows,
         )
         self.step_stream = StepStream(
             lambda: self._next_group(step),

@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What a model does to its logits after the head: scale them (Granite, Cohere), then cap them (Gemma)."""
+    """What a model does to its logits after the head: scale them (Granite, Cohere), then cap them (Gemma, xLSTM)."""
 
     scale: float = 1.0
     """Factor on every logit."""
@@ -34,10 +34,14 @@ class LogitTransform:
 
     @classmethod
     def from_config(cls, config: Any) -> LogitTransform:
-        """Read from a Hugging Face text config, by the three names its models use."""
-        factor = getattr(config, "logit_scale", None) or 1.0
-        divisor = getattr(config, "logits_scaling", None) or 1.0
-        return cls(scale=factor / divisor, cap=getattr(config, "final_logit_softcapping", None))
+        """Read from a Hugging Face text config, by the names that its models use."""
+        scale = 1.0
+        for factor in _named(config, "logit_scale"):
+            scale *= factor
+        for divisor in _named(config, "logits_scaling", "logits_mup_width_multiplier"):
+            scale /= divisor
+        caps = _named(config, "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+        return cls(scale=scale, cap=next(caps, None))
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The transformed logits, same shape and dtype."""
@@ -48,6 +52,11 @@ class LogitTransform:
     def slope(self, transformed: Tensor) -> Tensor | float:
         """Derivative of each transformed logit by the logit it was made from."""
         return self.scale if self.cap is None else self.scale * (1 - (transformed / self.cap).square())
+
+
+def _named(config: Any, *names: str) -> Iterator[float]:
+    """The values of those settings that the config has and that are not null or 0."""
+    return (value for name in names if (value := getattr(config, name, None)))
 
 
 IDENTITY = LogitTransform()

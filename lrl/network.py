@@ -2,8 +2,8 @@
 names.
 
 What could make the trainer's log-probs differ from the generator's is dealt with here: dropout and router noise are
-off, attention does not cross answers (transformers builds the block-diagonal mask from position_ids), and a model that
-changes its logits in a way `LogitTransform` does not know is refused when it is opened.
+off, and a model that changes its logits in a way `LogitTransform` does not know is refused when it is opened. That
+answers do not see each other is tried in `lrl.isolation`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,18 @@ def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     return _from_pretrained(AutoTokenizer, folder)
 
 
-def open_network(folder: str, dtype: Dtype, attention: str | None, gradient_checkpointing: bool) -> PreTrainedModel:
-    """The model of a folder or hub name, in training mode, without noise; raises ValueError if it cannot be opened."""
+def open_network(
+    folder: str,
+    dtype: Dtype,
+    attention: str | None,
+    gradient_checkpointing: bool,
+    device: torch.device | str = "cpu",
+) -> PreTrainedModel:
+    """The model of a folder or hub name, in training mode, without noise, on the device on which it will be used.
+
+    Raises:
+        ValueError: It cannot be opened, or its log-probs cannot be computed from its last hidden state.
+    """
     config = _from_pretrained(AutoConfig, folder)
     _silence_noise(config.get_text_config())
     settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
@@ -66,7 +76,7 @@ def open_network(folder: str, dtype: Dtype, attention: str | None, gradient_chec
     if gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
     _drop_ignored_sampling(network.generation_config)
-    _check_logits(network.train())
+    _check_logits(network.train().to(device))
     return network
 
 
@@ -91,13 +101,13 @@ def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: in
     # Flash attention reads where sequences begin from position_ids, but only when all of them are in one row.
     flat = "flash" in (network.config._attn_implementation or "")
     shape = (1, -1) if flat else micro.input_ids.shape
-    outputs = network.get_decoder()(
+    outputs = decoder_of(network)(
         input_ids=micro.input_ids.view(shape), position_ids=micro.position_ids.view(shape), use_cache=False
     )
     hidden = outputs.last_hidden_state.view(*micro.input_ids.shape, -1)
     head = network.get_output_embeddings()
     logprobs = token_logprobs(
-        hidden[micro.mask],
+        hidden[micro.mask].to(head.weight.dtype),  # Mamba's residual stream is float32 whatever the weights are
         head.weight,
         micro.labels[micro.mask],
         bias=getattr(head, "bias", None),
@@ -106,6 +116,13 @@ def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: in
         chunk_tokens=chunk_tokens,
     )
     return torch.zeros(micro.mask.shape, device=logprobs.device).masked_scatter(micro.mask, logprobs)
+
+
+def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
+    """The part of a causal language model that makes the last hidden state."""
+    decoder = network.get_decoder()
+    # Llama 4 and the text side of Mllama name another part as their base, and get the whole back.
+    return network.model if decoder is network else decoder
 
 
 def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatch:
@@ -171,7 +188,7 @@ def _check_logits(network: PreTrainedModel) -> None:
     """Compares log-probs from the last hidden state with the model's own, so that no logit change goes unnoticed."""
     ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
     micro = text_as_micro_batch(ids.tolist(), network.device)
-    with torch.no_grad():
+    with torch.no_grad(), runs(network):
         ours = label_logprobs(network, micro, chunk_tokens=len(ids))[0, :-1]
         logits = network(input_ids=micro.input_ids, use_cache=False).logits[0, :-1].float()
     theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
@@ -181,6 +198,18 @@ def _check_logits(network: PreTrainedModel) -> None:
             f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after the head in a way lrl "
             f"does not know (log-probs differ by {gap:.3g} nats). Add that change to lrl.logprobs.LogitTransform."
         )
+
+
+@contextmanager
+def runs(network: PreTrainedModel) -> Iterator[None]:
+    """Turns what a model raises that wants to be called in another way into a ValueError that names it."""
+    try:
+        yield
+    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
+        raise ValueError(
+            f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for tokens and their "
+            f"positions alone ({type(error).__name__}: {' '.join(str(error).split()):.200}). Take another model."
+        ) from error
 
 
 def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:

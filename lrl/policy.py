@@ -27,6 +27,7 @@ from lrl import preflight
 from lrl.callbacks.standing import standing
 from lrl.data import Group, MicroBatch, Step
 from lrl.gradients import average_over_ranks, scale_and_clip
+from lrl.isolation import may_share_rows
 from lrl.lightning_noise import forget_last_step
 from lrl.network import (
     Dtype,
@@ -106,6 +107,8 @@ class PolicyModule(L.LightningModule):
         self.attention = attention
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
+        self.answers_share_rows = False
+        """Whether answers in one row do not see each other; not before `configure_model` has tried."""
         check_policy(self)
 
     # ---- the model
@@ -121,11 +124,17 @@ class PolicyModule(L.LightningModule):
         return open_tokenizer(self.policy_folder)
 
     def configure_model(self) -> None:
-        """Loads the model into `self.network`, once."""
+        """Loads the model into `self.network`, once, and finds out how its answers may be packed."""
         if not hasattr(self, "network"):
             self.network = open_network(
-                self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
+                self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing, self.device_of_use
             )
+            self.answers_share_rows = may_share_rows(self.network)
+
+    @property
+    def device_of_use(self) -> torch.device:
+        """The device that trains; without a trainer, where the module is."""
+        return self.device if self._trainer is None else self.trainer.strategy.root_device
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0 where the mask is false."""

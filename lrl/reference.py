@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lrl.data import Group, Rollout
 from lrl.faults import fault
+from lrl.isolation import check_rows
 from lrl.network import label_logprobs, open_network
 from lrl.objectives.base import Tokens, hold, k3
 from lrl.rollouts.rows import one_a_row
@@ -74,7 +75,9 @@ class Reference:
     def open(self, policy: PolicyModule) -> None:
         """Load the frozen model, once."""
         if not hasattr(self, "network"):
-            self.network = open_network(self.model or policy.policy_folder, policy.dtype_name, policy.attention, False)
+            folder = self.model or policy.policy_folder
+            self.network = open_network(folder, policy.dtype_name, policy.attention, False, policy.device_of_use)
+            check_rows(self.network)
             self.network.requires_grad_(False)
 
     def fill(self, group: Group, temperature: float, chunk_tokens: int, micro_batch_tokens: int) -> None:

@@ -35,6 +35,7 @@ class Packer:
         mask_truncated: Whether answers that were cut at the token limit have no token in the loss; the baseline counts
             them all the same (overlong filtering: DAPO, 2503.14476, section 3.4).
         ranks: How many micro-batches are trained at the same time; they are made so many at once, of equal work.
+        share_rows: Whether several answers may lie in one row; not with a model in which they would see each other.
 
     Raises:
         ValueError: micro_batch_tokens or temperature is not above 0.
@@ -49,6 +50,7 @@ class Packer:
         whole_groups: bool = False,
         mask_truncated: bool = False,
         ranks: int = 1,
+        share_rows: bool = True,
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: greedy answers have no log-prob to learn from; use 1.0")
@@ -66,12 +68,18 @@ class Packer:
         """Answers without a reward, and those of discarded groups."""
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored answers for a baseline."""
-        self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups, ranks)
+        self._places = self._padded = 0
+        self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups, ranks, share_rows)
 
     @property
     def budget(self) -> int:
         """Tokens that fill a round."""
         return self._cuts.budget
+
+    @property
+    def padding(self) -> float:
+        """Share of the tokens in all micro-batches so far that is padding."""
+        return self._padded / max(1, self._places)
 
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
         """Takes a finished group in, at once, and returns an iterator over the rounds that are full by now.
@@ -95,7 +103,12 @@ class Packer:
         return map(self._filled, self._cuts.flush())
 
     def _filled(self, each: list[Rows[Sequence]]) -> Round:
-        return [fill_rows(rows, self.temperature) if rows else None for rows in each]
+        filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]
+        for micro in filled:
+            if micro is not None:
+                self._places += micro.input_ids.numel()
+                self._padded += int((micro.sequence_ids < 0).sum())
+        return filled
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
         if self.mask_truncated and rollout.finish_reason == "length":

@@ -36,7 +36,11 @@ def one_a_row(group: Group, rollouts: list[Rollout], temperature: float) -> Micr
 
 
 def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
-    """The micro-batch of these rows, as long as the longest."""
+    """The micro-batch of these rows, as long as the longest.
+
+    Padding repeats the row's last token. Any token would do in most models, but Gemma 3n has no finite gradient at one
+    with an embedding of zeros, as that for padding often is.
+    """
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
     sequences = [sequence for row in rows for sequence in row]
     referenced = all(sequence.rollout.reference_logprobs is not None for sequence in sequences)
@@ -64,6 +68,7 @@ def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
             _place(batch, row, start, sequence)
             start += len(sequence)
             number += 1
+        batch.input_ids[row, start:] = batch.input_ids[row, start - 1]
         batch.position_ids[row, start:] = torch.arange(shape[1] - start)
     return batch
 

@@ -37,7 +37,7 @@ _SIZES = {
     32: "d_model dim_model emb_dim embedding_size hidden_dim hidden_size lru_width n_embd",
     48: "d_inner decoder_ffn_dim dense_intermediate_size dff dim_ff encoder_ffn_dim feed_forward_size ffn_dim "
     "ffn_hidden_size intermediate_size intermediate_size_mlp shared_intermediate_size",
-    64: "shape_vocab_size pronunciation_vocab_size vocab_size vocab_size_per_layer_input",
+    64: "encoder_hash_byte_group_vocab pronunciation_vocab_size shape_vocab_size vocab_size vocab_size_per_layer_input",
     256: "max_position_embeddings max_seq_len max_source_positions max_target_positions model_max_length n_ctx "
     "n_positions",
 }

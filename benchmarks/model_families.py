@@ -1,0 +1,106 @@
+"""How lrl trains each family of causal language models that transformers has, tried on tiny ones.
+
+    python -m benchmarks.model_families
+
+A tiny model of the family, with random weights four times those a new one begins with, is opened as a run opens it, in
+float32 on the CPU. What comes of it goes into the table of docs/models.md, which this writes anew.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import transformers
+from transformers import PreTrainedModel
+
+from benchmarks.tiny_families import FAMILIES, save_tiny
+from lrl.isolation import may_share_rows
+from lrl.network import open_network
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+HEAD = "| family | answers | why |\n|---|---|---|\n"
+SCALE = 4.0
+PACKED, ALONE, REFUSED, NOT_TRIED = "share rows", "one a row", "refused", "not tried"
+ROW = re.compile(r"^\| `(?P<family>[^`]+)` \| (?P<answers>[^|]+) \| (?P<why>[^|]*) \|$", re.MULTILINE)
+
+
+class Outcome(NamedTuple):
+    """What comes of a family."""
+
+    answers: str
+    """`PACKED`, `ALONE`, `REFUSED` or `NOT_TRIED`."""
+    why: str = ""
+    """Of the last two."""
+
+
+def try_family(family: str, folder: Path, scale: float = SCALE) -> tuple[Outcome, PreTrainedModel | None]:
+    """What comes of a tiny model of it, and the model if it can be trained.
+
+    Args:
+        family: A `model_type`.
+        folder: Where the model is put.
+        scale: See `save_tiny`.
+    """
+    try:
+        save_tiny(family, folder, scale)
+    except Exception as error:
+        return Outcome(NOT_TRIED, f"cannot be built tiny: {_short(error)}"), None
+    try:
+        network = open_network(str(folder), "float32", None, False)
+        return Outcome(PACKED if may_share_rows(network) else ALONE), network
+    except ValueError as error:
+        return Outcome(REFUSED, _reason(str(error))), None
+
+
+def _reason(refusal: str) -> str:
+    """What a refusal says of the family, without the model's folder, its class, figures and the remedy."""
+    said = refusal.partition(": ")[2]
+    if "changes its logits" in said:
+        return "its head is more than a matrix, or changes its logits in a way that `LogitTransform` does not know"
+    if "other log-probs than alone" in said:
+        return "a token sees what comes behind it: padding changes the log-probs"
+    cause = re.search(r"positions alone \((.*)\)\. Take", said)
+    return f"wants more than tokens and positions: {_cell(cause[1] if cause else said)}"
+
+
+def _short(error: Exception) -> str:
+    return _cell(f"{type(error).__name__}: {error}")
+
+
+def _cell(text: str) -> str:
+    line = " ".join(text.split()).replace("|", "/")
+    return line if len(line) <= 120 else f"{line[:120]}..."
+
+
+def read_table() -> dict[str, Outcome]:
+    """The outcomes in the docs, by family."""
+    return {row["family"]: Outcome(row["answers"], row["why"]) for row in ROW.finditer(PAGE.read_text())}
+
+
+def write_table(outcomes: dict[str, Outcome]) -> None:
+    """Puts them into the docs: the table is the last thing on its page, behind a line that counts them."""
+    counts = [sum(outcome.answers == answers for outcome in outcomes.values()) for answers in (PACKED, ALONE, REFUSED)]
+    summary = (
+        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} answers share rows, in "
+        f"{counts[1]} each has its own, {counts[2]} are refused.\n\n"
+    )
+    rows = "".join(f"| `{family}` | {found.answers} | {found.why} |\n" for family, found in sorted(outcomes.items()))
+    text = PAGE.read_text()
+    PAGE.write_text(text[: text.index("transformers ", text.index("## The table"))] + summary + HEAD + rows)
+
+
+def main() -> None:
+    """Try every family."""
+    outcomes = {}
+    for family in FAMILIES:
+        with TemporaryDirectory() as folder:
+            outcomes[family], _ = try_family(family, Path(folder))
+        print(f"{family:28} {outcomes[family].answers:12} {outcomes[family].why}", flush=True)
+    write_table(outcomes)
+
+
+if __name__ == "__main__":
+    main()

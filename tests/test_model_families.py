@@ -1,0 +1,102 @@
+"""Every family of causal language models: it is trained as if each answer were alone, or refused, as docs/models.md says.
+
+What is found is held against transformers' own log-probs of each answer alone, and not against lrl's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.model_families import ALONE, NOT_TRIED, PACKED, PAGE, read_table, try_family
+from benchmarks.tiny_families import FAMILIES
+from lrl.advantages import GroupMean
+from lrl.data import Group, MicroBatch, Prompt, Rollout
+from lrl.network import label_logprobs
+from lrl.rollouts.packing import Packer
+
+TABLE = read_table()
+CHANGED = "If that is right, run `python -m benchmarks.model_families` and look at what it changes in docs/models.md."
+ANSWERS = [3, 27, 10, 41, 19, 6]
+PROMPT = [7, 5, 11]
+BUDGET = 110  # two rows of the longest answer
+
+
+@pytest.mark.parametrize("family", TABLE)
+def test_answers_are_trained_as_if_each_were_alone(family: str, tmp_path: Path) -> None:
+    found, network = try_family(family, tmp_path)
+    assert found == TABLE[family], f"{family} is {found} now, by the docs {TABLE[family]}. {CHANGED}"
+    if network is None:
+        return
+    group = answers()
+    packer = Packer(BUDGET, GroupMean(), temperature=1.0, share_rows=found.answers == PACKED)
+    micros = [micro for each in [*packer.add(group), *packer.flush()] for micro in each if micro is not None]
+    assert max(micro.num_sequences - len(micro.input_ids) for micro in micros) > 0 or found.answers == ALONE
+    wanted = {tuple(tokens): logprobs_of(network, tokens) for tokens in token_ids(group)}
+    for micro in micros:
+        logprobs = label_logprobs(network, micro, chunk_tokens=64)
+        for number in range(micro.num_sequences):
+            here = micro.sequence_ids == number
+            alone = wanted[tuple(micro.input_ids[here].tolist())]
+            torch.testing.assert_close(logprobs[here & micro.mask], alone, atol=2e-5, rtol=0.0)
+    packed = gradient(network, lambda: sum(loss_of(network, micro) for micro in micros))
+    alone = gradient(network, lambda: sum(loss_alone(network, tokens) for tokens in token_ids(group)))
+    assert alone.norm() > 0
+    assert (packed - alone).norm() < 1e-4 * alone.norm()
+
+
+def test_the_table_has_every_family_of_transformers_and_most_can_be_trained() -> None:
+    assert set(TABLE) == set(FAMILIES), f"in {PAGE.name} alone or not: {set(TABLE) ^ set(FAMILIES)}. {CHANGED}"
+    assert sum(found.answers != NOT_TRIED for found in TABLE.values()) >= 60
+    assert sum(found.answers in (PACKED, ALONE) for found in TABLE.values()) >= 60
+
+
+def answers() -> Group:
+    """One prompt with answers of different lengths; every token is an ordinary one."""
+    draw = torch.Generator().manual_seed(3)
+    rollouts = [
+        Rollout(
+            token_ids=torch.randint(3, 64, (length,), generator=draw).tolist(),
+            logprobs=[0.0] * length,
+            versions=[0] * length,
+            finish_reason="stop",
+            reward=float(length),
+        )
+        for length in ANSWERS
+    ]
+    return Group(index=0, prompt=Prompt(id=0, token_ids=PROMPT, text=""), rollouts=rollouts)
+
+
+def token_ids(group: Group) -> list[list[int]]:
+    return [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
+
+
+def logprobs_of(network: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """transformers' own log-probs of an answer behind the prompt."""
+    logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[len(PROMPT) :])[:, None]).squeeze(-1)
+
+
+def loss_alone(network: PreTrainedModel, tokens: list[int]) -> Tensor:
+    return (weights(torch.tensor(tokens[len(PROMPT) :])) * logprobs_of(network, tokens)).sum()
+
+
+def loss_of(network: PreTrainedModel, micro: MicroBatch) -> Tensor:
+    return (weights(micro.labels) * label_logprobs(network, micro, chunk_tokens=64)).sum()
+
+
+def weights(labels: Tensor) -> Tensor:
+    """A weight for each token, some negative."""
+    return torch.cos(1.3 * labels)
+
+
+def gradient(network: PreTrainedModel, loss: Callable[[], Tensor]) -> Tensor:
+    """Of the loss by every weight."""
+    network.zero_grad()
+    loss().backward()
+    return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])

@@ -236,6 +236,9 @@ def test_autocast_computes_logits_as_it_would_for_a_linear_layer() -> None:
         ({"final_logit_softcapping": None}, LogitTransform()),
         ({"logits_scaling": 8.0}, LogitTransform(scale=0.125)),
         ({"logit_scale": 0.0625}, LogitTransform(scale=0.0625)),
+        ({"logits_mup_width_multiplier": 24.0}, LogitTransform(scale=1 / 24)),
+        ({"logits_soft_cap": 30.0}, LogitTransform(cap=30.0)),
+        ({"output_logit_soft_cap": 15.0}, LogitTransform(cap=15.0)),
     ],
 )
 def test_logit_changes_are_read_from_the_config(config: dict, expected: LogitTransform) -> None:

@@ -1,4 +1,4 @@
-"""Every family of causal language models: it is trained as if each answer were alone, or refused, as docs/models.md says.
+"""Every family of causal language models: trained as if each answer were alone, or refused, as docs/models.md says.
 
 What is found is held against transformers' own log-probs of each answer alone, and not against lrl's.
 """
@@ -19,6 +19,7 @@ from lrl.advantages import GroupMean
 from lrl.data import Group, MicroBatch, Prompt, Rollout
 from lrl.network import label_logprobs
 from lrl.rollouts.packing import Packer
+from tests.test_policy import one_thread  # noqa: F401
 
 TABLE = read_table()
 CHANGED = "If that is right, run `python -m benchmarks.model_families` and look at what it changes in docs/models.md."

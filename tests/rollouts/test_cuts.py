@@ -77,3 +77,33 @@ def test_ranks_get_equal_work_by_tokens_squared(ranks: int, seed: int) -> None:
     dealt = [sum(len(piece) ** 2 for piece in pieces[rank::ranks]) for rank in range(ranks)]
     mean = sum(dealt) / ranks
     assert max(cuts.squares) - mean < 0.5 * (max(dealt) - mean)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=60),
+    st.integers(1, 120),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_sequences_that_may_not_share_rows_have_one_each_and_padding_counts_in_the_budget(
+    shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool
+) -> None:
+    pieces = [Piece(group, tokens) for group, tokens in sorted(shapes)]
+    rounds = cut(Cuts(budget, whole_groups, ranks, share_rows=False), pieces)
+    rows = [row for each in rounds for share in each for row in share]
+    assert all(len(row) == 1 for row in rows)
+    assert sorted(map(id, pieces)) == sorted(id(row[0]) for row in rows)
+    for each in rounds:
+        members = [row[0] for share in each for row in share]
+        longest = max(map(len, members))
+        if whole_groups:
+            alone = len({piece.group for piece in members}) == 1
+            assert len(members) * longest <= budget * ranks or alone
+        else:
+            assert max(map(len, each)) * longest <= budget or max(map(len, each)) == 1
+
+
+def test_what_is_cut_one_a_row_is_of_like_length() -> None:
+    pieces = [Piece(number, tokens) for number, tokens in enumerate([90, 3, 88, 4, 5, 86])]
+    (first, second) = cut(Cuts(270, share_rows=False), pieces)
+    assert [[len(row[0]) for row in each[0]] for each in (first, second)] == [[90, 88, 86], [5, 4, 3]]

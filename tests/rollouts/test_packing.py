@@ -159,6 +159,32 @@ def test_short_answers_share_rows() -> None:
     assert batch.input_ids.shape == (2, 20)
 
 
+def test_answers_that_may_not_share_rows_have_one_each() -> None:
+    packer = Packer(1000, GroupMean(), 1.0, share_rows=False)
+    (batch,) = pack(packer, [make_group(0, 2, [18, 8, 8])])
+    assert batch.input_ids.shape == (3, 20) and batch.num_sequences == 3
+    assert packer.padding == 20 / 60
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths, st.integers(1, 120), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_the_share_of_padding_is_over_all_micro_batches_of_all_ranks(
+    shapes: list, budget: int, share_rows: bool, whole_groups: bool, ranks: int
+) -> None:
+    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    packer = Packer(budget, GroupMean(), 1.0, whole_groups=whole_groups, ranks=ranks, share_rows=share_rows)
+    batches = pack(packer, groups)
+    places = sum(batch.input_ids.numel() for batch in batches)
+    assert packer.padding == pytest.approx(1 - sum(sum(batch.lengths) for batch in batches) / places)
+    assert [row[:4] for row in unpack(batches)] == [row[:4] for row in expected(groups)]
+
+
+def test_padding_is_an_ordinary_token() -> None:
+    (batch,) = pack(Packer(1000, GroupMean(), 1.0, share_rows=False), [make_group(0, 2, [9, 4])])
+    last = batch.input_ids[1, batch.lengths[1] - 1]
+    assert (batch.input_ids[1][batch.sequence_ids[1] < 0] == last).all()
+
+
 def test_an_answer_without_a_reward_is_counted_and_left_out() -> None:
     group = make_group(0, 2, [3, 4, 5])
     group.rollouts[1].reward = None

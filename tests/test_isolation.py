@@ -1,0 +1,133 @@
+"""The trial at opening: what leaks is found, what does not is left alone, and nothing stays behind."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.model_families import ALONE, read_table, try_family
+from benchmarks.tiny_families import save_tiny
+from lrl.data import MicroBatch
+from lrl.datamodule import RolloutDataModule
+from lrl.isolation import check_rows, may_share_rows
+from lrl.network import open_network
+from lrl.policy import PolicyModule
+from lrl.ranks import Ranks
+from lrl.reference import Reference
+from lrl.rewards import ExactMatch
+from tests.test_policy import make_group, one_thread, opened  # noqa: F401
+from tests.tiny_policies import tiny_llama
+
+LEAKING = [family for family, found in read_table().items() if found.answers == ALONE]
+
+
+def open_tiny(family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32") -> PreTrainedModel:
+    return open_network(str(save_tiny(family, folder, scale, seed)), dtype, None, gradient_checkpointing=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny("llama", tmp_path_factory.mktemp("llama"), 4.0))
+
+
+@pytest.mark.parametrize("family", LEAKING)
+def test_a_leak_is_found_with_the_weights_a_new_model_begins_with(family: str, tmp_path: Path) -> None:
+    found, _ = try_family(family, tmp_path, scale=1.0)
+    assert found.answers == ALONE
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gemma3_text", "mixtral"])
+def test_a_model_without_a_leak_shares_rows_in_bfloat16(family: str, scale: float, tmp_path: Path) -> None:
+    for seed in range(3):
+        assert may_share_rows(open_tiny(family, tmp_path / str(seed), scale, seed, "bfloat16"))
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next", "mamba", "jamba", "opt", "bloom"])
+def test_a_leak_is_found_in_bfloat16(family: str, tmp_path: Path) -> None:
+    assert not may_share_rows(open_tiny(family, tmp_path, 4.0, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> None:
+    network = open_network(folder, "float32", None, checkpointing)
+    before, weights = torch.get_rng_state(), {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    assert may_share_rows(network)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert network.training and all(module.training for module in network.modules())
+    assert all(weight.grad is None for weight in network.parameters())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
+
+
+def test_a_leaking_policy_trains_one_answer_a_row_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = str(save_tiny("opt", tmp_path, 4.0))
+    with caplog.at_level(logging.WARNING):
+        policy = PolicyModule(folder, reference=Reference())
+        assert not policy.answers_share_rows
+        policy.configure_model()
+        policy.reference.open(policy)
+    assert not policy.answers_share_rows
+    (said,) = [record.getMessage() for record in caplog.records if "see each other" in record.getMessage()]
+    assert folder in said and "nats" in said and "rollouts/padding" in said
+
+
+def test_a_policy_that_keeps_answers_apart_shares_rows(folder: str) -> None:
+    assert opened(folder).answers_share_rows
+
+
+def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> None:
+    network = open_tiny("bert-generation", tmp_path, 4.0)
+    for trial in (check_rows, may_share_rows):
+        with pytest.raises(ValueError, match=rf"{tmp_path}.*BertGenerationDecoder.*nats in a log-prob"):
+            trial(network)
+
+
+def test_a_leak_in_the_gradient_alone_is_found(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an attention would make it whose backward pass forgets where answers begin."""
+    from lrl import isolation
+
+    network, honest = open_network(folder, "float32", None, False), isolation.label_logprobs
+
+    def wrong_backward(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
+        logprobs = honest(network, micro, chunk_tokens)
+        shared = micro.num_sequences > len(micro.input_ids)
+        return logprobs + (0.01 * logprobs - (0.01 * logprobs).detach() if shared else 0.0)
+
+    monkeypatch.setattr(isolation, "label_logprobs", wrong_backward)
+    assert not may_share_rows(network)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_step_packs_as_the_policy_was_found_to_allow(tmp_path: Path, shares: bool) -> None:
+    policy = opened(str(tiny_llama(tmp_path)))
+    policy.answers_share_rows = shares
+    data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)
+    strategy = SimpleNamespace(ranks=Ranks(), placement="split")
+    data.trainer = SimpleNamespace(lightning_module=policy, strategy=strategy, max_steps=1)
+    data._controller = SimpleNamespace(ledger=SimpleNamespace(give_up=None))
+    data.prompts.load(policy.tokenizer, 512)
+    packer = data.next_step(0).packer
+    packer.add(make_group(0, answers=8))
+    ((micro,),) = packer.flush()
+    assert (len(micro.input_ids) == micro.num_sequences) is not shares
+
+
+def test_a_policy_is_tried_on_the_device_that_will_train(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr("lrl.policy.may_share_rows", lambda network: tried.append(network.device) or True)
+    policy = PolicyModule(folder)
+    policy._trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("meta")))
+    with pytest.raises(ValueError, match="meta"):
+        policy.configure_model()
+    policy._trainer = None
+    policy.configure_model()
+    assert tried == [torch.device("cpu")]

@@ -5,8 +5,9 @@ one row would see each other, each has a row of its own. A cut makes a micro-bat
 holds a whole budget of tokens for each; it takes the longest, and leaves the shortest, which fit anywhere, for later.
 With whole groups a cut takes as many of them as fit the budgets, and at least one.
 
-Ranks work at the same time and wait for one another at the end of a step, so they get equal work: as many rows each,
-and of those the ones that make the sums of squared lengths equal, which is what attention costs.
+Ranks work at the same time and wait for one another at the end of a step, so they get equal work: none has more rows of
+a cut than an equal share, rounded up, and each the ones that make the sums of squared lengths equal, which is what
+attention costs.
 """
 
 from __future__ import annotations

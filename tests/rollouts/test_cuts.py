@@ -1,5 +1,6 @@
 """The shares of the ranks."""
 
+import math
 import random
 from dataclasses import dataclass
 from itertools import groupby
@@ -53,7 +54,7 @@ def test_every_sequence_goes_to_one_rank_and_no_rank_has_more_rows_than_its_budg
         if not whole_groups:
             length = max(sum(map(len, row)) for rows in each for row in rows)
             assert max(counts) * length <= budget or max(counts) == 1
-            assert max(counts) - min(counts) <= 1
+            assert max(counts) == math.ceil(sum(counts) / ranks)
     if whole_groups:
         places = {
             (piece.group, number, rank)

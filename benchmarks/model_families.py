@@ -63,7 +63,8 @@ def _reason(refusal: str) -> str:
     if "other log-probs than alone" in said:
         return "a token sees what comes behind it: padding changes the log-probs"
     cause = re.search(r"positions alone \((.*)\)\. Take", said)
-    return f"wants more than tokens and positions: {_cell(cause[1] if cause else said)}"
+    without_sizes = re.sub(r" \([^)]*\)$", "", cause[1] if cause else said)
+    return f"wants more than tokens and positions: {_cell(without_sizes)}"
 
 
 def _short(error: Exception) -> str:

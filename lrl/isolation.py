@@ -57,7 +57,8 @@ class Gap:
 
 
 ROUNDING = {torch.float32: Gap(1e-3, 1e-2), torch.bfloat16: Gap(0.25, 0.1)}
-"""The most that shapes of another size may change; a hundredth of it in float32, a quarter in bfloat16 was seen."""
+"""The most that other shapes may change by rounding. Seen on a CPU: 1e-6 nats and 3e-6 of the gradient in float32; in
+bfloat16 0.05 and 0.03, at 48 layers of random weights four times their usual size."""
 LEAST = Gap(1e-4, 1e-4)
 """What two layouts of equal row length may differ in any case."""
 

@@ -205,6 +205,8 @@ def runs(network: PreTrainedModel) -> Iterator[None]:
     """Turns what a model raises that wants to be called in another way into a ValueError that names it."""
     try:
         yield
+    except torch.OutOfMemoryError:  # a RuntimeError, and no fault of the model
+        raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
         raise ValueError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for tokens and their "

@@ -25,7 +25,7 @@ class LastCheckpoint(L.Callback):
     """Saves what a run has learnt since its last checkpoint when a signal or an error ends it, and says where.
 
     When the run's own folder refuses the last checkpoint, also that of a run which ends well, the system's temporary
-    folder takes it. Nothing is saved with `enable_checkpointing: false`.
+    folder takes it. Nothing is saved with `enable_checkpointing: false` or `fast_dev_run`.
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class LastCheckpoint(L.Callback):
             return "No step was trained: there is nothing to save."
         if step == newest_step:
             return f"All {step} steps are saved. Resume with --ckpt_path {newest}"
-        if not trainer.checkpoint_callbacks:
-            return f"After {step} steps nothing is saved: trainer.enable_checkpointing is false."
+        if not trainer.checkpoint_callbacks or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return f"After {step} steps nothing is saved: checkpoints are off (enable_checkpointing or fast_dev_run)."
         before = f"resume with --ckpt_path {newest}" if newest else "there is no earlier checkpoint"
         if not between_steps(trainer):
             return f"The run ended within the optimizer step after {step}, so its state is not saved; {before}."

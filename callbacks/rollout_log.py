@@ -61,8 +61,11 @@ class RolloutLog(OnRankZero):
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
         if not rollouts:
             return
+        figures = scalars(rollouts)
+        if "reward/mean" in figures:
+            pl_module.log("reward/mean", figures.pop("reward/mean"), prog_bar=True, batch_size=1)
         pl_module.log_dict(
-            scalars(rollouts)
+            figures
             | scalars_by_lag(rollouts, stream.step)
             | {"rollouts/padding": stream.packer.padding}
             | self._counts.to_log(

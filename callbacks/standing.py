@@ -4,6 +4,7 @@ has, and the order of lrl's own, whichever order a user gives them in."""
 from __future__ import annotations
 
 import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
 
 from lrl.callbacks.elastic import Elastic
 from lrl.callbacks.evaluation import Evaluation
@@ -14,16 +15,16 @@ from lrl.callbacks.last_checkpoint import LastCheckpoint
 from lrl.callbacks.loggers_may_fail import LoggersMayFail
 from lrl.callbacks.monitors import Monitors
 from lrl.callbacks.on_rank_zero import OnRankZero
-from lrl.callbacks.progress import Progress
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.timeline import Timeline
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.strategy import GeneratorDevices
 
 ORDER: tuple[type[L.Callback], ...] = (
     *(WeightSync, Evaluation, RolloutLog, Throughput),  # an evaluation asks for the version that was synced before it
-    *(Timeline, Elastic, Health, Progress, Export, Summary),  # they read what those above have measured
+    *(Timeline, Elastic, Health, ProgressBar, Export, Summary),  # they read what those above have measured
 )
 
 
@@ -32,6 +33,8 @@ def standing(trainer: L.Trainer) -> list[L.Callback]:
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if not trainer.is_global_zero:
         callbacks[:] = [callback for callback in callbacks if not isinstance(callback, OnRankZero)]
+    elif isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
+        callbacks.insert(0, WeightSync())  # without it the generators would answer with the first weights for ever
     put_in_order(callbacks)
     monitors = find(trainer, Monitors) or Monitors()
     monitors.prepare(trainer)
@@ -40,7 +43,7 @@ def standing(trainer: L.Trainer) -> list[L.Callback]:
 
 
 def put_in_order(callbacks: list[L.Callback]) -> None:
-    """Sort lrl's own among the places that they have; a user's other callbacks stay where they are."""
+    """Sort lrl's own, and any progress bar, among the places that they have; a user's others stay where they are."""
     places = [place for place, callback in enumerate(callbacks) if isinstance(callback, ORDER)]
     ordered = sorted((callbacks[place] for place in places), key=_rank)
     for place, callback in zip(places, ordered, strict=True):

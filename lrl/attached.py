@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import UserList
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lrl.generators.fleet import Fleet
+from lrl.preflight.last import check_best, newest_checkpoint
 from lrl.stopwatch import Stopwatch
 from lrl.strategy import stop_if_told
 
@@ -24,9 +27,33 @@ class Attached(L.LightningDataModule):
     """A data module that belongs to a trainer; asking for what is not there raises RuntimeError with the remedy."""
 
     def __init__(self) -> None:
+        self._attached_to: L.Trainer | None = None
         super().__init__()
         self.stopwatch = Stopwatch()
         """What the trainer does at this moment (`lrl.stopwatch.TRAINER`)."""
+        self.resumes_from: str | None = None
+        """The checkpoint the run goes on from; known when the run is checked."""
+
+    @property
+    def trainer(self) -> L.Trainer | None:
+        """The trainer of the run; setting it is the last thing Lightning does before it looks for a checkpoint."""
+        return self._attached_to
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        self._attached_to = trainer
+        if isinstance(trainer, L.Trainer):
+            connector: Any = trainer._checkpoint_connector
+            connector._parse_ckpt_path = partial(self._find_checkpoint, trainer)
+
+    def _find_checkpoint(self, trainer: L.Trainer, verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
+        """Lightning's own search, but for `last` (`lrl.preflight.last`); the checks hear what it has found."""
+        check_best(trainer, ckpt_path)
+        connector: Any = trainer._checkpoint_connector
+        lightnings = type(connector)._parse_ckpt_path
+        found = newest_checkpoint(trainer) if ckpt_path == "last" else lightnings(connector, verb, ckpt_path, **how)
+        self.resumes_from = None if found is None else str(found)
+        return found
 
     @property
     def fleet(self) -> Fleet:

@@ -4,12 +4,15 @@ Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the ot
 (`lrl.ranks`). Gradients are averaged once, behind the last micro-batch (`lrl.gradients`), so the policy is not wrapped
 in torch's DistributedDataParallel: that averages within every backward pass, and all ranks would need equally many.
 
-At a bad end rank 0 is alone: it does not ask the others for anything, and ends those that it has started.
+At a bad end rank 0 is alone: it does not ask the others for anything, and ends those that it has started. Until all
+have met there is no connection that could close. So long the kernel ends a rank with the rank 0 that has started it,
+and the first signal ends any rank at once: nothing is there to save, and no handler runs while it waits.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,6 +26,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from lrl.faults import fault
+from lrl.owner import die_with, live_on
 from lrl.ranks import Ranks
 from lrl.strategy import GeneratorDevices
 
@@ -32,6 +36,9 @@ MEETING = timedelta(minutes=30)
 PATIENCE = timedelta(hours=6)
 """Rank 0 waits for answers with deadlines of its own, and a rank that ended is noticed by its closed connection: this
 is only for a machine that went away without a word."""
+
+STARTED_BY = "LRL_STARTED_BY"
+"""The environment variable that tells a rank which process is the rank 0 that has started it."""
 
 OF_THE_WRAPPER = {
     **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")),
@@ -51,6 +58,8 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
     """
 
     def __init__(self, timeout: timedelta | None = PATIENCE, **kwargs: Any) -> None:
+        if rank_0 := os.environ.pop(STARTED_BY, None):  # out of the environment: it is not for this one's children
+            die_with(int(rank_0))
         super().__init__(timeout=timeout, **kwargs)
         for name, default in OF_THE_WRAPPER.items():
             if kwargs.get(name, default) != default:
@@ -72,6 +81,7 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
         if not self.is_global_zero:
             self.signals.ignore()
         self.ranks = Ranks(dist.new_group(backend="gloo", timeout=self._timeout))
+        live_on()  # they have met; at a good end rank 0 may be the first to be done
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
 
     def setup_distributed(self) -> None:
@@ -82,7 +92,8 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
         """
         patience, self._timeout = self._timeout, MEETING
         try:
-            super().setup_distributed()
+            with self.signals.at_once():
+                super().setup_distributed()
         except dist.DistError as error:
             raise RuntimeError(
                 f"The {self.world_size} ranks did not meet ({error}). This is what rank {self.global_rank} saw, "
@@ -117,5 +128,9 @@ class Launcher(_SubprocessScriptLauncher):
         """Start them unless somebody else does (torchrun, SLURM), and call `function`."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
-            self._call_children_scripts()
+            os.environ[STARTED_BY] = str(os.getpid())
+            try:
+                self._call_children_scripts()
+            finally:
+                del os.environ[STARTED_BY]
         return function(*args, **kwargs)

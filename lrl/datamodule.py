@@ -109,8 +109,6 @@ class RolloutDataModule(Attached):
         """The step that trains now, or has just been trained; callbacks of rank 0 read its groups and counts."""
         check_data(self)
         self._restored: dict[str, Any] | None = None
-        self.resumes_from: str | None = None
-        """The checkpoint the run will go on from, if it is to be checked with all else; the command line sets it."""
 
     @property
     def max_model_tokens(self) -> int:

@@ -11,8 +11,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
 from lrl import faults, preflight
+from lrl.callbacks import Progress
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
+from lrl.preflight.trainer import check_strategy
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
@@ -20,6 +22,10 @@ set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
 """Lines of a parser's error that only repeat how optional settings are typed."""
+
+
+USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export", "Summary")
+"""The callbacks of a run that names none, in their order."""
 
 
 class ShortErrorParser(LightningArgumentParser):
@@ -54,11 +60,16 @@ class LrlCLI(LightningCLI):
             trainer_class=L.Trainer,
             seed_everything_default=0,
             auto_configure_optimizers=False,
+            trainer_defaults={"strategy": {"class_path": "lrl.AsyncSingleDevice"}, "log_every_n_steps": 1},
             parser_class=ShortErrorParser,
             parser_kwargs={"parser_mode": "omegaconf+"},
             save_config_callback=SaveConfigCallback,
             save_config_kwargs={"overwrite": True},
         )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """A run without `trainer.callbacks` has the usual ones; as a default they are shown, saved and added to."""
+        parser.set_defaults({"trainer.callbacks": [{"class_path": f"lrl.callbacks.{name}"} for name in USUAL]})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """A wrong interpolation is an error of the config, not a traceback."""
@@ -68,17 +79,18 @@ class LrlCLI(LightningCLI):
             parser.error(str(error))
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """A trainer that cannot be built does not hide what else is wrong."""
+        """A trainer that cannot be built does not hide what else is wrong; no rank is started for a wrong one."""
+        given = self.config_init[self.subcommand].trainer
+        if given.enable_progress_bar is False and given.callbacks:  # Lightning would refuse the usual callbacks for it
+            kwargs["callbacks"] = [callback for callback in given.callbacks if not isinstance(callback, Progress)]
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
+            check_strategy(trainer)
+            return trainer
         except self.expected_errors as error:
             faults.fault(str(error))
             preflight.check_without_trainer(self.model, self.datamodule)
             raise
-
-    def before_fit(self) -> None:
-        """Let the checkpoint be checked with all else."""
-        self.datamodule.resumes_from = self.config_init["fit"].ckpt_path
 
     def _parse_ckpt_path(self) -> None:
         """Settings come from the config alone; Lightning would let the checkpoint's override `--model.lr` silently."""

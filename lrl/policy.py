@@ -178,7 +178,8 @@ class PolicyModule(L.LightningModule):
         metrics = self._metrics(loss, divisor)
         scale = self.trainer.world_size / divisor  # the ranks' shares of a sum have been averaged
         metrics["grad_norm"] = scale_and_clip(trained, scale, self.max_grad_norm, self.trainer.global_step)
-        self.log_dict({f"policy/{name}": value for name, value in metrics.items()})
+        for name, value in metrics.items():
+            self.log(f"policy/{name}", value, prog_bar=name == "lag_mean")
         self._update(batch_idx)
         step.finish()
 

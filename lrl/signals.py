@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -55,6 +56,18 @@ class Signals:
         for signum in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                 self._before.setdefault(signum, signal.signal(signum, self._take))
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Have the first signal end the process where it stands: for a library's wait, in which no handler runs."""
+        self.check()
+        for signum in self._before:
+            signal.signal(signum, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            for signum in self._before:
+                signal.signal(signum, self._take)
 
     def ignore(self) -> None:
         """Leave the signals to another process, until `put_back`."""

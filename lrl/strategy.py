@@ -34,7 +34,7 @@ from lrl.generators.register import Register, Terms
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.ranks import Ranks
-from lrl.run_folder import run_folder
+from lrl.run_folder import Claim, run_folder
 from lrl.schedule import check_optimizers
 from lrl.side_files import may_be_refused
 from lrl.weights import choose_transport
@@ -89,6 +89,8 @@ class GeneratorDevices(EndsInOrder):
         self.token = secrets.token_urlsafe(32)
         self.ranks = Ranks()
         """The processes that train."""
+        self.claim = Claim()
+        """On the run's folder, from the checks before the run to its end."""
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
 
@@ -223,6 +225,7 @@ class GeneratorDevices(EndsInOrder):
             self.fleet.stop()
             self.fleet = None
         super().teardown()
+        self.claim.give_up()
 
 
 def stop_if_told(trainer: L.Trainer) -> None:

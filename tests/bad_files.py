@@ -104,6 +104,8 @@ MODELS: dict[str, Case] = {
 
 RESUMES: dict[str, Case] = {
     "a checkpoint that is not there": (("--ckpt_path", "{tmp}/none.ckpt"), ("--ckpt_path", "no such file")),
+    "a last checkpoint where there is none": (("--ckpt_path", "last"), ("ckpt_path is 'last'", "no checkpoint in")),
+    "a best checkpoint of a run to come": (("--ckpt_path", "best"), ("ckpt_path is 'best'", "'last'")),
     "a checkpoint that is text": (("--ckpt_path", "{in}/checkpoints/text.ckpt"), ("--ckpt_path", "text.ckpt", "read")),
     "a folder that is no checkpoint": (("--ckpt_path", "{in}/checkpoints/empty"), ("--ckpt_path", "give a .ckpt")),
     "a checkpoint without weights": (("--ckpt_path", "{in}/checkpoints/no-weights.ckpt"), ("no-weights", "state_dict")),

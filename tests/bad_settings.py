@@ -116,7 +116,6 @@ TRAINER: dict[str, Case] = {
     "half-precision weights": setting("trainer.precision", "16-true", "model.dtype"),
     "two types for the weights": setting("trainer.precision", "bf16-true", "model.dtype is float32"),
     "no batch to train": setting("trainer.limit_train_batches", 0, "lrl validate"),
-    "no sync": (only("lrl.callbacks.RolloutLog"), ("trainer.callbacks", "lrl.callbacks.WeightSync")),
     "two syncs": (only(SYNC, SYNC), ("trainer.callbacks", "keep one")),
     "syncs too rare for the lag": (
         ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 4}}])),

@@ -36,6 +36,7 @@ def make(folder: Path) -> Path:
         torch.save(checkpoint, folder / f"checkpoints/{name}.ckpt")
     (folder / "checkpoints/text.ckpt").write_text("no checkpoint")
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
+    (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))
     return folder
 
 
@@ -69,6 +70,13 @@ def run(folder: Path) -> dict[str, Any]:
             "callbacks": [{"class_path": "lrl.callbacks.WeightSync"}],
         },
     }
+
+
+def bare(folder: Path) -> dict[str, Any]:
+    """The same run with as little as the command line needs."""
+    whole = run(folder)
+    kept = ("accelerator", "devices", "max_steps", "logger")
+    return whole | {"trainer": {name: whole["trainer"][name] for name in kept}}
 
 
 def config(**values: Any) -> Change:

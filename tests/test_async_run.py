@@ -389,17 +389,3 @@ def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(
     with pytest.raises(RuntimeError, match=r"generator 0 does not compute .* version 0.*nats"):
         fit(lent_server, policy_folder, tmp_path)
     assert not list(Path("/dev/shm").glob(f"lrl-{lent_server.run_id}-*"))
-
-
-def test_a_run_without_weight_sync_is_refused_before_a_server_starts(policy_folder: Path, tmp_path: Path) -> None:
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=lrl.AsyncSingleDevice(),
-        logger=False,
-        default_root_dir=tmp_path,
-        max_steps=1,
-    )
-    with pytest.raises(ValueError, match="WeightSync"):
-        trainer.fit(lrl.PolicyModule(str(policy_folder)), datamodule=data_module())
-    assert not list(tmp_path.glob("**/generator-*.log"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +19,17 @@ from typing import Any
 import pytest
 import torch
 
+import lrl
 from lrl.cli import main, recipes
 from lrl.generators.server import Server
+from lrl.lightning_cli import USUAL
 from lrl.preflight import room
 from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
+from lrl.run_folder import Claim
 from tests.bad_files import DATA, MODELS, RESUMES
 from tests.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
+from tests.bad_words import only
 from tests.broken_inputs import make
 
 CASES = SETTINGS | TRAINER | SERVERS | DATA | MODELS | RESUMES
@@ -98,6 +103,11 @@ HEALTHY = {
     "plain text for one without": ("--model.model", "{in}/models/no-template"),
     "a language model that ranks prompts": (*RANKER, "--data.lengths.ranker.model", "{in}/models/whole"),
     "a checkpoint of the run itself": ("--ckpt_path", "{in}/checkpoints/whole.ckpt"),
+    "callbacks without a sync, which every run has": only("lrl.callbacks.RolloutLog"),
+    "no strategy and no callbacks": ("--config", "{in}/bare.yaml"),
+    "no progress bar, neither Lightning's nor lrl's": (
+        *("--trainer.callbacks+", "lrl.callbacks.Progress", "--trainer.enable_progress_bar", "false"),
+    ),
     "long micro-batches and groups beyond a generator": (
         *("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2"),
     ),
@@ -109,6 +119,54 @@ def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
     with pytest.raises((ServerReached, KeyError)) as reached:
         run(*FIT, *HEALTHY[case])
     assert reached.type is ServerReached or "callbacks" in str(reached.value) or "loops" in str(reached.value)
+
+
+def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(run: Run, monkeypatch: Any) -> None:
+    trainers: list[Any] = []
+    monkeypatch.setattr(
+        "lrl.strategy.GeneratorDevices.start_generators", lambda self, trainer: trainers.append(trainer)
+    )
+    with pytest.raises(RuntimeError, match="There are no generators"):
+        run("fit", "--config", "{in}/bare.yaml", "--trainer.callbacks+", "lrl.callbacks.Timeline")
+    (trainer,) = trainers
+    assert type(trainer.strategy) is lrl.AsyncSingleDevice and trainer.log_every_n_steps == 1
+    names = [type(callback).__name__ for callback in trainer.callbacks if "lrl" in type(callback).__module__]
+    assert sorted(name for name in names if name in (*USUAL, "Timeline")) == sorted([*USUAL, "Timeline"])
+
+
+def test_no_rank_is_started_for_a_strategy_without_generators(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
+    monkeypatch.setattr(f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started"))
+    status, said = run(*FIT, "--trainer.strategy", "ddp", "--model.model", "{in}/models/no-weights")
+    assert status == 2
+    assert "trainer.strategy is DDPStrategy, which has no generators" in said and "has no weights" in said
+
+
+LOGGED = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{tmp}", "--trainer.logger.name", "mine")
+
+
+def test_last_goes_on_from_the_newest_checkpoint_of_the_run(
+    run: Run, inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    shutil.copy(inputs / "checkpoints/other-model.ckpt", checkpoint)
+    status, said = run(*FIT, *LOGGED, "--ckpt_path", "last")
+    assert status == 2 and f"{str(checkpoint)!r} is of another model" in said
+    shutil.copy(inputs / "checkpoints/whole.ckpt", checkpoint)
+    with pytest.raises(ServerReached):
+        run(*FIT, *LOGGED, "--ckpt_path", "last")
+    assert f"Restoring states from the checkpoint path at {checkpoint}" in caplog.text
+
+
+def test_a_second_run_in_the_folder_of_a_live_run_is_refused(run: Run, tmp_path: Path) -> None:
+    live = Claim()
+    live.take(tmp_path / "mine" / "version_0")
+    status, said = run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
+    assert status == 2 and f"is that of a live run (process {os.getpid()} on" in said
+    live.give_up()
+    with pytest.raises(ServerReached):
+        run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
 
 
 def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> None:
@@ -163,7 +221,6 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
 def test_a_script_gets_the_same_faults_as_one_error(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lightning as L
 
-    import lrl
     from lrl.callbacks import WeightSync
 
     monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from lrl import faults
 from lrl.ending import EndsInOrder
 from lrl.preflight import inputs, resume, room, run_folder, settings
+from lrl.preflight import trainer as trainers
+from lrl.run_folder import run_folder as run_folder_of
+from lrl.strategy import GeneratorDevices
 
 if TYPE_CHECKING:
     import lightning as L
@@ -22,21 +25,27 @@ if TYPE_CHECKING:
 
 
 def check(trainer: L.Trainer) -> None:
-    """Check a run that is about to begin; once, on rank 0.
+    """Check a run that is about to begin; once, on rank 0, and of any other rank what concerns it alone.
 
     Raises:
         ValueError: Names every fault, each with its setting, value and remedy.
     """
     from lrl.datamodule import RolloutDataModule
 
-    if not trainer.is_global_zero:
-        return
     policy: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    trainers.check_verb(trainer.state.fn or "fit")
+    if not trainer.is_global_zero:
+        if isinstance(data, RolloutDataModule):
+            trainers.check_strategy(trainer)
+        return
     if isinstance(trainer.strategy, EndsInOrder):
         trainer.strategy.signals.listen()  # reading a data set may take long, and Lightning would exit with 1
     with faults.collected():
-        settings.check_trainer(trainer, policy)
+        if isinstance(data, RolloutDataModule):
+            with faults.noting():
+                trainers.check_strategy(trainer)
+        trainers.check(trainer, policy)
         if isinstance(data, RolloutDataModule):
             _check_run(trainer, policy, data)
 
@@ -52,6 +61,9 @@ def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule
     from lrl.callbacks.evaluation import Evaluation
     from lrl.callbacks.find import find_all
 
+    if not isinstance(trainer.strategy, GeneratorDevices):
+        check_without_trainer(policy, data)
+        return
     evaluations = find_all(trainer, Evaluation)
     settings.check_run(trainer, policy, data)
     settings.check_evaluations(trainer, evaluations)
@@ -65,6 +77,9 @@ def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule
     if shape is not None:
         room.check(trainer, policy, data, shape, ranker)
         resume.check_contents(data.resumes_from, policy, data, shape)
+    if not faults.any_noted():
+        with faults.noting():
+            trainer.strategy.claim.take(run_folder_of(trainer))
 
 
 def _makes_its_model(policy: PolicyModule) -> bool:

@@ -12,7 +12,6 @@ import lightning as L
 from lrl.advantages import GroupMean
 from lrl.faults import above, at_least, fault, noting
 from lrl.generators.crew import SPARE_PLACES
-from lrl.schedule import check_end
 from lrl.strategy import GeneratorDevices
 
 if TYPE_CHECKING:
@@ -53,48 +52,14 @@ def check_data(data: RolloutDataModule) -> None:
     above(0, "data", rollout_timeout_s=data.rollout_timeout_s)
 
 
-def check_trainer(trainer: L.Trainer, policy: PolicyModule) -> None:
-    """Flags of the trainer that would be ignored or wrong, each with the one to use."""
-    if trainer.gradient_clip_val:
-        fault(
-            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: the policy clips the gradient of a whole "
-            "step itself. Remove it and set model.max_grad_norm."
-        )
-    if trainer.accumulate_grad_batches != 1:
-        fault(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: a step already gathers all "
-            "its micro-batches. Remove it; data.micro_batch_tokens sets their size, data.groups_per_step a step's."
-        )
-    _check_precision(str(trainer.precision), policy.dtype_name)
-    if trainer.state.fn == "fit":
-        with noting():
-            check_end(policy.schedule, trainer.max_steps)
-
-
-def _check_precision(precision: str, dtype: str) -> None:
-    if precision == "16-mixed":
-        fault(
-            "trainer.precision='16-mixed' scales the gradients, which would then be clipped at the wrong norm. "
-            "Use bf16-mixed or 32-true."
-        )
-    elif precision in ("16-true", "64-true"):
-        fault(
-            f"trainer.precision={precision!r}: the weights are float32 or bfloat16. Leave it out and set model.dtype."
-        )
-    elif precision == "bf16-true" and dtype != "bfloat16":
-        fault(f"trainer.precision='bf16-true' and model.dtype is {dtype}: the weights' type is model.dtype alone.")
-
-
 def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
     """What trainer, policy and data must agree on."""
-    if isinstance(trainer.strategy, GeneratorDevices):
-        with noting():
-            trainer.strategy.plan()
-        _check_context(trainer.strategy, data)
-        _check_placement(trainer.strategy, data)
-    else:
-        found = type(trainer.strategy).__name__
-        fault(f"trainer.strategy is {found}, which has no generators: use lrl.AsyncSingleDevice or lrl.AsyncDDP.")
+    strategy = trainer.strategy
+    assert isinstance(strategy, GeneratorDevices), "`check_strategy` has looked"
+    with noting():
+        strategy.plan()
+    _check_context(strategy, data)
+    _check_placement(strategy, data)
     check_ranks(trainer)
     if trainer.state.fn != "fit":
         return
@@ -155,11 +120,6 @@ def _check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
     from lrl.callbacks.weight_sync import WeightSync
 
     syncs = find_all(trainer, WeightSync)
-    if not syncs:
-        fault(
-            "trainer.callbacks has no lrl.callbacks.WeightSync: the generators would answer with the first weights "
-            "for ever. Add WeightSync()."
-        )
     if len(syncs) > 1:
         fault(f"trainer.callbacks has {len(syncs)} lrl.callbacks.WeightSync: keep one, or every version moves twice.")
     for sync in syncs:

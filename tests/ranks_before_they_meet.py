@@ -1,0 +1,64 @@
+"""Ranks that wait for a rank 0 which does not come: it stands still in its checks. Arguments: policy folder, folder.
+
+The strategy's name is the third. The others of `lrl.AsyncDDP` tell by a file that they are within torch's wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+import lrl
+
+IN_TORCH = "_create_c10d_store"
+"""The last frame of Python's in which a rank waits for the others."""
+
+
+class Telling(lrl.AsyncDDP):
+    """Tells when it waits."""
+
+    def setup_distributed(self) -> None:
+        waiting = threading.Thread(target=tell, args=(Path(sys.argv[2]) / f"{os.getpid()}.waits",), daemon=True)
+        waiting.start()
+        super().setup_distributed()
+
+
+def tell(file: Path) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    while sys._current_frames()[main].f_code.co_name != IN_TORCH:
+        time.sleep(0.01)
+    file.touch()
+
+
+class SlowOnRankZero(lrl.PolicyModule):
+    """Its rank 0 never gets through its checks."""
+
+    def configure_callbacks(self) -> Any:
+        if self.trainer.is_global_zero and isinstance(self.trainer.strategy, lrl.AsyncDDP):
+            time.sleep(600)
+        return super().configure_callbacks()
+
+
+if __name__ == "__main__":
+    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    plain = sys.argv[3] == "auto"
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2 if plain else 4,
+        strategy="auto" if plain else Telling(),
+        max_steps=1,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=sys.argv[2],
+    )
+    rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
+    trainer.fit(SlowOnRankZero(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))

@@ -95,7 +95,7 @@ class Evaluation(OnRankZero):
         )
         data.load(self.prompts)
         self._pool = data.reward_pool.like(self.judges(data), workers=1)
-        self._pool.start()
+        self._pool.start(next(iter(self.prompts)))
 
     def judges(self, data: RolloutDataModule) -> list[Reward]:
         """What scores the answers."""

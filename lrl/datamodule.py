@@ -119,7 +119,7 @@ class RolloutDataModule(Attached):
         """Load the prompts and start the reward workers before any server: what is wrong with them is said now."""
         if stage == "fit" and self._trainer.is_global_zero:
             self.load(self.prompts)
-            self.reward_pool.start()
+            self.reward_pool.start(next(iter(self.prompts)))
             self._hindsight.start()
 
     def load(self, prompts: Prompts) -> None:

@@ -5,7 +5,7 @@ No module here imports torch, and `Math` is imported when it is first named, as 
 
 from typing import TYPE_CHECKING, Any
 
-from lrl.rewards.base import Reward
+from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.exact_match import ExactMatch
 from lrl.rewards.format import Format
 from lrl.rewards.function import Function, as_reward
@@ -22,6 +22,7 @@ __all__ = [
     "ExactMatch",
     "Format",
     "Function",
+    "GaveUp",
     "LengthPenalty",
     "Math",
     "Reward",

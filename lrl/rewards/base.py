@@ -14,6 +14,23 @@ Score = float | dict[str, float]
 """What a reward gives for one answer: a number, or named parts whose sum counts."""
 
 
+class GaveUp(float):
+    """The reward 0 of a verifier that gave up on an answer: it does not know, so the answer is not right.
+
+    The pool counts such answers (`rewards/gave_up`). For an error, which is no reward, raise an exception instead.
+
+    Args:
+        reason: What was too much, for the log.
+    """
+
+    reason: str
+
+    def __new__(cls, reason: str) -> GaveUp:
+        self = super().__new__(cls, 0.0)
+        self.reason = reason
+        return self
+
+
 class Reward(ABC):
     """Judges one answer. Subclass it, or hand over a plain function (see `Function`).
 
@@ -24,6 +41,8 @@ class Reward(ABC):
 
     name: str = ""
     weight: float = 1.0
+    give_up_s: float = 0.0
+    """Seconds after which it gives up on an answer by itself (`GaveUp`); 0 if it never does."""
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:
         self.weight = weight

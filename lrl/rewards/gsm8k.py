@@ -12,11 +12,15 @@ from decimal import Decimal
 from typing import Any
 
 from lrl.rewards.base import Reward
+from lrl.rewards.boxed import last_boxed
 
 # The look-ahead changes nothing but makes a search nine times faster. A minus right after a word or a bracket is a
 # subtraction ("20-10"), not a sign.
 _NUMBER = r"(?=[-.\d])(?:(?<![\w)}\]])-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 _NOISE = {r"\$": "", "$": "", "{,}": ",", r"\,": "", r"\!": "", "−": "-"}
+_UNIT_POWER = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\}\s*\^\s*(?:\d|\{\s*-?\d+\s*\})")
+_SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\d)")
+"""Thousands set apart by spaces; only in a box, as elsewhere two numbers may follow one another."""
 
 
 class GSM8K(Reward):
@@ -52,8 +56,9 @@ def final_number(text: str) -> Decimal | None:
     """The number that `text` ends up with, or None; a box counts if it holds exactly one (after its last `=`)."""
     for written, meant in _NOISE.items():
         text = text.replace(written, meant)
-    if (boxed := _last_boxed(text)) is not None:
-        found = re.findall(_NUMBER, boxed.rpartition("=")[2])
+    if (boxed := last_boxed(text)) is not None:
+        boxed = _SPACED.sub(lambda spaced: "".join(spaced[0].split()), _UNIT_POWER.sub("", boxed.rpartition("=")[2]))
+        found = re.findall(_NUMBER, boxed)
         return _decimal(found[0]) if len(found) == 1 else None
     found = re.findall(rf"####\s*({_NUMBER})", text) or re.findall(_NUMBER, text)
     return _decimal(found[-1]) if found else None
@@ -61,14 +66,3 @@ def final_number(text: str) -> Decimal | None:
 
 def _decimal(number: str) -> Decimal:
     return Decimal(number.replace(",", ""))
-
-
-def _last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{}` holds; None if there is none, or the text was cut before it closed."""
-    _, box, rest = text.rpartition(r"\boxed{")
-    depth = 1
-    for end, char in enumerate(rest if box else ""):
-        depth += (char == "{") - (char == "}")
-        if depth == 0:
-            return rest[:end]
-    return None

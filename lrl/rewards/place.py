@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import NamedTuple
 
-Outcome = tuple[float, dict[str, float]] | str | None
-"""Of one answer: weighted sum and parts; or a failure as in `Rollout.reward_failure`; or None, not tried."""
+
+class Scored(NamedTuple):
+    """An answer with a reward."""
+
+    reward: float
+    """The weighted sum."""
+    parts: dict[str, float]
+    """By the rewards' names, before the weights."""
+    gave_up: str = ""
+    """Which reward gave up on it, and why; empty if none did."""
+
+
+Outcome = Scored | str | None
+"""Of one answer: its reward; or a failure as in `Rollout.reward_failure`; or None, not tried."""
 
 _MARKED = 1024
 """Answers of a job that can be marked as failed. A later one may be tried three times."""

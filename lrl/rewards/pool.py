@@ -7,20 +7,28 @@ answer for itself, so that a bad one costs only itself. An answer that fails is 
 from __future__ import annotations
 
 import asyncio
-import pickle
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lrl.faults import above, at_least, fault
 from lrl.rewards.base import Reward
 from lrl.rewards.function import as_reward
-from lrl.rewards.place import Outcome
+from lrl.rewards.place import Outcome, Scored
 from lrl.rewards.processes import Answer, Processes
-from lrl.rewards.tally import Tally
+from lrl.rewards.sendable import check_sendable
+from lrl.rewards.tally import KINDS, Tally
 
 if TYPE_CHECKING:
     from lrl.data import Prompt, Rollout
+
+log = logging.getLogger(__name__)
+
+_REFERENCES = ("answer", "solution")
+"""Columns whose text is a plausible response."""
+_LONGEST_SHOWN = 80
 
 
 class RewardPool:
@@ -51,14 +59,16 @@ class RewardPool:
         self.rewards = [as_reward(reward) for reward in rewards]
         _check_rewards(self.rewards)
         _check_limits(workers, timeout_s, memory_gib, max_failures)
+        _check_patience(self.rewards, timeout_s)
         self._processes = Processes(self.rewards, workers, timeout_s, memory_gib)
         self._tally = Tally(max_failures)
         self._parts: set[str] | None = None  # of the first answer
 
     @property
     def counts(self) -> dict[str, int]:
-        """Since the start: answers that were `scored`, `zero` of these, `retried`; without a reward by kind
-        (`lrl.rewards.tally.KINDS`); and workers that were `replaced`."""
+        """Since the start: answers that were `scored`, `zero` of these, `gave_up` of these (a verifier gave up on them,
+        see `GaveUp`), `retried`; without a reward by kind (`lrl.rewards.tally.KINDS`); and workers that were
+        `replaced`."""
         return {**self._tally.counts, "replaced": self._processes.replaced}
 
     def like(self, rewards: Sequence[Reward | Callable[..., Any] | str], workers: int) -> RewardPool:
@@ -66,20 +76,53 @@ class RewardPool:
         limits = self._processes
         return RewardPool(rewards, workers, limits.timeout_s, limits.memory_gib, self._tally.max_failures)
 
-    def start(self) -> None:
-        """Starts the workers and waits until one is ready.
+    def start(self, first: Prompt | None = None) -> None:
+        """Starts the workers, waits until one is ready, and has it judge a made-up response to a prompt.
 
         Call it on a thread that outlives the pool: Linux ends a worker with the thread that started it.
 
+        Args:
+            first: The prompt, with its row's columns. The response is the text of the column `answer`, else of
+                `solution`, else `0`. None for no trial.
+
         Raises:
-            RuntimeError: If a reward cannot be loaded in a worker, or the workers die while they start.
+            RuntimeError: If the workers die while they start.
             TimeoutError: If none is ready after two minutes.
+            ValueError: If a reward cannot be loaded in a worker, or the response got no reward, also when tried again.
+                (With `max_failures` 1 the latter is only logged.)
         """
         self._processes.start()
+        if first is not None:
+            self._try_on(first)
 
     def close(self) -> None:
         """Ends the workers at once, whatever they are doing. May be called twice."""
         self._processes.close()
+
+    def _try_on(self, prompt: Prompt) -> None:
+        response = _made_up_response(prompt.columns)
+        answer = response, _columns(prompt, "stop", max(1, len(response.split())))
+        with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
+            outcome = thread.submit(lambda: asyncio.run(self._tried(prompt.text, answer))).result()
+        if not isinstance(outcome, str):
+            return
+        self.close()  # a worker that was lost may have a successor that ends with the thread above
+        text = (
+            f"The rewards were tried on the response {response[:_LONGEST_SHOWN]!r} to prompt {prompt.id}, before any "
+            f"answer is written, and failed: {outcome}. The row's columns: {', '.join(prompt.columns) or 'none'}. "
+            f"{KINDS[outcome.partition(':')[0]]} A text that it cannot read is worth 0.0, and not an error."
+        )
+        if self._tally.max_failures < 1:
+            fault(text)
+        log.warning("%s The run goes on, as data.max_reward_failures is 1.", text)
+        self._processes.replaced = 0
+        self._processes.start()
+
+    async def _tried(self, prompt: str, answer: Answer) -> Outcome:
+        (outcome,) = await self._processes.outcomes(prompt, [answer])
+        if isinstance(outcome, str):
+            (outcome,) = await self._processes.outcomes(prompt, [answer])
+        return outcome
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         """Fills `reward` and `reward_parts`, or `reward_failure`, of each rollout; they are all answers to `prompt`.
@@ -88,7 +131,9 @@ class RewardPool:
             RuntimeError: If the pool is not started, or is closed meanwhile.
             RewardFailuresError: If more than `max_failures` of the last answers got no reward.
         """
-        answers = [(rollout.text, _columns(prompt, rollout)) for rollout in rollouts]
+        answers = [
+            (rollout.text, _columns(prompt, rollout.finish_reason, len(rollout.token_ids))) for rollout in rollouts
+        ]
         together: list[Outcome] = [None] * len(answers)
         if len(answers) > 1:
             together = [self._judged(outcome) for outcome in await self._processes.outcomes(prompt.text, answers)]
@@ -112,9 +157,9 @@ class RewardPool:
 
     def _judged(self, outcome: Outcome) -> Outcome:
         """Refuses other parts than those of the run's first answer: one that is missing would count as 0."""
-        if not isinstance(outcome, tuple):
+        if not isinstance(outcome, Scored):
             return outcome
-        parts = set(outcome[1])
+        parts = set(outcome.parts)
         self._parts = self._parts or parts
         if parts == self._parts:
             return outcome
@@ -124,18 +169,25 @@ class RewardPool:
         )
 
     def _record(self, prompt: Prompt, rollout: Rollout, outcome: Outcome) -> None:
-        if isinstance(outcome, tuple):
-            rollout.reward, rollout.reward_parts = outcome
+        if isinstance(outcome, Scored):
+            rollout.reward, rollout.reward_parts = outcome.reward, outcome.parts
             self._tally.reward(rollout.reward)
+            if outcome.gave_up:
+                self._tally.gave_up(prompt.id, rollout.text, outcome.gave_up)
         else:
             rollout.reward_failure = outcome
             self._tally.failure(prompt.id, rollout.text, str(outcome))
 
 
-def _columns(prompt: Prompt, rollout: Rollout) -> dict[str, Any]:
+def _made_up_response(columns: Mapping[str, Any]) -> str:
+    texts = [str(columns[name]) for name in _REFERENCES if isinstance(columns.get(name), str | int | float)]
+    return next((text for text in texts if text), "0")
+
+
+def _columns(prompt: Prompt, finish_reason: str | None, num_tokens: int) -> dict[str, Any]:
     """What a reward gets by name. A row's own `prompt` or `response` column would clash with the arguments."""
     row = {name: value for name, value in prompt.columns.items() if name not in ("prompt", "response")}
-    return row | {"finish_reason": rollout.finish_reason, "num_tokens": len(rollout.token_ids)}
+    return row | {"finish_reason": finish_reason, "num_tokens": num_tokens}
 
 
 def _check_limits(workers: int, timeout_s: float, memory_gib: float | None, max_failures: float) -> None:
@@ -147,6 +199,17 @@ def _check_limits(workers: int, timeout_s: float, memory_gib: float | None, max_
         fault(f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 (never stop).")
 
 
+def _check_patience(rewards: list[Reward], timeout_s: float) -> None:
+    """A verifier gives up before its worker is killed, or its wrong answers would have no reward."""
+    patience_s = sum(reward.give_up_s for reward in rewards)
+    if 0 < timeout_s < 2 * patience_s:
+        names = ", ".join(repr(reward.name) for reward in rewards if reward.give_up_s)
+        fault(
+            f"data.reward_timeout_s is {timeout_s:g}, and rewards give up on an answer only after {patience_s:g} s "
+            f"({names}): set it to at least {2 * patience_s:g}, or lower their give_up_s."
+        )
+
+
 def _check_rewards(rewards: list[Reward]) -> None:
     names = Counter(reward.name for reward in rewards)
     if not names:
@@ -154,10 +217,4 @@ def _check_rewards(rewards: list[Reward]) -> None:
     if twice := [name for name, times in names.items() if times > 1]:
         raise ValueError(f"rewards has more than one named {twice[0]!r}; give one of them another `name`.")
     for reward in rewards:
-        try:
-            pickle.dumps(reward)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
-                f"level of a module (no lambda, no function in a function), without open files or connections."
-            ) from error
+        check_sendable(reward)

@@ -72,7 +72,7 @@ class Processes:
         self._pool = self._pool or self._new_pool()
         try:
             self._await_ready(self._pool)
-        except (RuntimeError, TimeoutError):
+        except (RuntimeError, TimeoutError, ValueError):
             self.close()
             raise
 
@@ -189,6 +189,11 @@ class Processes:
             if not (future.done() or pool.active):
                 raise BrokenProcessPool("they ended before the first job")
             future.result(0)
+        except ValueError as error:
+            raise ValueError(
+                f"rewards: {error}. A worker imports the modules of the rewards anew, without what this process has "
+                "set up: see that they can be imported by themselves."
+            ) from None
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "The reward workers died while they started; their own message is above. They import the script that "

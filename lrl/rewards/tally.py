@@ -28,7 +28,7 @@ FEWEST = 256
 _LONGEST_SAMPLE = 80
 
 
-class RewardFailuresError(RuntimeError):
+class RewardFailuresError(ValueError):
     """So many answers got no reward that the run cannot go on."""
 
 
@@ -41,7 +41,7 @@ class Tally:
 
     def __init__(self, max_failures: float) -> None:
         self.max_failures = max_failures
-        self.counts = Counter({name: 0 for name in ("scored", "zero", "retried", *KINDS)})
+        self.counts = Counter({name: 0 for name in ("scored", "zero", "gave_up", "retried", *KINDS)})
         self._last: deque[str] = deque(maxlen=WINDOW)  # kind of failure, "" for a reward
         self._samples: dict[str, str] = {}
 
@@ -49,6 +49,21 @@ class Tally:
         """An answer got a reward."""
         self.counts.update(scored=1, zero=int(value == 0))
         self._last.append("")
+
+    def gave_up(self, prompt_id: int, answer: str, reason: str) -> None:
+        """A verifier gave up on an answer, which has its reward.
+
+        Args:
+            prompt_id: Of the prompt that it answers.
+            answer: Its text.
+            reason: The verifier, colon, what was too much.
+        """
+        self.counts["gave_up"] += 1
+        if self.counts["gave_up"] == 1:
+            sample = _sample(prompt_id, answer, reason)
+            log.info(
+                "A verifier gave up on an answer, which is wrong then. %s (Further ones are only counted.)", sample
+            )
 
     def failure(self, prompt_id: int, answer: str, reason: str) -> None:
         """An answer got none.
@@ -63,8 +78,7 @@ class Tally:
         self._last.append(kind)
         if kind in self._samples:
             return
-        start = answer if len(answer) <= _LONGEST_SAMPLE else answer[:_LONGEST_SAMPLE] + "..."
-        self._samples[kind] = f"Prompt {prompt_id}, answer {start!r}: {reason}"
+        self._samples[kind] = _sample(prompt_id, answer, reason)
         log.warning("An answer got no reward. %s (Further ones of this kind are only counted.)", self._samples[kind])
 
     def check(self) -> None:
@@ -84,3 +98,8 @@ class Tally:
             f"{self._samples[most]}. {KINDS[most]} "
             "Or raise data.max_reward_failures, if such answers may be left out; 1 allows any share."
         )
+
+
+def _sample(prompt_id: int, answer: str, reason: str) -> str:
+    start = answer if len(answer) <= _LONGEST_SAMPLE else answer[:_LONGEST_SAMPLE] + "..."
+    return f"Prompt {prompt_id}, answer {start!r}: {reason}"

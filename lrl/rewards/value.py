@@ -37,8 +37,11 @@ def parts_of(name: str, value: Any) -> dict[str, float]:
 
 
 def _number(part: str, value: Any) -> float:
+    """Also of True and False, 1 and 0, and of what numpy or torch wrap around one number."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
     given = f"{part} is {shortened(value)} ({type(value).__name__})"
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not isinstance(value, Real):
         if _holds_several(value):
             raise BadValueError("wrong_shape", f"{given}; a reward is one number, or a dict of numbers by name")
         raise BadValueError("wrong_type", f"{given}; a reward is a float: write float(...) if that is what you mean")
@@ -52,5 +55,5 @@ def _number(part: str, value: Any) -> float:
 
 
 def _holds_several(value: Any) -> bool:
-    """Whether it is a list or the like; an array without dimensions is one number in a wrong type."""
-    return not isinstance(value, str | bytes) and hasattr(value, "__len__") and getattr(value, "shape", None) != ()
+    """Whether it is a list or the like."""
+    return not isinstance(value, str | bytes) and hasattr(value, "__len__")

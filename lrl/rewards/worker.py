@@ -16,18 +16,26 @@ import os
 import pickle
 import signal
 import sys
+import sysconfig
 import time
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lrl.owner import die_with
-from lrl.rewards.base import Reward
-from lrl.rewards.place import Outcome, Place
+from lrl.rewards.base import GaveUp, Reward
+from lrl.rewards.place import Outcome, Place, Scored
 from lrl.rewards.value import BadValueError, parts_of
 
 OUT_OF_MEMORY = 112
 """Exit code of a worker at its memory limit."""
 _LONGEST_MESSAGE = 500
+_NOT_THE_USERS = (
+    *(str(Path(__file__).parents[1]) + os.sep, "<frozen "),
+    *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+"""Where lrl and libraries are."""
 
 _rewards: list[Reward] | str = "no rewards were loaded"
 _places: Sequence[Place] = ()
@@ -51,7 +59,7 @@ def begin(rewards: bytes, owner: int, memory_gib: float | None, places: Sequence
     try:
         _rewards = pickle.loads(rewards)
     except Exception as error:
-        _rewards = f"a reward cannot be loaded in a reward worker: {_said(error)}"
+        _rewards = f"a reward cannot be loaded in a reward worker: {_said(error)}{where_raised(error)}"
     _limit_memory(memory_gib)
 
 
@@ -59,10 +67,10 @@ def ready() -> None:
     """Returns if this worker can score.
 
     Raises:
-        RuntimeError: If its rewards could not be loaded.
+        ValueError: If its rewards could not be loaded.
     """
     if isinstance(_rewards, str):
-        raise RuntimeError(_rewards)
+        raise ValueError(_rewards)
 
 
 def score(number: int, job: bytes, budget_s: float) -> list[Outcome]:
@@ -120,12 +128,14 @@ async def _weighted_sum(
 ) -> Outcome:
     total = 0.0
     parts: dict[str, float] = {}
+    gave_up = ""
     for index, reward in enumerate(rewards):
         try:
             place.at(answer, index)
             value = reward(*texts, **columns)
             place.uncertain()  # while it is awaited, others run
-            found = parts_of(reward.name, await value if inspect.isawaitable(value) else value)
+            value = await value if inspect.isawaitable(value) else value
+            found = parts_of(reward.name, value)
         except MemoryError:
             place.out_of_memory(answer, index)
             os._exit(OUT_OF_MEMORY)
@@ -134,10 +144,12 @@ async def _weighted_sum(
         except SystemExit as error:
             return f"crash: {reward.name}: {_said(error)}"
         except BaseException as error:  # CancelledError or KeyboardInterrupt would go on in the trainer
-            return f"exception: {reward.name}: {_said(error)}"
+            return f"exception: {reward.name}: {_said(error)}{where_raised(error)}"
+        if isinstance(value, GaveUp):
+            gave_up = gave_up or f"{reward.name}: {value.reason}"[:_LONGEST_MESSAGE]
         parts |= found
         total += reward.weight * sum(found.values())
-    return (total, parts) if math.isfinite(total) else f"nan: the weighted sum of {parts} is {total}"
+    return Scored(total, parts, gave_up) if math.isfinite(total) else f"nan: the weighted sum of {parts} is {total}"
 
 
 def _said(error: BaseException) -> str:
@@ -147,6 +159,13 @@ def _said(error: BaseException) -> str:
     except Exception as another:
         message = f"(its message cannot be read: {type(another).__name__})"
     return f"{type(error).__name__}: {message}"[:_LONGEST_MESSAGE]
+
+
+def where_raised(error: BaseException) -> str:
+    """The line of the user's own code that raised, in brackets; empty if lrl's or a library's code did by itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _limit_memory(gib: float | None) -> None:

@@ -18,7 +18,7 @@ from lrl.rewards.base import Reward
 from lrl.rewards.function import as_reward
 from lrl.rewards.place import Outcome, Scored
 from lrl.rewards.processes import Answer, Processes
-from lrl.rewards.sendable import check_sendable
+from lrl.rewards.sendable import check_main, check_sendable
 from lrl.rewards.tally import KINDS, Tally
 
 if TYPE_CHECKING:
@@ -216,5 +216,6 @@ def _check_rewards(rewards: list[Reward]) -> None:
         raise ValueError("rewards is empty; give at least one.")
     if twice := [name for name, times in names.items() if times > 1]:
         raise ValueError(f"rewards has more than one named {twice[0]!r}; give one of them another `name`.")
+    check_main()
     for reward in rewards:
         check_sendable(reward)

@@ -23,17 +23,32 @@ def check_sendable(reward: Reward) -> None:
             f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
             f"level of a module (no lambda, no function in a function), without open files or connections."
         ) from error
-    if not _main_is_a_file() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
+    if _main_is_nowhere() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
         raise ValueError(
-            f"rewards has {reward.name!r}, which is defined in a notebook, on standard input or at the prompt: a "
-            f"reward worker is a process of its own and cannot import it from there. Write it to a file, such as "
-            f"my_rewards.py (in a notebook, begin its cell with `%%writefile my_rewards.py`), and give "
-            f"`my_rewards:{reward.name}` instead."
+            f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a reward worker is a process "
+            f"of its own and cannot import it from there. Write it to a file (in a notebook, begin its cell with "
+            f"`%%writefile my_rewards.py`) and import it from there, or name a function `my_rewards:{reward.name}`."
         )
 
 
-def _main_is_a_file() -> bool:
-    """Whether a spawned process can import this one's `__main__`, as Python does by its name or its file."""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    return getattr(main, "__spec__", None) is not None or (file is not None and Path(file).is_file())
+def check_main() -> None:
+    """Refuses a script whose file no worker will find; each imports the script that is run, as spawned processes do.
+
+    Raises:
+        ValueError: If the script came by standard input.
+    """
+    file = _file_of_main()
+    if file is not None and not Path(file).is_file() and getattr(sys.modules["__main__"], "__spec__", None) is None:
+        raise ValueError(
+            f"This script is {file}, which is no file. Reward workers are processes of their own and import "
+            "the script that is run: write it to a file, such as train.py, and run that."
+        )
+
+
+def _main_is_nowhere() -> bool:
+    """Whether spawned processes do without this one's `__main__`, as it has neither a name (`python -m`) nor a file."""
+    return getattr(sys.modules["__main__"], "__spec__", None) is None and _file_of_main() is None
+
+
+def _file_of_main() -> str | None:
+    return getattr(sys.modules["__main__"], "__file__", None)

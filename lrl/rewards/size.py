@@ -29,6 +29,7 @@ _OPENING = {"{": "}", "(": ")]", "[": ")]", r"\{": r"\}", r"\lfloor": r"\rfloor"
 _FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac", r"\cfrac"}
 _BINOMIALS = {r"\binom", r"\dbinom", r"\tbinom"}
 _WITH_LIMITS = {r"\sum", r"\prod", r"\int", r"\lim", r"\bigcup", r"\bigcap"}
+_MATRICES = {r"\operatorname{eye}", r"\operatorname{zeros}", r"\operatorname{ones}"}
 _TIMES = {"*", r"\cdot", r"\times"}
 _OVER = {"/", ":", r"\div"}
 _ENDS_A_TERM = {"+", "-", r"\pm", r"\mp", "=", ",", ";", "&", r"\\", "<", ">", "|", r"\mid", r"\cup", r"\cap", r"\bmod"}
@@ -108,6 +109,8 @@ class _Reader:
             return _Size(of.bits, of.log2, letter=True)
         if token == r"\Gamma" and self.peek() == "(":
             return _factorial(self.argument(depth))
+        if token in _MATRICES:
+            _bounded(4 ** min(self.argument(depth).log2, _LARGEST_LOG2))
         return _Size(letter=True)
 
     def argument(self, depth: int) -> _Size:

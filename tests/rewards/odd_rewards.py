@@ -10,6 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy
+
+from lrl.rewards import GaveUp
+
 hoard = []
 
 
@@ -57,8 +61,12 @@ def obey(prompt, response, **columns):
             raise asyncio.CancelledError
         case "interrupt":
             raise KeyboardInterrupt
+        case "giveup":
+            return GaveUp("too much")
         case "bool":
             return True
+        case "scalar":
+            return getattr(numpy, value)(1)
         case "text":
             return "1.0"
         case "nothing":
@@ -100,6 +108,10 @@ async def obey_later(prompt, response, **columns):
 
 def length(prompt, response, *, num_tokens, finish_reason, **columns):
     return num_tokens if finish_reason == "stop" else -num_tokens
+
+
+def missing(prompt, response, **columns):
+    return columns["difficulty"]
 
 
 def level(prompt, response, *, level, **columns):

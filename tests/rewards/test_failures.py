@@ -32,7 +32,6 @@ SPOKEN = {
     "give -inf": "nan",
     "huge": "nan",
     "badpart": "nan",
-    "bool": "wrong_type",
     "text": "wrong_type",
     "nothing": "wrong_type",
     "numbered": "wrong_type",
@@ -185,12 +184,17 @@ def test_a_sum_that_is_not_finite_is_no_reward():
     assert rollout.reward is None and rollout.reward_failure.startswith("nan: ")
 
 
+def line_of_raise():
+    lines = Path(odd_rewards.__file__).read_text().splitlines()
+    return f"{odd_rewards.__file__}, line {lines.index('            raise LookupError(value)') + 1}"
+
+
 def test_the_first_failure_of_each_kind_is_in_the_log_with_its_answer(pool, caplog):
     with caplog.at_level(logging.WARNING):
-        scored(pool, "raise one", "raise two", "bool")
+        scored(pool, "raise one", "raise two", "text")
     assert [record.getMessage().partition(" (F")[0] for record in caplog.records] == [
-        "An answer got no reward. Prompt 0, answer 'raise one': exception: obey: LookupError: one",
-        "An answer got no reward. Prompt 0, answer 'bool': wrong_type: obey: obey is True (bool); a reward is a float: "
+        f"An answer got no reward. Prompt 0, answer 'raise one': exception: obey: LookupError: one ({line_of_raise()})",
+        "An answer got no reward. Prompt 0, answer 'text': wrong_type: obey: obey is '1.0' (str); a reward is a float: "
         "write float(...) if that is what you mean",
     ]
 
@@ -201,7 +205,7 @@ def test_the_first_failure_of_each_kind_is_in_the_log_with_its_answer(pool, capl
 def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     start_afresh(pool, max_failures=0.1)
     enough = int(0.1 * FEWEST)
-    scored(pool, *["raise it"] * (enough - 1), "bool")
+    scored(pool, *["raise it"] * (enough - 1), "text")
     with pytest.raises(RewardFailuresError) as caught:
         scored(pool, "raise it")
     message = str(caught.value)

@@ -41,7 +41,7 @@ def test_every_answer_gets_its_own_reward(pool):
 def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
     zero, failed, late, crashed, fine = scored(pool, "give 0", "raise why", "loop", "exit", "give 1")
     assert (zero.reward, zero.reward_failure) == (0.0, None)
-    assert failed.reward_failure == "exception: obey: LookupError: why"
+    assert failed.reward_failure.startswith("exception: obey: LookupError: why (")
     assert late.reward_failure.startswith("timeout: ")
     assert crashed.reward_failure.startswith("crash: ")
     assert fine.reward == 1.0

@@ -1,0 +1,201 @@
+"""A verifier that gives up says wrong, keeps its worker, and is counted; an error stays an error."""
+
+import logging
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
+
+import odd_rewards  # noqa: E402
+from scenes import counted, scored, start_afresh  # noqa: E402
+from test_size import HUGE  # noqa: E402
+
+from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
+from lrl.rewards.cpu_limit import OutOfTimeError, within  # noqa: E402
+from lrl.rewards.size import TooLargeError, check_size  # noqa: E402
+
+GIVE_UP_S = 0.2
+LONG = [
+    "+".join(f"x_{{{i}}}^{{{i}}}" for i in range(600)),
+    "(" * 19 + "1" + ")" * 19,
+    "+".join(rf"\sin({i}x)" for i in range(1, 30)),
+    r"\sum_{k=1}^{100000} k^{k}",
+    r"\prod_{k=1}^{1000000} k",
+    r"\cos^{1000}(x)",
+    "(x+y+z)^{40}",
+    "0." + "3" * 5000,
+    "1" * 5000,
+    r"\begin{pmatrix}" + r" \\ ".join(" & ".join(["x"] * 12) for _ in range(12)) + r"\end{pmatrix}",
+]
+
+
+@pytest.fixture(scope="module")
+def shared_pool():
+    pool = RewardPool([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=120)
+    pool.start()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pool(shared_pool):
+    return start_afresh(shared_pool)
+
+
+def boxed(*formulas):
+    return [rf"So it is $\boxed{{{formula}}}$." for formula in formulas]
+
+
+def test_a_huge_answer_is_wrong_and_no_worker_is_lost(pool):
+    rollouts = scored(pool, *boxed("4", *HUGE, "2+2"), columns={"answer": "4"})
+    assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(HUGE), 1.0]
+    assert counted(pool) == {"scored": len(HUGE) + 2, "zero": len(HUGE)}
+    assert (pool.counts["gave_up"], pool.counts["replaced"]) == (len(HUGE), 0)
+
+
+def test_what_takes_too_long_to_compare_is_wrong_and_no_worker_is_lost(pool):
+    for answer in LONG:
+        check_size(answer)  # so it is the limit on computing that ends it
+    rollouts = scored(pool, *boxed("4", *LONG, "2+2"), columns={"answer": "4"})
+    assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(LONG), 1.0]
+    assert counted(pool) == {"scored": len(LONG) + 2, "zero": len(LONG)}
+    assert pool.counts["gave_up"] >= 5 and pool.counts["replaced"] == 0
+
+
+NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, 10**12), st.sampled_from(["x", r"\pi", "0.1", "i"])).map(str)
+ADVERSARIAL = st.recursive(
+    NUMBERS,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map(lambda two: f"{two[0]}^{{{two[1]}}}"),
+        st.tuples(inner, inner).map(lambda two: f"({two[0]} + {two[1]})"),
+        st.tuples(inner, inner).map(lambda two: rf"\frac{{{two[0]}}}{{{two[1]}}}"),
+        st.tuples(inner, inner).map(lambda two: rf"\binom{{{two[0]}}}{{{two[1]}}}"),
+        st.tuples(inner, inner).map(lambda two: rf"\begin{{pmatrix}} {two[0]} \\ {two[1]} \end{{pmatrix}}"),
+        st.tuples(inner, inner).map(lambda two: f"[{two[0]}, {two[1]})"),
+        inner.map(lambda one: f"({one})!"),
+        inner.map(lambda one: rf"\sqrt{{{one}}}"),
+        inner.map(lambda one: rf"\sin({one})"),
+        st.tuples(inner, st.integers(2, 40)).map(lambda two: "+".join([two[0]] * two[1])),
+        st.tuples(inner, st.integers(2, 40)).map(lambda two: "(" * two[1] + two[0] + ")" * two[1]),
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(ADVERSARIAL, min_size=1, max_size=4), st.sampled_from(["4", r"\frac{x+1}{2}", "(0, 1)"]))
+def test_no_formula_loses_a_worker_or_fails(pool, answers, gold):
+    start_afresh(pool)
+    rollouts = scored(pool, *boxed(*answers), columns={"answer": gold})
+    assert all(rollout.reward in (0.0, 1.0) for rollout in rollouts)
+    assert pool.counts["replaced"] == pool.counts["retried"] == 0
+
+
+def test_who_gave_up_and_why_is_said_once_with_the_answer(pool, caplog):
+    with caplog.at_level(logging.INFO, logger="lrl.rewards.tally"):
+        scored(pool, *boxed("1000000!", "2^{2^{40}}"), columns={"answer": "4"})
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "math: the answer would have more than" in said and "1000000!" in said
+
+
+def test_the_gold_answer_itself_is_right_however_large_it_is():
+    gold = "10^{10^{10}}"
+    assert Math()("", rf"It is $\boxed{{ {gold} }}$.", answer=gold) == 1.0
+    with pytest.raises(ValueError, match="gold answer '10.* would have more than"):
+        Math()("", r"\boxed{5}", answer=gold)
+
+
+def test_a_gold_answer_that_takes_too_long_to_read_is_an_error():
+    with pytest.raises(ValueError, match="gold answer .* was not read"):
+        Math(give_up_s=0.05)("", r"\boxed{5}", answer=LONG[0])
+
+
+def test_what_stands_before_an_equals_sign_is_not_worked_out():
+    assert Math()("", r"\boxed{10^{10^9} \bmod 7 = 4}", answer="4") == 1.0
+
+
+def test_a_huge_number_on_the_way_to_the_answer_does_not_matter():
+    assert Math()("", r"As $10^{10^9}$ is even and $2^{2^{40}}$ too, it is $\boxed{4}$.", answer="4") == 1.0
+    assert Math()("", r"As $10^{10^9}$ is even, it is $4$.", answer="4") == 1.0
+
+
+def test_a_verifiers_patience_ends_before_its_workers_life():
+    with pytest.raises(ValueError, match=r"data.reward_timeout_s is 3, .* after 2 s \('math'\): set it to at least 4"):
+        RewardPool([Math()], timeout_s=3)
+    with pytest.raises(ValueError, match="Math.give_up_s is 0"):
+        Math(give_up_s=0)
+
+
+def test_a_reward_of_ones_own_may_give_up_too():
+    pool = RewardPool([odd_rewards.obey], workers=1)
+    pool.start()
+    given_up, zero = scored(pool, "giveup", "give 0")
+    pool.close()
+    assert (given_up.reward, zero.reward) == (0.0, 0.0) and GaveUp("why") == 0.0
+    assert (pool.counts["zero"], pool.counts["gave_up"]) == (2, 1)
+
+
+# ---- the limit on computing
+
+
+def compute():
+    while True:
+        pass
+
+
+def swallow():
+    while True:
+        try:
+            compute()
+        except BaseException:
+            return "found"
+
+
+def test_computing_is_ended_and_what_was_there_before_is_there_again():
+    rung = []
+    before = signal.signal(signal.SIGVTALRM, lambda *_: rung.append(True))
+    try:
+        with pytest.raises(OutOfTimeError):
+            within(0.05, compute)
+        assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+        signal.raise_signal(signal.SIGVTALRM)
+        assert rung == [True]
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def test_who_swallows_the_signal_is_out_of_time_all_the_same():
+    with pytest.raises(OutOfTimeError):
+        within(0.05, swallow)
+
+
+def test_time_that_goes_by_without_computing_does_not_count():
+    assert within(0.05, lambda: time.sleep(0.2) or "slept") == "slept"
+
+
+def test_a_multiplication_of_large_numbers_is_ended():
+    with pytest.raises(OutOfTimeError):
+        within(0.05, lambda: 3 ** (10**8))
+
+
+def test_outside_of_the_main_thread_there_is_no_limit():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(within(1e-9, lambda: sum(range(10**6)))))
+    thread.start()
+    thread.join(60)
+    assert found == [sum(range(10**6))]
+
+
+def test_what_is_seen_from_the_text_never_reaches_math_verify(monkeypatch):
+    monkeypatch.setattr("lrl.rewards.math.verify", None)
+    for answer in HUGE:
+        with pytest.raises(TooLargeError):
+            check_size(answer)
+        assert isinstance(Math()("", rf"\boxed{{{answer}}}", answer="4"), GaveUp)

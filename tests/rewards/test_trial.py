@@ -1,0 +1,200 @@
+"""Rewards are tried before anything else is started, and one that cannot work is told so with its own line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # reward workers import `odd_rewards` by this name
+
+import numpy  # noqa: E402
+import odd_rewards  # noqa: E402
+from scenes import children, scored  # noqa: E402
+
+from lrl import faults  # noqa: E402
+from lrl.data import Prompt  # noqa: E402
+from lrl.rewards import GSM8K, ExactMatch, Function, Math, RewardPool  # noqa: E402
+from lrl.rewards.value import BadValueError, parts_of  # noqa: E402
+
+
+def prompt(**columns):
+    return Prompt(id=7, token_ids=[1], text="What is it?", columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("reward", "columns", "named"),
+    [
+        (odd_rewards.missing, {}, "exception: missing: KeyError: 'difficulty' "),
+        (odd_rewards.obey, {"answer": "text"}, "wrong_type: obey: obey is '1.0'"),
+        (odd_rewards.obey, {"answer": "give nan"}, "nan: obey: "),
+        (odd_rewards.obey, {"answer": "list"}, "wrong_shape: obey: "),
+        (odd_rewards.obey, {"answer": "loop"}, "timeout: obey: no reward after 0.5 s"),
+        (odd_rewards.obey, {"answer": "segfault"}, "crash: obey: "),
+        (odd_rewards.obey_later, {"solution": "raise it"}, "exception: obey_later: LookupError: it "),
+        (GSM8K(), {"answer": "unknown"}, "exception: gsm8k: ValueError: "),
+        (ExactMatch("gold"), {"answer": "5"}, "exception: exact_match: ValueError: "),
+    ],
+)
+def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_left(reward, columns, named):
+    before = set(children(os.getpid()))
+    pool = RewardPool([reward], workers=1, timeout_s=0.5)
+    with pytest.raises(faults.EXPECTED) as caught:
+        pool.start(prompt(**columns))
+    message = str(caught.value)
+    assert named in message and "to prompt 7" in message and "\n" not in message
+    assert repr(columns.get("answer", columns.get("solution", "0"))) in message
+    left = {pid for pid in set(children(os.getpid())) - before if b"resource_tracker" not in cmdline(pid)}
+    assert not left
+
+
+def cmdline(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b"resource_tracker"
+
+
+def test_what_a_reward_raised_is_told_with_the_line_of_its_own_file():
+    with pytest.raises(ValueError) as caught:
+        RewardPool([odd_rewards.missing], workers=1).start(prompt(level=3))
+    lines = Path(odd_rewards.__file__).read_text().splitlines()
+    number = lines.index('    return columns["difficulty"]') + 1
+    assert f"({odd_rewards.__file__}, line {number})" in str(caught.value)
+    assert "The row's columns: level." in str(caught.value)
+
+
+def test_a_reward_that_works_has_scored_nothing_yet():
+    pool = RewardPool([odd_rewards.level], workers=1)
+    pool.start(prompt(level=3, answer="5"))
+    assert not any(pool.counts.values())
+    (rollout,) = scored(pool, "5", columns={"level": 2})
+    pool.close()
+    assert rollout.reward == 2.0 and pool.counts["scored"] == 1
+
+
+@pytest.mark.parametrize("rewards", [[GSM8K(), Math()], [ExactMatch()]])
+def test_the_reference_is_a_response_that_every_shipped_verifier_can_judge(rewards):
+    pool = RewardPool(rewards, workers=1)
+    pool.start(prompt(answer="#### 5", solution=r"\boxed{5}"))
+    pool.close()
+
+
+def test_a_trial_that_fails_now_and_then_is_made_twice(tmp_path):
+    pool = RewardPool([odd_rewards.obey], workers=1)
+    pool.start(prompt(answer=f"once {tmp_path}/tried raise it"))
+    pool.close()
+
+
+def test_who_allows_every_failure_is_only_told(caplog):
+    pool = RewardPool([odd_rewards.obey], workers=1, max_failures=1.0)
+    pool.start(prompt(answer="exit"))
+    (rollout,) = scored(pool, "give 1")
+    pool.close()
+    assert rollout.reward == 1.0 and pool.counts["replaced"] == 0
+    assert "data.max_reward_failures is 1" in caplog.text
+
+
+def test_a_trial_works_beside_an_event_loop_as_a_notebook_has():
+    import asyncio
+
+    async def cell():
+        pool = RewardPool([odd_rewards.level], workers=1)
+        pool.start(prompt(level=3))
+        pool.close()
+
+    asyncio.run(cell())
+
+
+# ---- what counts as a number
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (True, 1.0),
+        (False, 0.0),
+        (numpy.float32(0.5), 0.5),
+        (numpy.float16(0.5), 0.5),
+        (numpy.int64(3), 3.0),
+        (numpy.bool_(True), 1.0),
+        (numpy.array(0.25), 0.25),
+        ({"form": True, "sense": numpy.bool_(False)}, None),
+    ],
+)
+def test_a_truth_value_and_what_numpy_wraps_around_one_number_are_numbers(value, number):
+    parts = parts_of("f", value)
+    assert parts == ({"f/form": 1.0, "f/sense": 0.0} if number is None else {"f": number})
+    assert all(type(part) is float for part in parts.values())
+
+
+@pytest.mark.parametrize("value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]])
+def test_what_wraps_anything_else_is_none(value):
+    with pytest.raises(BadValueError):
+        parts_of("f", value)
+
+
+# ---- rewards that no worker could import
+
+NOT_IN_A_FILE = (
+    "from lrl.rewards import GSM8K, Reward, RewardPool\n"
+    "def brevity(prompt, response, **columns):\n"
+    "    return -len(response)\n"
+    "class Short(Reward):\n"
+    "    def __call__(self, prompt, response, **columns):\n"
+    "        return -len(response)\n"
+)
+REFUSED = "try:\n    RewardPool([{reward}])\nexcept ValueError as error:\n    print(error)\n"
+
+
+def told(*command, text=None):
+    run = subprocess.run(
+        [sys.executable, *command],
+        input=text,
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize(("reward", "name"), [("brevity", "brevity"), ("Short(name='short')", "short")])
+@pytest.mark.parametrize("how", ["-c", "notebook"])
+def test_a_reward_that_is_in_no_file_is_told_where_to_go(how, reward, name):
+    script = NOT_IN_A_FILE + REFUSED.format(reward=reward)
+    if how == "-c":
+        said = told("-c", script)
+    else:  # as IPython does: the cells run in a module of their own that stands in for __main__
+        cell = "import sys, types\nmain = sys.modules['__main__'] = types.ModuleType('__main__')\n"
+        said = told("-c", cell + f"exec({script!r}, vars(main))\n")
+    assert f"{name!r}, which is defined in a notebook" in said
+    assert "%%writefile my_rewards.py" in said and f"`my_rewards:{name}`" in said
+
+
+def test_a_script_on_standard_input_is_told_to_become_a_file():
+    said = told("-", text=NOT_IN_A_FILE + REFUSED.format(reward="GSM8K()"))
+    assert said.startswith("This script is <stdin>, which is no file.") and "write it to a file" in said
+
+
+def test_a_notebook_may_use_rewards_that_are_in_a_file():
+    use = "pool = RewardPool([GSM8K(), 'tests.odd_lengths:brevity'], workers=1)\npool.start()\npool.close()\nprint(1)\n"
+    assert told("-c", NOT_IN_A_FILE + use) == "1\n"
+
+
+def test_a_reward_that_a_worker_cannot_import_is_told_so(tmp_path, monkeypatch):
+    module = tmp_path / "only_here.py"
+    module.write_text(
+        "import multiprocessing\n"
+        "if multiprocessing.parent_process() is not None:\n"
+        "    import no_such_library\n"
+        "def f(prompt, response, **columns):\n"
+        "    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = RewardPool([Function("only_here:f")], workers=1)
+    with pytest.raises(ValueError, match=r"No module named 'no_such_library' \(.*only_here.py, line 3\)"):
+        pool.start()

@@ -74,7 +74,10 @@ class RolloutLog(OnRankZero):
                     "rollouts/masked_tokens": stream.packer.masked_tokens,
                     "rollouts/skipped_groups": len(data.controller.ledger.skipped),
                     "rollouts/replayed_groups": len(stream.replayed),
-                    **{f"rewards/{kind}": data.reward_pool.counts[kind] for kind in (*KINDS, "retried", "replaced")},
+                    **{
+                        f"rewards/{kind}": data.reward_pool.counts[kind]
+                        for kind in ("gave_up", *KINDS, "retried", "replaced")
+                    },
                 }
             )
             | resumed_scalars(data.controller.resumed, stream.step)

@@ -35,7 +35,15 @@ def living(mark: str) -> list[psutil.Process]:
                 found.append(process)
         except (psutil.Error, OSError):
             continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in found if lives(process)]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs; it may end between two looks at it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -143,7 +144,8 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.V
         one.process.wait(30)
     for process in launch.psutil.process_iter():
         if environment(process).get(launch.MARK) == one.mark:
-            process.kill()
+            with contextlib.suppress(launch.psutil.NoSuchProcess):
+                process.kill()
 
 
 def test_a_process_that_outlives_its_victim_is_found(victim: launch.Victim) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,14 +106,18 @@ def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_i
 
     def cores() -> list[set[int]]:
         """Of the generator and of the loop."""
-        (keeper,) = [one for one in psutil.Process().children() if f"lrl-{strategy.run_id}-" in one.cmdline()]
+        assert strategy.fleet is not None
+        (server,) = [one.server for one in strategy.fleet.generators]
+        keeper = psutil.Process(server._keeper.pid)
         (generator,) = keeper.children()
         (loop,) = [one for one in threading.enumerate() if one.name == "lrl-loop"]
         return [os.sched_getaffinity(number) for number in (generator.pid, loop.native_id or 0)]
 
     async def look_after_a_while() -> list[set[int]]:
-        await asyncio.sleep(0.3)
-        return cores()
+        end = time.monotonic() + 60
+        while (found := cores()) != [before, before] and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+        return found
 
     try:
         strategy.start_generators(trainer)
@@ -136,4 +141,4 @@ def test_the_command_line_has_them_sleep_before_torch_is_there() -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     words = [sys.executable, "-c", look]
-    assert subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60).stdout == "passive\n"
+    assert subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300).stdout == "passive\n"

@@ -36,7 +36,7 @@ class ModelRun:
         self.versions: list[int] = []
         self.data.new_version = self.versions.append  # type: ignore[method-assign]
         self.data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
-        self.sync = WeightSync(deadline_s=5.0)
+        self.sync = WeightSync(deadline_s=60.0)
         self.trainer: Any = SimpleNamespace(
             strategy=SimpleNamespace(fleet=self.fleet, transport="direct", run_id="run"),
             datamodule=self.data,
@@ -75,7 +75,7 @@ class ModelRun:
 
 
 def until(done: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not done():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +104,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
     monkeypatch.setattr(elastic_module.subprocess, "Popen", Noted)
     yield processes
     for process in processes:
-        if process.is_running():
+        with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
@@ -170,8 +171,8 @@ def test_what_will_not_end_is_killed_with_the_run(
     monkeypatch.setattr(elastic_module, "END_S", 0.2)
     elastic = Elastic(command=script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN);"), steps=1)
     model_run.steps(elastic, 1)
-    wait_for((tmp_path / "started").exists, 20.0, "the script")
-    wait_for(lambda: started[0].status() == psutil.STATUS_SLEEPING, 20.0, "its sleep")
+    wait_for((tmp_path / "started").exists, 60.0, "the script")
+    wait_for(lambda: started[0].status() == psutil.STATUS_SLEEPING, 60.0, "its sleep")
     started[0].send_signal(signal.SIGTERM)
     elastic.on_exception(model_run.trainer, None, KeyboardInterrupt())  # type: ignore[arg-type]
     assert not started[0].is_running()

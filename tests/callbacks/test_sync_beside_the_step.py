@@ -42,7 +42,7 @@ def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_h
 def test_when_the_trainer_goes_on_nothing_begins_any_more_under_the_version_before(model_run: ModelRun) -> None:
     sync, begins = model_run.sync._syncs[model_run.crew].sync, threading.Event()
     deliver: Any = sync.deliver_twice
-    sync.deliver_twice = lambda resumed: begins.wait(10) and deliver(resumed)  # type: ignore[assignment]
+    sync.deliver_twice = lambda resumed: begins.wait(60) and deliver(resumed)  # type: ignore[assignment]
     model_run.step(1)
     assert model_run.crew.serving == [] and len(model_run.crew.alive) == 2
     begins.set()
@@ -76,7 +76,7 @@ def test_others_wait_until_it_is_over_and_proved(model_run: ModelRun, what: str)
     time.sleep(0.1)
     assert not done and all(client.posted.count(PAUSE) == 2 for client in model_run.clients)
     model_run.stick("")
-    thread.join(10)
+    thread.join(60)
     last = 2 if what == "another sync" else 1
     until(lambda: proved(model_run.crew.generators) == [last, last])
     assert done

@@ -46,7 +46,7 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_proved(m
     time.sleep(0.1)
     assert not done and all(client.posted.count("/pause?mode=keep") == 2 for client in model_run.clients)
     model_run.hold(False)
-    thread.join(10)
+    thread.join(60)
     assert done and model_run.data.stopwatch.seconds("probe") > 0.05
     until(lambda: proved(model_run.crew.generators) == ([2, 2] if what == "a sync" else [1, 1]))
 

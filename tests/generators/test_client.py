@@ -75,7 +75,7 @@ def streams(chunks: list[dict[str, Any]], seen: list[Any] | None = None, cut: bo
     return handler
 
 
-def write(client: GeneratorClient, *rollouts: Rollout, deadline_s: float = 5.0, version: int = 4) -> Any:
+def write(client: GeneratorClient, *rollouts: Rollout, deadline_s: float = 60.0, version: int = 4) -> Any:
     sampling = Sampling(n=2, max_tokens=9, temperature=0.7)
     return client.write([1, 2, 3], rollouts, sampling, version=lambda: version, priority=17, deadline_s=deadline_s)
 
@@ -96,7 +96,7 @@ def test_no_connection_outlives_its_request() -> None:
 
     async def two_requests(client: GeneratorClient) -> int:
         before = established()
-        await client.heartbeat(5.0)
+        await client.heartbeat(60.0)
         await write(client, Rollout())
         return established() - before
 
@@ -147,7 +147,7 @@ def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(chunks: l
 
 def test_a_heartbeat_asks_for_one_token_before_everything_else() -> None:
     seen: list[Any] = []
-    at_server(answers_json({"choices": []}, seen), lambda client: client.heartbeat(5.0))
+    at_server(answers_json({"choices": []}, seen), lambda client: client.heartbeat(60.0))
     ((route, body),) = seen
     assert route == GENERATE and body["sampling_params"]["max_tokens"] == 1 and body["priority"] < -1000
 
@@ -157,7 +157,7 @@ def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
     seen: list[Any] = []
     found = at_server(
         answers_json({"prompt_logprobs": entries}, seen),
-        lambda client: client.prompt_logprobs([4, 5, 6], salt="probe-2", deadline_s=5.0),
+        lambda client: client.prompt_logprobs([4, 5, 6], salt="probe-2", deadline_s=60.0),
     )
     assert found == [-1.5, -2.5] and seen[0][1]["cache_salt"] == "probe-2"
 
@@ -177,14 +177,14 @@ def test_a_refusal_is_an_error_of_its_own_with_the_servers_words() -> None:
         return web.Response(status=403, text="scale-out is off")
 
     with pytest.raises(Refused, match="generator 7: /pause answered 403: scale-out is off"):
-        at_server(refuse, lambda client: client.post("/pause", deadline_s=5.0))
+        at_server(refuse, lambda client: client.post("/pause", deadline_s=60.0))
 
 
 def test_a_server_that_is_gone_is_an_error_that_names_the_route() -> None:
     async def scene() -> None:
         client = GeneratorClient(f"http://127.0.0.1:{unused_port()}", "generator 7", "secret")
         try:
-            await client.post("/resume", deadline_s=5.0)
+            await client.post("/resume", deadline_s=60.0)
         finally:
             await client.close()
 
@@ -197,16 +197,16 @@ def test_an_ill_server_is_no_refusal() -> None:
         return web.Response(status=500, text="EngineCore encountered an issue")
 
     with pytest.raises(GeneratorError, match="answered 500: EngineCore") as caught:
-        at_server(ill, lambda client: client.heartbeat(5.0))
+        at_server(ill, lambda client: client.heartbeat(60.0))
     assert not isinstance(caught.value, Refused)
 
 
 def test_a_client_closed_twice_can_still_be_used() -> None:
     async def close_twice_and_post(client: GeneratorClient) -> Any:
-        await client.post("/resume", deadline_s=5.0)
+        await client.post("/resume", deadline_s=60.0)
         await client.close()
         await client.close()
-        return await client.post("/resume", deadline_s=5.0)
+        return await client.post("/resume", deadline_s=60.0)
 
     assert at_server(answers_json({"fine": 1}), close_twice_and_post) == {"fine": 1}
 
@@ -216,7 +216,7 @@ def test_a_client_closed_twice_can_still_be_used() -> None:
 )
 def test_a_probe_without_its_logprobs_is_the_generators_failure(answer: Any) -> None:
     with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"):
-        at_server(answers_json(answer), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=5.0))
+        at_server(answers_json(answer), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0))
 
 
 def test_an_answer_that_is_no_json_is_the_generators_failure() -> None:
@@ -224,4 +224,4 @@ def test_an_answer_that_is_no_json_is_the_generators_failure() -> None:
         return web.Response(text="{", content_type="application/json")
 
     with pytest.raises(GeneratorError, match="generator 7: /pause answered no JSON"):
-        at_server(handler, lambda client: client.post("/pause", deadline_s=5.0))
+        at_server(handler, lambda client: client.post("/pause", deadline_s=60.0))

@@ -21,6 +21,7 @@ import torch
 from lrl.generators import keeper
 from lrl.generators.server import Server, ServerError
 from lrl.generators.settings import ServerSettings
+from tests.leftovers import lives
 
 BACKEND = "nccl"
 """Any engine that vLLM knows: no weights move here."""
@@ -101,9 +102,9 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setenv("TMPDIR", scratch)
     seen = Seen()
     yield seen
-    wait_for(lambda: not living(seen.processes, mark), 20.0, "the end of all processes")
-    wait_for(lambda: not seen.shared & inodes(keeper.SHM), 5.0, "the removal of the shared memory")
-    wait_for(lambda: not os.listdir(scratch), 5.0, "an empty temporary folder")
+    wait_for(lambda: not living(seen.processes, mark), 60.0, "the end of all processes")
+    wait_for(lambda: not seen.shared & inodes(keeper.SHM), 60.0, "the removal of the shared memory")
+    wait_for(lambda: not os.listdir(scratch), 60.0, "an empty temporary folder")
     os.rmdir(scratch)
 
 
@@ -120,7 +121,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
 
 def living(seen: list[psutil.Process], mark: str) -> list[psutil.Process]:
     """Those noted that still live, and any that carries the mark: a process may have been started unseen."""
-    found = [process for process in seen if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    found = [process for process in seen if lives(process)]
     for process in psutil.process_iter():
         try:
             if process.environ().get("LRL_TEST_MARK") == mark and process.pid != os.getpid():

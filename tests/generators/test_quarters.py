@@ -91,8 +91,11 @@ def test_a_machine_that_binds_nothing_is_told_once_and_the_run_goes_on(
     assert caplog.text.count("not allowed") == 1
 
 
-@pytest.mark.parametrize(("seconds", "entered"), [(0.0, 0), (0.1, 1)])
-def test_only_a_long_wait_opens_the_cores_and_its_end_closes_them(seconds: float, entered: int) -> None:
+@pytest.mark.parametrize(("moment_s", "entered"), [(60.0, 0), (0.001, 1)])
+def test_only_a_long_wait_opens_the_cores_and_its_end_closes_them(
+    moment_s: float, entered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lrl.generators.loop.MOMENT_S", moment_s)
     seen: list[str] = []
 
     @contextmanager
@@ -104,7 +107,7 @@ def test_only_a_long_wait_opens_the_cores_and_its_end_closes_them(seconds: float
     loop = LoopThread()
     loop.long_wait = long_wait
     try:
-        assert loop.wait(asyncio.sleep(seconds, "done"), 5.0, "this") == "done"
+        assert loop.wait(asyncio.sleep(1.0, "done"), 60.0, "this") == "done"
         assert seen == ["in", "out"] * entered
     finally:
         loop.close()

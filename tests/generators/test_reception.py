@@ -181,7 +181,7 @@ def test_nobody_leaves_in_the_middle_of_a_sync(live: LiveRun) -> None:
     live.others.ask_to_leave(number)
     looks = threading.Event()
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
-    assert looks.wait(10) and live.others.refusal(number) is None and generator.out is None
+    assert looks.wait(60) and live.others.refusal(number) is None and generator.out is None
     live.end_sync(8)
     until(lambda: live.others.standing(number) == Standing("left", 8))
 

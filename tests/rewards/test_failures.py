@@ -20,7 +20,7 @@ from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import Function, RewardFailuresError, RewardPool  # noqa: E402
 from lrl.rewards.tally import FEWEST, KINDS, WINDOW, Tally  # noqa: E402
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 2.0
 MEMORY_GIB = 0.25
 SPOKEN = {
     "raise it": "exception",

@@ -21,7 +21,7 @@ from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
 from lrl.rewards.cpu_limit import OutOfTimeError, within  # noqa: E402
 from lrl.rewards.size import TooLargeError, check_size  # noqa: E402
 
-GIVE_UP_S = 0.2
+GIVE_UP_S = 0.5
 LONG = [
     "+".join(f"x_{{{i}}}^{{{i}}}" for i in range(600)),
     "(" * 19 + "1" + ")" * 19,

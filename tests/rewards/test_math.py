@@ -1,10 +1,11 @@
-"""MATH's own answers are right however they are written, and math-verify's signals are off."""
+"""MATH's own answers are right however they are written, and verdicts are those of math-verify."""
 
 import json
 import threading
 from pathlib import Path
 
 import pytest
+from math_verify import parse, verify
 
 from lrl.rewards import Math
 
@@ -27,6 +28,28 @@ def test_every_gold_answer_is_right_and_another_wrong():
         assert Math()("", response, **row) == 1.0, row["answer"]
         assert Math()("", response, solution=row["solution"]) == 1.0, row["answer"]
         assert Math()("", r"Therefore $\boxed{-12345.678}$.", **row) == 0.0, row["answer"]
+
+
+def test_a_verdict_on_the_data_is_math_verifys_own():
+    answers = [row["answer"] for row in rows()]
+    for place, gold in enumerate(answers):
+        for other in (answers[place - 1], answers[place // 2]):
+            response = rf"Therefore $\boxed{{{other}}}$."
+            found = verify(parse(rf"\boxed{{{gold}}}", parsing_timeout=None), parse(response, parsing_timeout=None))
+            assert Math()("", response, answer=gold) == float(found), (gold, other)
+
+
+def test_every_solution_of_the_data_is_right():
+    for row in rows():
+        assert Math()("", row["solution"], answer=row["answer"]) == 1.0, row["answer"]
+
+
+@pytest.mark.parametrize(
+    "response", ["2pi", "2*pi", r"2 \cdot pi", "pi+pi", r"\frac{4pi}{2}", r"\text{pi}2", "2π", r"2\pi"]
+)
+def test_pi_may_be_written_in_letters(response):
+    assert Math()("", rf"\boxed{{{response}}}", answer=r"2\pi") == 1.0
+    assert Math()("", rf"\boxed{{{response}}}", answer=r"3\pi") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -52,5 +75,5 @@ def test_it_works_outside_the_main_thread():
     found = []
     thread = threading.Thread(target=lambda: found.append(Math()("", r"\boxed{2}", answer="2")))
     thread.start()
-    thread.join(30)
+    thread.join(120)
     assert found == [1.0]

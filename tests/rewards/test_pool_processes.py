@@ -16,15 +16,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # reward workers import `odd_rewards` by this name
 
 import odd_rewards  # noqa: E402
-from scenes import alive, all_gone, children, rollouts_of, scored  # noqa: E402
+from scenes import alive, all_gone, children, is_tracker, rollouts_of, scored  # noqa: E402
 
 from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
-
-
-def is_tracker(pid):
-    """Python's own process, which outlives the workers."""
-    return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_ctrl_c_does_not_reach_the_workers():
@@ -83,7 +78,9 @@ def test_workers_die_with_a_trainer_that_is_killed(tmp_path, order):
         "    rollout = Row(text=sys.argv[1], token_ids=[1], finish_reason='stop')\n"
         "    score = lambda: asyncio.run(pool.score(Row(text='', columns={}), [rollout]))\n"
         "    threading.Thread(target=score, daemon=True).start()\n"
-        "    time.sleep(0.5)\n"
+        "    until = time.monotonic() + (60 if sys.argv[1] == 'give 1' else 0.5)\n"
+        "    while not hasattr(rollout, 'reward') and time.monotonic() < until:\n"
+        "        time.sleep(0.02)\n"
         "    print(getattr(rollout, 'reward', None), flush=True)\n"
         "    time.sleep(60)\n"
     )
@@ -129,7 +126,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path, stalled):
         env=os.environ | {"PYTHONPATH": str(HERE.parents[1])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert run.returncode == 1
     # Behind it Python may count the semaphores of a worker that was ended while it started.

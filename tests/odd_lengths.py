@@ -14,3 +14,8 @@ def brevity_of_even_sums(prompt: str, response: str, *, answer: str, num_tokens:
 def nan_if_even(prompt: str, response: str, **columns: object) -> float:
     """The number of characters where it is odd, else no reward at all."""
     return float(len(response)) if len(response) % 2 else float("nan")
+
+
+def nan_if_long(prompt: str, response: str, *, num_tokens: int, **columns: object) -> float:
+    """1 for an answer of a token or two, as the trial before a run makes one up, else no reward at all."""
+    return 1.0 if num_tokens < 3 else float("nan")

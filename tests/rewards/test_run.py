@@ -42,6 +42,6 @@ def test_failed_answers_are_counted_by_kind_and_leave_the_others_their_rewards(
 def test_a_reward_that_fails_too_often_ends_the_run(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"rewards": ["tests.odd_lengths:nan_if_even"], "max_reward_failures": 0.01}
+    settings: dict[str, Any] = {"rewards": ["tests.odd_lengths:nan_if_long"], "max_reward_failures": 0.01}
     with pytest.raises(RewardFailuresError, match="data.max_reward_failures is 0.01"):
         fit(lent_server, policy_folder, tmp_path, **settings)

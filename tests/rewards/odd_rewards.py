@@ -10,8 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy
-
 from lrl.rewards import GaveUp
 
 hoard = []
@@ -65,8 +63,6 @@ def obey(prompt, response, **columns):
             return GaveUp("too much")
         case "bool":
             return True
-        case "scalar":
-            return getattr(numpy, value)(1)
         case "text":
             return "1.0"
         case "nothing":

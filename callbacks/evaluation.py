@@ -28,6 +28,7 @@ from lrl.evaluation import Report, evaluate, write_answers
 from lrl.faults import above, at_least, fault
 from lrl.generators.sampling import Sampling
 from lrl.rewards import Reward, RewardPool, as_reward
+from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.run_folder import run_folder
@@ -63,7 +64,7 @@ class Evaluation(OnRankZero):
         every_n_steps: int = 20,
         samples: int = 1,
         temperature: float = 0.0,
-        rewards: Sequence[Reward | Callable[..., Any] | str] | None = None,
+        rewards: Sequence[OneReward] | OneReward | None = None,
         by: Sequence[str] = (),
         concurrency: int = 32,
         timeout_s: float = 3600.0,
@@ -78,7 +79,7 @@ class Evaluation(OnRankZero):
         self.prompts = Prompts.coerce(prompts, split="test")
         self.every_n_steps = every_n_steps
         self.sampling = Sampling(n=samples, temperature=temperature)
-        self.rewards = rewards
+        self.rewards = as_list(rewards) if rewards is not None else None
         self.by = by
         self.concurrency = concurrency
         self.timeout_s = timeout_s

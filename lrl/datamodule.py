@@ -6,7 +6,7 @@ an on-policy run and skips a step at a resume.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ from lrl.attached import Attached
 from lrl.data import Group
 from lrl.generators.sampling import Sampling
 from lrl.preflight.settings import check_data
-from lrl.rewards import Reward, RewardPool
+from lrl.rewards import RewardPool
+from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Moving
 from lrl.rollouts.hindsight import Hindsight
@@ -38,7 +39,8 @@ class RolloutDataModule(Attached):
 
     Args:
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub or a file, or a list of rows.
-        rewards: What scores an answer: `lrl.rewards.Reward`s, Python callables, or their names (`module:function`).
+        rewards: What scores an answer: `lrl.rewards.Reward`s, Python callables, or their
+            names (`module:function`, `file.py:function`); one alone or several.
         groups_per_step: Prompts that one optimizer step trains.
         rollouts_per_group: Answers to each prompt.
         max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is on-policy.
@@ -68,7 +70,7 @@ class RolloutDataModule(Attached):
     def __init__(
         self,
         prompts: Prompts | str | list[dict[str, Any]],
-        rewards: Sequence[Reward | Callable[..., Any] | str],
+        rewards: Sequence[OneReward] | OneReward,
         groups_per_step: int = 16,
         rollouts_per_group: int = 8,
         max_lag: int = 1,
@@ -92,7 +94,7 @@ class RolloutDataModule(Attached):
     ) -> None:
         super().__init__()
         self.prompts = Prompts.coerce(prompts)
-        self.rewards, self.rollout_timeout_s = rewards, rollout_timeout_s
+        self.rewards, self.rollout_timeout_s = as_list(rewards), rollout_timeout_s
         self.groups_per_step, self.max_lag, self.stragglers = groups_per_step, max_lag, stragglers
         self.max_prompt_tokens, self.micro_batch_tokens = max_prompt_tokens, micro_batch_tokens
         self.advantages = advantages or GroupMean()
@@ -102,7 +104,9 @@ class RolloutDataModule(Attached):
         self.dispatch.lengths = self.lengths
         self._hindsight = Hindsight(self.advantages, replay, self.lengths)
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
-        self.reward_pool = RewardPool(rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures)
+        self.reward_pool = RewardPool(
+            self.rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures
+        )
         self._controller: Controller | None = None
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None

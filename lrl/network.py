@@ -8,7 +8,6 @@ answers do not see each other is tried in `lrl.isolation`.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -23,27 +22,44 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
+from lrl import by_name
 from lrl.data import MicroBatch
 from lrl.logprobs import LogitTransform, token_logprobs
 
 Dtype = Literal["float32", "bfloat16"]
 
 
+def is_made(model: str) -> bool:
+    """Whether the setting `model` names a Python function that makes the model."""
+    return by_name.is_name(model) and not Path(model).exists()
+
+
 def find_model(model: str) -> str:
-    """The folder or hub name behind the setting `model`; runs the function of a `module:function`."""
-    if ":" not in model or Path(model).exists():
-        return model
+    """The folder or hub name behind the setting `model`; runs the function that it may name instead.
+
+    Raises:
+        ValueError: There is no such folder or function, or the function raised.
+    """
+    if not is_made(model):
+        folder = str(Path(model).expanduser()) if model.startswith("~") else model
+        check_folder(folder)
+        return folder
     try:
-        maker = pkgutil.resolve_name(model)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"model={model!r} is read as module:function, but: {error}. "
-            "Check the spelling and that the module can be imported."
-        ) from None
+        maker = by_name.function(model)
+    except ValueError as error:
+        raise ValueError(f"model={model!r} is read as module:function: {error}") from None
     try:
         return str(maker())
     except Exception as error:
         raise ValueError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
+
+
+def check_folder(model: str) -> None:
+    """Raise ValueError if `model` can only be a folder, and there is none. On the hub it is `name` or `owner/name`."""
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if is_path and not Path(model).exists():
+        here = f" (looked for {Path(model).resolve()})" if not Path(model).is_absolute() else ""
+        raise ValueError(f"model={model!r}: there is no such folder{here}. Give one in Hugging Face format.")
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -222,12 +238,15 @@ def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
 @contextmanager
 def _named(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
     """Turns what transformers raises for a bad folder into a ValueError that names the setting."""
+    check_folder(folder)
     try:
         yield
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         if "custom code" in reason:
             reason = "It brings code of its own, which is never run."
+        elif "/" in folder and not Path(folder).exists() and Path(folder).parent.is_dir():
+            reason = f"There is no such folder in {Path(folder).parent}, and as a name on the hub: {reason}"
         raise ValueError(
             f"model={folder!r}: {kind.__name__} cannot open it{f' with attention={attention!r}' if attention else ''}. "
             f"{reason:.300}\n"

@@ -7,11 +7,11 @@ only its shapes are built. What takes long by itself, a model made by a Python f
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl import faults
 from lrl.ending import EndsInOrder
+from lrl.network import is_made
 from lrl.preflight import inputs, resume, room, run_folder, settings
 from lrl.preflight import trainer as trainers
 from lrl.run_folder import run_folder as run_folder_of
@@ -83,5 +83,5 @@ def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule
 
 
 def _makes_its_model(policy: PolicyModule) -> bool:
-    """Whether the model is a `module:function` that has not been run yet."""
-    return "policy_folder" not in vars(policy) and ":" in policy.model and not Path(policy.model).exists()
+    """Whether the model is made by a function that has not been run yet."""
+    return "policy_folder" not in vars(policy) and is_made(policy.model)

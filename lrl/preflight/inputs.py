@@ -72,7 +72,7 @@ def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[P
         folder = policy.policy_folder
         shape = shape_of(folder, policy.attention)
     except EXPECTED as error:
-        fault(str(error))
+        fault(f"model.{error}")  # which begins with "model="
         return None
     check_context(folder, shape, data.max_model_tokens)
     sound = check_weights(folder, shape)

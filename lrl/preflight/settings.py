@@ -12,6 +12,7 @@ import lightning as L
 from lrl.advantages import GroupMean
 from lrl.faults import above, at_least, fault, noting
 from lrl.generators.crew import SPARE_PLACES
+from lrl.network import find_model, is_made
 from lrl.strategy import GeneratorDevices
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ log = logging.getLogger(__name__)
 
 def check_policy(policy: PolicyModule) -> None:
     """The policy's own settings."""
+    if not is_made(policy.model):
+        try:
+            find_model(policy.model)
+        except ValueError as error:
+            fault(f"model.{error}")
     objective = policy.objective
     if objective.needs_reference and policy.reference is None:
         fault(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
+from lrl import by_name
 from lrl.rewards.base import Reward, Score
+
+OneReward = Reward | Callable[..., Any] | str
 
 
 class Function(Reward):
     """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as a reward.
 
     Args:
-        function: The function, or its import path: `module:function` or `package.module.function`. It must live at the
-            top level of a module, because the reward workers import it from there.
+        function: The function, or its name: `module:function` or `file.py:function`. It must live at the top level of a
+            module, because the reward workers import it from there.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics; the function's own name if empty.
 
@@ -59,17 +62,15 @@ def as_reward(thing: Reward | Callable[..., Any] | str) -> Reward:
     raise TypeError(f"rewards has {thing!r}; each must be a Reward, a function, or its path `module:function`.")
 
 
+def as_list(rewards: OneReward | Sequence[OneReward]) -> list[OneReward]:
+    """Rewards as a list; one alone becomes a list of one."""
+    return [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
+
+
 def _imported(path: str) -> Callable[..., Any]:
-    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"Function(function={path!r}) cannot be imported: {error}. Write `module:function`, with a module "
-            f"that Python finds; for a file in the current folder set PYTHONPATH=. before the command."
-        ) from error
-    if not callable(found):
-        raise ValueError(f"Function(function={path!r}) is a {type(found).__name__}, not a function.")
-    return found
+        return by_name.function(path)
+    except ValueError as error:
+        shipped = importlib.import_module("lrl.rewards").__all__
+        near = by_name.did_you_mean(path, shipped) if path.isidentifier() else ""
+        raise ValueError(f"The reward {path!r}: {error}{near}") from error

@@ -8,7 +8,6 @@ The hub, Parquet and saved folders have a schema of their own and are read by `d
 from __future__ import annotations
 
 import json
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
+
+from lrl.by_name import function, is_name
 
 Row = dict[str, Any]
 
@@ -68,7 +69,7 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
         raise FileNotFoundError(f"There is no file or folder {source!r} (looked for {path.resolve()}).\n{FORMS}")
     if path.suffix in (".jsonl", ".json"):
         return _json_rows(path)
-    if re.fullmatch(r"[\w.]+:\w+", source):
+    if is_name(source) and not path.exists():
         return _function_rows(source)
     try:
         return _dataset_rows(path, source, subset, split)
@@ -97,13 +98,11 @@ def _json_rows(path: Path) -> list[Row]:
 
 def _function_rows(source: str) -> Iterable[Row]:
     try:
-        function = pkgutil.resolve_name(source)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"The source {source!r} cannot be imported: {error}.\n{FORMS}") from error
-    if not callable(function):
-        raise ValueError(f"The source {source!r} is {function!r:.80}, not a function.\n{FORMS}")
+        rows_of = function(source)
+    except ValueError as error:
+        raise ValueError(f"The source {source!r}: {error}") from error
     with _named(source):
-        rows = function()
+        rows = rows_of()
     if not isinstance(rows, Iterable):
         raise ValueError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
     return _each(source, rows)

@@ -1,0 +1,106 @@
+"""What a setting names in a user's Python code: `module:function`, `module.function`, or `file.py:function`.
+
+Rewards, prompts and models that are functions are all found here. The current folder counts as one of Python's own, as
+it does for `python -m`. A file is imported under its own name with its folder on `sys.path`, and not as an anonymous
+module: a reward travels to its worker as the name of its module, and a spawned process gets `sys.path` from this one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FORMS = "Write module:function, or file.py:function."
+_NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` has the form `module:function` or `file.py:function`; what it names may not be there."""
+    return _NAME.fullmatch(text) is not None
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The function, or the class, that `name` leads to.
+
+    Args:
+        name: `module:function`, `package.module.function`, or `path/to/file.py:function`.
+
+    Raises:
+        ValueError: Says what of it is not there, what was raised while it was imported, or that it cannot be called.
+            Which setting has the name, the caller adds.
+    """
+    with_current_folder()
+    match = _NAME.fullmatch(name)
+    module, attribute = (match["module"], match["attribute"]) if match else name.rpartition(".")[::2]
+    if not module:
+        raise ValueError(f"it names no module. {FORMS}")
+    found: Any = _module_of_file(Path(module)) if module.endswith(".py") else _module(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{module} has no {part!r}.{did_you_mean(part, public_names(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{name} is a {type(found).__name__}, not a function. {FORMS}")
+    return found
+
+
+def with_current_folder() -> None:
+    """Let Python find the modules of the current folder."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that ends a message, with the nearest of the `known` words; empty if none is near."""
+    lower = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), lower, n=1)
+    return f" Did you mean {lower[near[0]]}?" if near else ""
+
+
+def public_names(thing: Any) -> list[str]:
+    """What a module or a class offers."""
+    return [name for name in getattr(thing, "__all__", dir(thing)) if not name.startswith("_")]
+
+
+def _module_of_file(file: Path) -> ModuleType:
+    file = file.expanduser()
+    if not file.is_file():
+        near = did_you_mean(file.name, (other.name for other in file.parent.glob("*.py")))
+        raise ValueError(f"there is no file {str(file)!r} (looked for {file.resolve()}).{near}")
+    file = file.resolve()
+    if not file.stem.isidentifier():
+        raise ValueError(f"Python cannot import a file that is called {file.name!r}: take letters, digits and _ alone.")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    module = _module(file.stem)
+    if module.__file__ is None or not file.samefile(module.__file__):
+        other = module.__file__ or "a part of Python"
+        raise ValueError(f"{file} cannot be imported, another module has its name ({other}): rename the file.")
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a user's file may raise anything
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and f"{name}.".startswith(f"{absent}."):
+            near = did_you_mean(name, (file.stem for file in Path().glob("*.py")))
+            raise ValueError(f"there is no module {name!r}.{near} {FORMS}") from error
+        raise ValueError(f"{name} cannot be imported: {_raised(error)}") from error
+
+
+def _raised(error: Exception) -> str:
+    """Type, message, file and line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
+    message = error.msg if isinstance(error, SyntaxError) else error
+    return f"{type(error).__name__}: {message} ({file}, line {line}). Mend the file."

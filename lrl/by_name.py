@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import re
 import sys
 import traceback
@@ -66,8 +67,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def public_names(thing: Any) -> list[str]:
-    """What a module or a class offers."""
-    return [name for name in getattr(thing, "__all__", dir(thing)) if not name.startswith("_")]
+    """What a module or a class offers; of a package, its modules too."""
+    inner = [module.name for module in pkgutil.iter_modules(getattr(thing, "__path__", ()))]
+    return [name for name in (*inner, *getattr(thing, "__all__", dir(thing))) if not name.startswith("_")]
 
 
 def _module_of_file(file: Path) -> ModuleType:
@@ -93,13 +95,21 @@ def _module(name: str) -> ModuleType:
     except Exception as error:  # a user's file may raise anything
         absent = error.name if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and f"{name}.".startswith(f"{absent}."):
-            near = did_you_mean(name, (file.stem for file in Path().glob("*.py")))
-            raise ValueError(f"there is no module {name!r}.{near} {FORMS}") from error
-        raise ValueError(f"{name} cannot be imported: {_raised(error)}") from error
+            near = did_you_mean(name, _neighbours(name))
+            raise ValueError(f"there is no module {name!r}.{near or f' {FORMS}'}") from error
+        raise ValueError(f"{name} cannot be imported: {raised(error)}") from error
 
 
-def _raised(error: Exception) -> str:
-    """Type, message, file and line."""
+def _neighbours(name: str) -> list[str]:
+    """Modules beside the one that `name` should be: in its package, or in the current folder."""
+    package = name.rpartition(".")[0]
+    if package:
+        return [f"{package}.{other}" for other in public_names(_module(package))]
+    return [file.stem for file in Path().glob("*.py")]
+
+
+def raised(error: Exception) -> str:
+    """What a user's module raised: type, message, file and line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
     message = error.msg if isinstance(error, SyntaxError) else error

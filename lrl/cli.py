@@ -10,7 +10,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
+
+from lrl.by_name import did_you_mean, with_current_folder
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
@@ -23,8 +26,12 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
              beside what a run took:      lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
 
-`lrl fit --help` lists every setting; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
+`lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
+LIGHTNINGS = ("fit", "validate")
+COMMANDS = (*LIGHTNINGS, "talk", "serve", "plan", "doctor")
+MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "chat": "talk"}
+"""Words of other tools, and what they are called here."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -56,7 +63,26 @@ def main(args: Sequence[str] | None = None) -> int:
         from lrl.planning import command
 
         return command.main(words[1:])
-    return run_lightning(words)
+    if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
+        near = get_close_matches(words[0], (*COMMANDS, *MEANT), n=1)
+        meant = f" Did you mean {MEANT.get(near[0], near[0])}?" if near else ""
+        return bad_input(f"there is no command {words[0]!r}.{meant} There are {', '.join(COMMANDS)}.")
+    if words[0] in LIGHTNINGS and words[-1] in {"-h", "--help"}:
+        from lrl import fit_help
+
+        sys.stdout.write(fit_help.text(words[0], ", ".join(sorted(recipes()))))
+        return 0
+    try:
+        words = with_recipe_paths(words)
+    except FileNotFoundError as error:
+        return bad_input(str(error))
+    return run_lightning([word for word in words if word != "all"] if words[-2:] == ["--help", "all"] else words)
+
+
+def bad_input(what: str) -> int:
+    """Say what is wrong with the command; gives its exit status."""
+    sys.stderr.write(f"lrl: error: {what}\n")
+    return 2
 
 
 def recipes() -> dict[str, Path]:
@@ -65,17 +91,30 @@ def recipes() -> dict[str, Path]:
 
 
 def with_recipe_paths(words: Sequence[str]) -> list[str]:
-    """`words` with the name of a shipped recipe after `--config` replaced by its path; a file of that name wins."""
+    """`words` with the name of a shipped recipe after `--config` replaced by its path; a file of that name wins.
+
+    Raises:
+        FileNotFoundError: There is neither; says which name is near.
+    """
     known = recipes()
 
     def path(name: str) -> str:
-        return str(known[name]) if name in known and not Path(name).exists() else name
+        if Path(name).exists() or set(name) & set("{:\n"):  # the last is YAML itself
+            return name
+        if name not in known:
+            files = (file.name for file in Path(name).parent.glob("*.y*ml"))
+            near = did_you_mean(name, [*known, *files])
+            raise FileNotFoundError(
+                f"--config {name}: there is no such file, and no such recipe.{near} "
+                f"Shipped are {', '.join(sorted(known))}."
+            )
+        return str(known[name])
 
     expanded = list(words)
     for place, word in enumerate(words):
         if word.startswith("--config="):
             expanded[place] = f"--config={path(word.removeprefix('--config='))}"
-        elif place and words[place - 1] == "--config":
+        elif place and words[place - 1] in {"--config", "-c"}:
             expanded[place] = path(word)
     return expanded
 
@@ -84,17 +123,17 @@ def run_lightning(words: Sequence[str]) -> int:
     """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.cores
     from lrl import faults
-    from lrl.lightning_cli import LrlCLI, without_noise
+    from lrl.lightning_cli import LrlCLI
+    from lrl.setting_errors import without_noise
     from lrl.signals import exit_status
 
-    sys.path.insert(0, os.getcwd())  # so that `my_rewards:brevity` is found where the user stands
-    sys.argv = [sys.argv[0], *with_recipe_paths(words)]  # from there LightningCLI reads, and other ranks start the same
+    with_current_folder()  # also for classes, which LightningCLI finds
+    sys.argv = [sys.argv[0], *words]  # from there LightningCLI reads, and other ranks start the same
     try:
         with faults.collected():
             LrlCLI()
     except KeyboardInterrupt:  # before the run listens for signals, or after it
         return exit_status(signal.SIGINT)
     except LrlCLI.expected_errors as error:
-        sys.stderr.write(f"lrl: error: {without_noise(str(error)).strip()}\n")
-        return 2
+        return bad_input(without_noise(str(error)).strip(" -\n"))
     return 0

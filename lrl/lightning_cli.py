@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
 
-from lrl import faults, preflight
+from lrl import faults, preflight, setting_errors
 from lrl.callbacks import Progress
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
@@ -20,29 +22,18 @@ from lrl.preflight.trainer import check_strategy
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 
 
-NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
-"""Lines of a parser's error that only repeat how optional settings are typed."""
-
-
 USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export", "Summary")
 """The callbacks of a run that names none, in their order."""
 
 
 class ShortErrorParser(LightningArgumentParser):
-    """An error names its key in a few lines; the fifty lines of usage before it would hide it."""
-
-    def print_usage(self, file: Any = None) -> None:
-        """Print nothing."""
+    """An error names its setting in a few lines; the fifty lines of usage before it would hide it."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong without what every optional setting repeats."""
-        super().error(without_noise(message), ex)
-
-
-def without_noise(message: str) -> str:
-    """A parser's message without the lines that every optional setting adds to it."""
-    lines = [line for line in message.splitlines() if line.strip() and not line.strip(" -").startswith(NOISE)]
-    return "\n".join(lines)
+        """Say what is wrong. The parser of a class within another does not: the outer one needs its message."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        self.exit(2, f"lrl: error: {setting_errors.explained(message)}\n")
 
 
 class LrlCLI(LightningCLI):
@@ -62,7 +53,7 @@ class LrlCLI(LightningCLI):
             auto_configure_optimizers=False,
             trainer_defaults={"strategy": {"class_path": "lrl.AsyncSingleDevice"}, "log_every_n_steps": 1},
             parser_class=ShortErrorParser,
-            parser_kwargs={"parser_mode": "omegaconf+"},
+            parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False},
             save_config_callback=SaveConfigCallback,
             save_config_kwargs={"overwrite": True},
         )
@@ -75,8 +66,25 @@ class LrlCLI(LightningCLI):
         """A wrong interpolation is an error of the config, not a traceback."""
         try:
             super().parse_arguments(parser, args)
+            self._name_strategy(parser)
+            self._refuse_settings_as_rows(parser)
         except OmegaConfBaseException as error:
-            parser.error(str(error))
+            parser.error(setting_errors.of_interpolation(error))
+
+    def _name_strategy(self, parser: LightningArgumentParser) -> None:
+        """Let `strategy: lrl.AsyncSingleDevice` name a class, as all settings do; a string is Lightning's own word."""
+        verb = self.config.subcommand
+        strategy = self.config[verb].trainer.strategy
+        if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry.available_strategies()):
+            named = {verb: {"trainer": {"strategy": {"class_path": strategy}}}}
+            self.config = parser.parse_object(named, self.config)
+
+    def _refuse_settings_as_rows(self, parser: LightningArgumentParser) -> None:
+        """`--data.prompts.sorce x` is a misspelt setting; jsonargparse would make a list of the row `{sorce: x}` of it."""
+        if isinstance(self.config[self.config.subcommand].get("data.init_args.prompts"), list):
+            stray = setting_errors.of_rows(sys.argv)
+            if stray:
+                parser.error(stray)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """A trainer that cannot be built does not hide what else is wrong; no rank is started for a wrong one."""

@@ -31,7 +31,7 @@ import lightning as L
 from lrl.callbacks.find import find
 from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
-from lrl.faults import at_least, fault
+from lrl.faults import ConfigError, at_least, fault
 from lrl.generators.fleet import Fleet
 from lrl.run_folder import run_folder
 from lrl.stopwatch import GENERATOR, shares
@@ -72,7 +72,7 @@ class Elastic(OnRankZero):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Raises ValueError if there is nobody to measure the steps."""
         if find(trainer, Throughput) is None:
-            raise ValueError(
+            raise ConfigError(
                 "trainer.callbacks has lrl.callbacks.Elastic without lrl.callbacks.Throughput, whose times it judges. "
                 "Add it."
             )

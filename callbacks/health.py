@@ -18,6 +18,7 @@ from torch import Tensor
 from lrl.callbacks.health_rules import LAG, RULES, Rule
 from lrl.callbacks.logged import Logged
 from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.faults import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Health(OnRankZero):
 
     def __init__(self, ranges: dict[str, Range | None] | None = None, steps: int = 3) -> None:
         if steps < 1:
-            raise ValueError(f"Health.steps is {steps}; it must be at least 1.")
+            raise ConfigError(f"Health.steps is {steps}; it must be at least 1.")
         self.rules = with_ranges(ranges or {})
         self._reports = [_Report(rule, steps) for rule in self.rules]
         self._logged = Logged()
@@ -59,7 +60,7 @@ def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
     known = [rule.metric for rule in RULES]
     unknown = [metric for metric in ranges if metric not in known]
     if unknown:
-        raise ValueError(f"Health.ranges: no rule for {', '.join(unknown)}; there are rules for {', '.join(known)}.")
+        raise ConfigError(f"Health.ranges: no rule for {', '.join(unknown)}; there are rules for {', '.join(known)}.")
     rules = []
     for rule in RULES:
         found = ranges.get(rule.metric, (rule.low, rule.high))
@@ -67,7 +68,7 @@ def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
             continue
         low, high = found
         if low is not None and high is not None and not low <= high:
-            raise ValueError(f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}.")
+            raise ConfigError(f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}.")
         rules.append(replace(rule, low=low, high=high))
     return rules
 

@@ -18,6 +18,7 @@ from lrl.callbacks.find import find
 from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.data import Group
+from lrl.faults import ConfigError
 from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
 from lrl.planning.stretches import LOOK_S, Stretches
@@ -54,7 +55,7 @@ class Timeline(OnRankZero):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """What is missing is said before a server starts."""
         if find(trainer, Throughput) is None:
-            raise ValueError(
+            raise ConfigError(
                 "trainer.callbacks has lrl.callbacks.Timeline without lrl.callbacks.Throughput, whose times it writes. "
                 "Add it."
             )

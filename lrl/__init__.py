@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lrl.data import Group, MicroBatch, Prompt, Rollout
     from lrl.data_parallel import AsyncDDP
     from lrl.datamodule import RolloutDataModule
+    from lrl.faults import ConfigError
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
     from lrl.reference import Reference
@@ -32,6 +33,7 @@ _HOME = {
     "Advantages": "lrl.advantages",
     "AsyncDDP": "lrl.data_parallel",
     "AsyncSingleDevice": "lrl.strategy",
+    "ConfigError": "lrl.faults",
     "Group": "lrl.data",
     "GroupMean": "lrl.advantages",
     "MicroBatch": "lrl.data",
@@ -49,6 +51,7 @@ __all__ = [
     "Advantages",
     "AsyncDDP",
     "AsyncSingleDevice",
+    "ConfigError",
     "Group",
     "GroupMean",
     "MicroBatch",

@@ -7,9 +7,20 @@ at the end names them all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
+
+
+class ConfigError(ValueError):
+    """A setting, or what it names, is wrong: the message names it, its value and the remedy.
+
+    Where nothing catches it, a script ends with the message alone, as the command does, and with status 1. The lines of
+    lrl and Lightning that the wrong value went through would hide it.
+    """
+
 
 EXPECTED = (ValueError, FileNotFoundError)
 """What bad input raises."""
@@ -28,11 +39,11 @@ def fault(text: str) -> None:
         text: The setting, its value and the remedy.
 
     Raises:
-        ValueError: Unless faults are being collected.
+        ConfigError: Unless faults are being collected.
     """
     noted = _noted.get()
     if noted is None:
-        raise ValueError(text)
+        raise ConfigError(text)
     noted.append(text)
 
 
@@ -60,7 +71,7 @@ def collected() -> Iterator[None]:
     it is raised at once.
 
     Raises:
-        ValueError: Names every fault. Any other exception in the block gives way to it when something was noted before,
+        ConfigError: Names every fault. Any other exception in the block gives way to it when something was noted,
             since building went on with a wrong value.
     """
     outer = _noted.get()
@@ -73,11 +84,11 @@ def collected() -> Iterator[None]:
             raise
         if isinstance(error, EXPECTED):
             noted.append(str(error))
-        raise ValueError(told(noted)) from error
+        raise ConfigError(told(noted)) from error
     finally:
         _noted.set(None)
     if noted:
-        raise ValueError(told(noted))
+        raise ConfigError(told(noted))
 
 
 def told(faults: list[str]) -> str:
@@ -102,3 +113,15 @@ def above(least: float, where: str, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > least:
             fault(f"{where}.{name} is {value}; it must be above {least}.")
+
+
+def _say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """`sys.excepthook`: what ends a script is shown here."""
+    if isinstance(error, ConfigError):
+        sys.stderr.write(f"lrl: error: {error}\n")
+    else:
+        _shown_before(kind, error, traceback)
+
+
+# Only what nobody catches comes here; a notebook shows the errors of its cells by itself.
+_shown_before, sys.excepthook = sys.excepthook, _say

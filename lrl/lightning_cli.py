@@ -80,7 +80,7 @@ class LrlCLI(LightningCLI):
             self.config = parser.parse_object(named, self.config)
 
     def _refuse_settings_as_rows(self, parser: LightningArgumentParser) -> None:
-        """`--data.prompts.sorce x` is a misspelt setting; jsonargparse would make a list of the row `{sorce: x}` of it."""
+        """`--data.prompts.sorce x` misspells a setting; jsonargparse would make the row `{sorce: x}` of it."""
         if isinstance(self.config[self.config.subcommand].get("data.init_args.prompts"), list):
             stray = setting_errors.of_rows(sys.argv)
             if stray:

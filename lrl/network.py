@@ -24,6 +24,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from lrl import by_name
 from lrl.data import MicroBatch
+from lrl.faults import ConfigError
 from lrl.logprobs import LogitTransform, token_logprobs
 
 Dtype = Literal["float32", "bfloat16"]
@@ -47,11 +48,11 @@ def find_model(model: str) -> str:
     try:
         maker = by_name.function(model)
     except ValueError as error:
-        raise ValueError(f"model={model!r} is read as module:function: {error}") from None
+        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
     try:
         return str(maker())
     except Exception as error:
-        raise ValueError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
+        raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
 
 
 def check_folder(model: str) -> None:
@@ -59,7 +60,7 @@ def check_folder(model: str) -> None:
     is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if is_path and not Path(model).exists():
         here = f" (looked for {Path(model).resolve()})" if not Path(model).is_absolute() else ""
-        raise ValueError(f"model={model!r}: there is no such folder{here}. Give one in Hugging Face format.")
+        raise ConfigError(f"model={model!r}: there is no such folder{here}. Give one in Hugging Face format.")
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -85,7 +86,7 @@ def open_network(
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
     if unset := sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"]):
-        raise ValueError(
+        raise ConfigError(
             f"model={folder!r}: {len(unset)} weights are missing or of another shape than config.json says, the first "
             f"{unset[0]}. They would be random: give a complete folder."
         )
@@ -210,7 +211,7 @@ def _check_logits(network: PreTrainedModel) -> None:
     theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
     gap = (ours - theirs).abs().max().item()
     if not gap < (1e-3 if network.dtype == torch.float32 else 0.25):
-        raise ValueError(
+        raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after the head in a way lrl "
             f"does not know (log-probs differ by {gap:.3g} nats). Add that change to lrl.logprobs.LogitTransform."
         )
@@ -247,7 +248,7 @@ def _named(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
             reason = "It brings code of its own, which is never run."
         elif "/" in folder and not Path(folder).exists() and Path(folder).parent.is_dir():
             reason = f"There is no such folder in {Path(folder).parent}, and as a name on the hub: {reason}"
-        raise ValueError(
+        raise ConfigError(
             f"model={folder!r}: {kind.__name__} cannot open it{f' with attention={attention!r}' if attention else ''}. "
             f"{reason:.300}\n"
             "Give a folder in Hugging Face format, a name on the hub (and a way to reach it), or module:function."

@@ -211,7 +211,7 @@ REASONS: tuple[tuple[str, Callable[[Found], Any]], ...] = (
     (r"Expected a dot import path string: (.+)", _no_class),
     (r"Expected an instantiatable class, but (\S+) is abstract", _abstract),
     (r"Not a valid subclass of (\w+)", _no_class_path),
-    (r"Given value: .*class_path='([\w.]+)'", _not_importable),
+    (r"Given value: .*class_path'?[=:] ?'([\w.]+)'", _not_importable),
     (rf"Expected a <class '({'|'.join(TYPES)})'>", _wrong_type),
 )
 """What can be wrong, from the most certain reason to the least: a setting of several types has a reason for each."""

@@ -27,7 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.cores import cores_of_generators, share_cores
 from lrl.ending import EndsInOrder
-from lrl.faults import above, at_least, fault
+from lrl.faults import ConfigError, above, at_least, fault
 from lrl.generators.crew import SPARE_PLACES
 from lrl.generators.fleet import Fleet
 from lrl.generators.register import Register, Terms
@@ -106,7 +106,7 @@ class GeneratorDevices(EndsInOrder):
             self._parallel_devices = devices
             return
         if kept >= len(devices):
-            raise ValueError(
+            raise ConfigError(
                 f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no device is left to "
                 f"train. trainer.devices counts the whole job: set it to at least {kept + 1}, or generator_devices to "
                 "0 to share."
@@ -194,7 +194,7 @@ class GeneratorDevices(EndsInOrder):
         indices = [device.index for device in self.generator_devices or [shared]]
         size = self.server_settings.tensor_parallel_size
         if len(indices) % size:
-            raise ValueError(
+            raise ConfigError(
                 f"strategy.server.tensor_parallel_size is {size}, which does not divide the {len(indices)} "
                 "generator devices."
             )
@@ -202,7 +202,7 @@ class GeneratorDevices(EndsInOrder):
 
     def _enough(self, placements: list[list[int]]) -> list[list[int]]:
         if self.num_evaluation_generators >= len(placements):
-            raise ValueError(
+            raise ConfigError(
                 f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are {len(placements)} "
                 "generators: none is left for rollouts. Lower it, or raise generator_devices and trainer.devices."
             )
@@ -247,7 +247,7 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
         """Refuse a second trainer device: this strategy would leave it idle."""
         GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
         if self._parallel_devices and len(self._parallel_devices) > 1:
-            raise ValueError(
+            raise ConfigError(
                 f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} minus "
                 f"strategy.generator_devices {self.num_generator_devices} leaves {len(self._parallel_devices)}. "
                 "Raise generator_devices, lower devices, or train on all of them with lrl.AsyncDDP."

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from lrl.faults import ConfigError
+
 LOOPBACK = "127.0.0.1"
 OPEN_TO_A_NETWORK = (
     "strategy.server.insecure: the generators listen on {host!r} in plain HTTP. Whoever can read that network sees "
@@ -45,16 +47,16 @@ class Listening:
     def check(self) -> None:
         """Raise ValueError if others could read the token on its way, or the trainer would not trust `tls_cert`."""
         if not self.host:
-            raise ValueError("strategy.server.host is empty: give an address of this machine, or 0.0.0.0 for all.")
+            raise ConfigError("strategy.server.host is empty: give an address of this machine, or 0.0.0.0 for all.")
         if bool(self.tls_cert) != bool(self.tls_key):
             lacking = "tls_cert" if self.tls_key else "tls_key"
-            raise ValueError(f"strategy.server.{lacking} is not set: a certificate and its key are given together.")
+            raise ConfigError(f"strategy.server.{lacking} is not set: a certificate and its key are given together.")
         if self.tls_cert and self.insecure:
-            raise ValueError("strategy.server.insecure is true, but tls_cert is set: leave one of the two out.")
+            raise ConfigError("strategy.server.insecure is true, but tls_cert is set: leave one of the two out.")
         if self.tls_cert:
             self._try_certificate()
         elif not is_loopback(self.host) and not self.insecure:
-            raise ValueError(
+            raise ConfigError(
                 f"strategy.server.host is {self.host!r}, which other machines may reach: plain HTTP would show them "
                 "the run's token. Set tls_cert and tls_key (PEM files), or insecure: true if nobody else is on that "
                 "network."
@@ -79,7 +81,7 @@ class Listening:
             reservation.bind((self.host, 0))
         except OSError as error:
             reservation.close()
-            raise ValueError(
+            raise ConfigError(
                 f"strategy.server.host is {self.host!r}, and no port can be had there ({error}): give an address of "
                 "this machine (`ip address` lists them), or 0.0.0.0 for all."
             ) from error
@@ -123,11 +125,11 @@ class Listening:
                 Path(path).read_bytes()
             except OSError as error:
                 remedy = "give a PEM file that this user can read"
-                raise ValueError(f"strategy.server.{name}={path!r}: {error.strerror}; {remedy}.") from error
+                raise ConfigError(f"strategy.server.{name}={path!r}: {error.strerror}; {remedy}.") from error
         try:
             _shake_hands(*self._ends())
         except ssl.SSLError as error:
-            raise ValueError(
+            raise ConfigError(
                 f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
                 f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid for "
                 f"{self._reached!r} with its own key, not encrypted, both PEM; docs/security.md makes one."

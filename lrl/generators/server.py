@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from lrl.faults import ConfigError
 from lrl.generators import keeper, on_cpu
 from lrl.generators.answer_stream import STREAM_INTERVAL
 from lrl.generators.guard import TOKEN_VARIABLE
@@ -69,7 +70,7 @@ class Server:
     ) -> None:
         if devices and len(devices) != settings.tensor_parallel_size:
             size = settings.tensor_parallel_size
-            raise ValueError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
+            raise ConfigError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
         self.model, self.settings, self.backend = model, settings, backend
         self.number, self.run_id = number, run_id
         self.token = token or secrets.token_urlsafe(32)
@@ -236,5 +237,5 @@ def _visible_devices(devices: list[int]) -> str:
         return ",".join(map(str, devices))
     names = own.split(",")
     if beyond := [index for index in devices if index >= len(names)]:
-        raise ValueError(f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={own!r}: give fewer devices.")
+        raise ConfigError(f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={own!r}: give fewer devices.")
     return ",".join(names[index] for index in devices)

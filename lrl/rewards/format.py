@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from lrl.faults import ConfigError
 from lrl.rewards.base import Reward
 
 
@@ -25,7 +26,7 @@ class Format(Reward):
         try:
             self.pattern = re.compile(pattern, re.DOTALL)
         except re.error as error:
-            raise ValueError(f"Format(pattern={pattern!r}) is no regular expression: {error}.") from error
+            raise ConfigError(f"Format(pattern={pattern!r}) is no regular expression: {error}.") from error
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """1.0 or 0.0."""

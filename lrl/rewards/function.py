@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from lrl import by_name
+from lrl.faults import ConfigError
 from lrl.rewards.base import Reward, Score
 
 OneReward = Reward | Callable[..., Any] | str
@@ -32,7 +33,7 @@ class Function(Reward):
         super().__init__(weight, name or own_name)
         kinds = {parameter.kind for parameter in inspect.signature(self.function).parameters.values()}
         if inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise ValueError(
+            raise ConfigError(
                 f"Function(function={function!r}): {own_name} does not take **columns, which carries the row's other "
                 f"columns. Define it as `def {own_name}(prompt, response, **columns)`."
             )
@@ -73,4 +74,4 @@ def _imported(path: str) -> Callable[..., Any]:
     except ValueError as error:
         shipped = importlib.import_module("lrl.rewards").__all__
         near = by_name.did_you_mean(path, shipped) if path.isidentifier() else ""
-        raise ValueError(f"The reward {path!r}: {error}{near}") from error
+        raise ConfigError(f"The reward {path!r}: {error}{near}") from error

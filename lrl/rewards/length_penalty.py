@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lrl.faults import ConfigError
 from lrl.rewards.base import Reward
 
 
@@ -26,7 +27,7 @@ class LengthPenalty(Reward):
     def __init__(self, free_tokens: int, max_tokens: int, weight: float = 1.0, name: str = "length_penalty") -> None:
         super().__init__(weight, name)
         if not 0 <= free_tokens < max_tokens:
-            raise ValueError(
+            raise ConfigError(
                 f"LengthPenalty(free_tokens={free_tokens}, max_tokens={max_tokens}): free_tokens must be at least 0 "
                 f"and below max_tokens."
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from lrl.faults import above, at_least, fault
+from lrl.faults import ConfigError, above, at_least, fault
 from lrl.rewards.base import Reward
 from lrl.rewards.function import as_reward
 from lrl.rewards.place import Outcome, Scored
@@ -213,9 +213,9 @@ def _check_patience(rewards: list[Reward], timeout_s: float) -> None:
 def _check_rewards(rewards: list[Reward]) -> None:
     names = Counter(reward.name for reward in rewards)
     if not names:
-        raise ValueError("rewards is empty; give at least one.")
+        raise ConfigError("rewards is empty; give at least one.")
     if twice := [name for name, times in names.items() if times > 1]:
-        raise ValueError(f"rewards has more than one named {twice[0]!r}; give one of them another `name`.")
+        raise ConfigError(f"rewards has more than one named {twice[0]!r}; give one of them another `name`.")
     check_main()
     for reward in rewards:
         check_sendable(reward)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from lrl.faults import ConfigError
 from lrl.rollouts.sources import Row
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def filled(template: str, row: Row, where: str) -> str:
     try:
         return template.format_map(row)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"{where}: `template={template!r}` cannot be filled: {error}. Mend template or row."
         ) from error
 
@@ -32,9 +33,9 @@ def template_fields(template: str) -> set[str]:
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
     except ValueError as error:
-        raise ValueError(f"`template={template!r}`: {error}. {remedy}") from error
+        raise ConfigError(f"`template={template!r}`: {error}. {remedy}") from error
     if not fields or any(not field or field.isdigit() for field in fields):
-        raise ValueError(f"`template={template!r}`: there must be fields, each with a column's name. {remedy}")
+        raise ConfigError(f"`template={template!r}`: there must be fields, each with a column's name. {remedy}")
     return {re.split(r"[.\[]", field)[0] for field in fields}
 
 
@@ -42,14 +43,14 @@ def messages_of(value: Any, where: str) -> list[Message]:
     """A column's value as chat messages that end with a question: strings become one user message."""
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise ValueError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
+        raise ConfigError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
     # Arrow gives every message of a file the same keys, with None where the row had none.
     messages = [{key: part for key, part in message.items() if part is not None} for message in messages]
     questions = [message.get("content") for message in messages if message["role"] == "user"]
     if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
-        raise ValueError(f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row.")
+        raise ConfigError(f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row.")
     if messages[-1]["role"] == "assistant":
-        raise ValueError(f"{where}: the last message is the assistant's, which the policy is to write. Remove it.")
+        raise ConfigError(f"{where}: the last message is the assistant's, which the policy is to write. Remove it.")
     return messages
 
 
@@ -61,7 +62,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[
         )
     except TemplateError as error:
         roles = ", ".join(str(message["role"]) for message in messages)
-        raise ValueError(
+        raise ConfigError(
             f"The tokenizer's chat template refuses messages with the roles {roles}: {error}. Change the messages (or "
             "leave out `system_prompt`), or set `chat=false`."
         ) from error

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lrl.data import Prompt
-from lrl.faults import fault
+from lrl.faults import ConfigError, fault
 from lrl.rollouts.chat import encode, filled, messages_of, template_fields
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 
@@ -162,18 +162,18 @@ class Prompts:
 
     def _check(self, rows: list[Row]) -> None:
         if not rows:
-            raise ValueError(f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r}).")
+            raise ConfigError(f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r}).")
         for row_id, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise ValueError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict from column to value.")
+                raise ConfigError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict from column to value.")
         columns = list(dict.fromkeys(column for row in rows for column in row))
         if self.prompt_column not in columns:
-            raise ValueError(
+            raise ConfigError(
                 f"The data set {self.name} has no column {self.prompt_column!r}. Its columns: {', '.join(columns)}.\n"
                 f"Set `prompt_column` to the one with the question."
             )
         if unknown := sorted(self._fields - set(columns)):
-            raise ValueError(
+            raise ConfigError(
                 f"`template` names {', '.join(unknown)}, but {self.name} has the columns {', '.join(columns)}.\n"
                 f"Name one of them, or write a brace that is only text twice: {{{{ and }}}}."
             )
@@ -191,7 +191,7 @@ class Prompts:
                 wrong.append(str(error))
         if wrong:
             others = f" {len(wrong) - 1} other rows cannot be used either." if len(wrong) > 1 else ""
-            raise ValueError(wrong[0] + others)
+            raise ConfigError(wrong[0] + others)
         return prompts
 
     def _report_twins(self) -> None:
@@ -202,27 +202,27 @@ class Prompts:
     def _chat_form(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         has_template = bool(tokenizer.chat_template)
         if self.chat is True and not has_template:
-            raise ValueError(
+            raise ConfigError(
                 f"`chat=true`, but the tokenizer {tokenizer.name_or_path!r} has no chat template.\n"
                 f"Take an instruction-tuned model, set `tokenizer.chat_template`, or use `chat=auto`."
             )
         chat = has_template and self.chat is not False
         if self.system_prompt and not chat:
-            raise ValueError("`system_prompt` needs a chat template; for plain text put its words into `template`.")
+            raise ConfigError("`system_prompt` needs a chat template; for plain text put its words into `template`.")
         return chat
 
     def _prompt(self, row_id: int, row: Row, tokenizer: PreTrainedTokenizerBase, chat: bool) -> Prompt:
         where = f"Row {row_id} of {self.name}, column {self.prompt_column!r}"
         messages = messages_of(row.get(self.prompt_column), where)
         if not chat and not isinstance(row[self.prompt_column], str):
-            raise ValueError(f"{where}: chat messages need a tokenizer with a chat template (`chat={self.chat}`).")
+            raise ConfigError(f"{where}: chat messages need a tokenizer with a chat template (`chat={self.chat}`).")
         asked = [message for message in messages if message["role"] == "user"][-1]
         if self.template is not None:
             if lacking := self._fields - row.keys():
-                raise ValueError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
+                raise ConfigError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
             asked["content"] = filled(self.template, row | {self.prompt_column: asked["content"]}, where)
         if self.system_prompt and messages[0]["role"] == "system":
-            raise ValueError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
+            raise ConfigError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         token_ids = encode(tokenizer, system + messages) if chat else tokenizer.encode(asked["content"])
         columns = {column: content for column, content in row.items() if column != self.prompt_column}
@@ -236,5 +236,5 @@ class Prompts:
         found = f"{len(long)} prompts of {self.name} are longer than max_prompt_tokens={limit}: rows {rows}."
         if self.too_long == "refuse" or not self._prompts:
             longest = max(len(prompt.token_ids) for prompt in long)
-            raise ValueError(f"{found}\nThe longest has {longest}: raise `max_prompt_tokens`, or use `too_long=skip`.")
+            raise ConfigError(f"{found}\nThe longest has {longest}: raise `max_prompt_tokens`, or use `too_long=skip`.")
         log.warning("%s They are skipped.", found)

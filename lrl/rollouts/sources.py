@@ -18,6 +18,7 @@ from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
 from lrl.by_name import function, is_name
+from lrl.faults import ConfigError
 
 Row = dict[str, Any]
 
@@ -76,14 +77,14 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: it brings code to run
         reason = " ".join(str(error.__cause__ or error).split())
         asked = f"{source!r}, subset {subset!r}, split {split!r}"
-        raise ValueError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
+        raise ConfigError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
 
 
 def _json_rows(path: Path) -> list[Row]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}. Give a readable file of UTF-8 text.") from error
+        raise ConfigError(f"{path} cannot be read: {error}. Give a readable file of UTF-8 text.") from error
     whole = path.suffix == ".json" and text.lstrip().startswith("[")
     rows: list[Any] = []
     # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
@@ -92,7 +93,7 @@ def _json_rows(path: Path) -> list[Row]:
             rows += [json.loads(line)] if line.strip() else []
         except json.JSONDecodeError as error:
             where = f"{path}, line {error.lineno if whole else number}, column {error.colno}"
-            raise ValueError(f"{where}: {error.msg}. Give a list of objects, or one object in every line.") from error
+            raise ConfigError(f"{where}: {error.msg}. Give a list of objects, or one object in every line.") from error
     return rows[0] if whole else rows
 
 
@@ -100,11 +101,11 @@ def _function_rows(source: str) -> Iterable[Row]:
     try:
         rows_of = function(source)
     except ValueError as error:
-        raise ValueError(f"The source {source!r}: {error}") from error
+        raise ConfigError(f"The source {source!r}: {error}") from error
     with _named(source):
         rows = rows_of()
     if not isinstance(rows, Iterable):
-        raise ValueError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
+        raise ConfigError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
     return _each(source, rows)
 
 
@@ -119,7 +120,9 @@ def _named(source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"The source {source!r} raised {type(error).__name__}: {error}. Mend the function.") from error
+        raise ConfigError(
+            f"The source {source!r} raised {type(error).__name__}: {error}. Mend the function."
+        ) from error
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:
@@ -128,6 +131,6 @@ def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> It
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         saved = load_from_disk(str(path))
         if isinstance(saved, DatasetDict) and split not in saved:
-            raise ValueError(f"The folder has the splits {', '.join(saved)}.")
+            raise ConfigError(f"The folder has the splits {', '.join(saved)}.")
         return saved[split] if isinstance(saved, DatasetDict) else saved
     return load_dataset(source, subset, split=split)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from lrl.faults import ConfigError
 from lrl.weights.base import Control, Transport, Weights
 
 __all__ = ["TRANSPORTS", "Control", "Transport", "Weights", "choose_transport", "make_transport"]
@@ -28,17 +29,17 @@ def choose_transport(name: str, *, on_cuda: bool, shares_device: bool) -> str:
     if name == "auto":
         return "shared_memory" if not on_cuda else "ipc" if shares_device else "nccl"
     if name not in TRANSPORTS:
-        raise ValueError(f"strategy.weight_transfer is {name!r}; choose auto, {', '.join(TRANSPORTS)}.")
+        raise ConfigError(f"strategy.weight_transfer is {name!r}; choose auto, {', '.join(TRANSPORTS)}.")
     if name == "shared_memory":
         return name
     if not on_cuda:
-        raise ValueError(f"strategy.weight_transfer is {name!r}, which needs a CUDA GPU. Here `shared_memory` works.")
+        raise ConfigError(f"strategy.weight_transfer is {name!r}, which needs a CUDA GPU. Here `shared_memory` works.")
     if name == "nccl" and shares_device and "NCCL_HOSTID" in os.environ:
         return name
     if (name == "ipc") != shares_device:
         works = "ipc" if shares_device else "nccl"
         shape = "shares the trainer's GPU" if shares_device else "has a GPU of its own"
-        raise ValueError(f"strategy.weight_transfer is {name!r}, but the generator {shape}. Here `{works}` works.")
+        raise ConfigError(f"strategy.weight_transfer is {name!r}, but the generator {shape}. Here `{works}` works.")
     return name
 
 

@@ -21,6 +21,9 @@ class ConfigError(ValueError):
     lrl and Lightning that the wrong value went through would hide it.
     """
 
+    shown_alone = True
+    """Read by the hook below, of any error: its message says all that there is to know."""
+
 
 EXPECTED = (ValueError, FileNotFoundError)
 """What bad input raises."""
@@ -117,7 +120,7 @@ def above(least: float, where: str, **values: float | None) -> None:
 
 def _say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """`sys.excepthook`: what ends a script is shown here."""
-    if isinstance(error, ConfigError):
+    if getattr(error, "shown_alone", False):
         sys.stderr.write(f"lrl: error: {error}\n")
     else:
         _shown_before(kind, error, traceback)

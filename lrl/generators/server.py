@@ -25,6 +25,7 @@ from lrl.generators import keeper, on_cpu
 from lrl.generators.answer_stream import STREAM_INTERVAL
 from lrl.generators.guard import TOKEN_VARIABLE
 from lrl.generators.listening import connect
+from lrl.generators.log_cause import cause
 from lrl.generators.settings import ServerSettings, as_flags, dashed
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,9 @@ TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "
 
 
 class ServerError(RuntimeError):
-    """A generator did not start; the message has its exit status, the end of its log and the log's path."""
+    """A generator did not start; the message has its exit status, the cause as its log tells it, and the log's path."""
+
+    shown_alone = True
 
 
 class Server:
@@ -162,11 +165,14 @@ class Server:
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of the log since the last start; empty before the first."""
+        return "\n".join(self._log().splitlines()[-lines:])
+
+    def _log(self) -> str:
         if self._keeper is None and not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as file:
             file.seek(self._log_start)
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            return file.read().decode(errors="replace")
 
     def command(self) -> list[str]:
         """vLLM's command line."""
@@ -227,6 +233,8 @@ class Server:
         return False
 
     def _error(self, what: str) -> ServerError:
+        if found := cause(self._log()):
+            return ServerError(f"{self.name.capitalize()} {what}:\n{found}\nIts whole log is {self.log_path}.")
         return ServerError(f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}")
 
 

@@ -54,9 +54,21 @@ def messages_of(value: Any, where: str) -> list[Message]:
     return messages
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    """The token ids of a chat up to where the answer begins; raises ValueError if its template refuses it."""
+def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bool, where: str) -> list[int]:
+    """The token ids of a prompt up to where the answer begins.
+
+    Args:
+        tokenizer: The policy's.
+        messages: Of them all, or without `chat` of the last one's text alone.
+        chat: Use the tokenizer's chat template.
+        where: Row and column; errors about the text begin with it.
+
+    Raises:
+        ConfigError: The chat template refuses the messages, or the tokenizer their text.
+    """
     try:
+        if not chat:
+            return tokenizer.encode(messages[-1]["content"])
         return list(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         )
@@ -66,3 +78,17 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[
             f"The tokenizer's chat template refuses messages with the roles {roles}: {error}. Change the messages (or "
             "leave out `system_prompt`), or set `chat=false`."
         ) from error
+    except Exception as error:  # what tokenizers raises has no class of its own
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ConfigError(
+            f"{where}: the tokenizer cannot encode it, {_unwritable(messages) or reason}. Mend it."
+        ) from error
+
+
+def _unwritable(messages: list[Message]) -> str:
+    """The first character that is not Unicode text: JSON's \\ud800 is half a character, and no tokenizer takes it."""
+    for message in messages:
+        for place, letter in enumerate(message["content"] if isinstance(message["content"], str) else ""):
+            if "\ud800" <= letter <= "\udfff":
+                return f"character {place} of the {message['role']} message is {letter!a}, half of a surrogate pair"
+    return ""

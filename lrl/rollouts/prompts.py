@@ -224,7 +224,7 @@ class Prompts:
         if self.system_prompt and messages[0]["role"] == "system":
             raise ConfigError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        token_ids = encode(tokenizer, system + messages) if chat else tokenizer.encode(asked["content"])
+        token_ids = encode(tokenizer, system + messages, chat, where)
         columns = {column: content for column, content in row.items() if column != self.prompt_column}
         return Prompt(id=row_id, token_ids=token_ids, text=asked["content"], columns=columns)
 

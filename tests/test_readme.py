@@ -28,7 +28,7 @@ METRICS = (ROOT / "docs" / "metrics.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMAND_LINE = r"^    (?:PYTHONPATH=\. )?(lrl (?:fit|validate) .*?)(?:  .*)?$"
+COMMAND_LINE = r"^    (lrl (?:fit|validate) .*?)(?:  .*)?$"
 COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTILINE)
 FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|lengths"
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)

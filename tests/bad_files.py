@@ -60,6 +60,13 @@ DATA: dict[str, Case] = {
     ),
     "no reward": ((REWARD, "[]"), ("rewards is empty",)),
     "a reward that cannot be imported": ((REWARD, "[no_such_module:reward]"), ("no_such_module",)),
+    "one reward that cannot be imported": ((REWARD, "rr:f"), ("'rr:f'", "no module 'rr'", "file.py:function")),
+    "a reward of a file that is not there": ((REWARD, "no_such.py:f"), ("no file 'no_such.py'",)),
+    "a misspelt reward": ((REWARD, "lrl.rewards.GSM9K"), ("Did you mean GSM8K?",)),
+    "a prompt that no tokenizer encodes": (
+        source("surrogate.jsonl")[0],
+        ("Row 3 of surrogate, column 'prompt'", "character 2", "half of a surrogate pair"),
+    ),
     "a reward that takes no columns": ((REWARD, "[os.path:join]"), ("join", "**columns")),
     "two rewards of one name": (
         (REWARD, json.dumps([{"class_path": "lrl.rewards.GSM8K"}] * 2)),
@@ -69,6 +76,8 @@ DATA: dict[str, Case] = {
 
 MODELS: dict[str, Case] = {
     "a model that is not there": setting("model.model", "no/such-model"),
+    "a folder that is not there": setting("model.model", "./nope", "model.model='./nope': there is no such folder"),
+    "a folder in none": setting("model.model", "a/b/c", "model.model='a/b/c': there is no such folder"),
     "a model that cannot be imported": setting("model.model", "no_such_module:make"),
     "a folder without a config": model("no-config", "config"),
     "a config that is no JSON": model("broken-config", "JSON"),

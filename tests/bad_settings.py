@@ -10,10 +10,48 @@ SYNC = "lrl.callbacks.WeightSync"
 RANKER = ("--data.lengths", "lrl.rollouts.lengths.Lengths", "--data.lengths.ranker", "LanguageModelRanker")
 
 SETTINGS: dict[str, Case] = {
-    "a misspelt key": (("--data.max_lagg", "1"), ("max_lagg",)),
-    "a wrong type": (("--data.max_lag", "soon"), ("max_lag", "soon")),
-    "an objective that is not there": (("--model.objective", "PPPO"), ("objective", "PPPO")),
-    "a config that is not there": (("--config", "no_such.yaml"), ("no_such.yaml",)),
+    "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),
+    "a misspelt key of the trainer": (("--trainer.max_step", "1"), ("Did you mean --trainer.max_steps?",)),
+    "a misspelt key of the prompts": (("--data.prompts.sorce", "x"), ("Did you mean --data.prompts.source?",)),
+    "a misspelt key two classes deep": (
+        ("--trainer.strategy.server.max_num_seq", "1"),
+        ("trainer.strategy.server.max_num_seq:", "Did you mean trainer.strategy.server.max_num_seqs?"),
+    ),
+    "a misspelt key in a config": (
+        ("--config", "{in}/misspelt.yaml"),
+        ("data.stragler:", "lrl.RolloutDataModule", "Did you mean data.stragglers?"),
+    ),
+    "a key without its group": (("--max_lag", "1"), ("Did you mean --data.max_lag?",)),
+    "a misspelt group": (("--modle.lr", "1"), ("Did you mean --model.lr?",)),
+    "a key without a value": (("--model.lr",), ("--model.lr: no value",)),
+    "a word that belongs to no key": (("quickstart",), ("did you mean --config quickstart?",)),
+    "a wrong type": (("--data.max_lag", "soon"), ("data.max_lag is 'soon'", "a whole number")),
+    "a choice that is not there": (
+        ("--data.stragglers", "wiat"),
+        ("data.stragglers is 'wiat'", "mask. Did you mean wait?"),
+    ),
+    "an objective that is not there": (("--model.objective", "GPSO"), ("model.objective", "Did you mean GSPO?")),
+    "a callback that is not there": (("--trainer.callbacks+", "WeightSink"), ("Did you mean WeightSync?",)),
+    "a module that is not there": (
+        ("--trainer.callbacks+", "lrl.callbaks.WeightSync"),
+        ("trainer.callbacks", "Did you mean lrl.callbacks?"),
+    ),
+    "a strategy that is not there": (
+        ("--trainer.strategy", "lrl.AsyncSingleDevic"),
+        ("trainer.strategy", "Did you mean AsyncSingleDevice?"),
+    ),
+    "a logger that is not there": (("--trainer.logger", "TensorBordLogger"), ("Did you mean TensorBoardLogger?",)),
+    "a class whose module is broken": (
+        ("--model", "broken_module.Policy"),
+        ("model: broken_module cannot be imported: SyntaxError", "broken_module.py, line 2"),
+    ),
+    "a config that is not there": (("--config", "no_such.yaml"), ("no_such.yaml", "Shipped are gsm8k")),
+    "a misspelt recipe": (("--config", "quickstrat"), ("--config quickstrat", "Did you mean quickstart?")),
+    "a config that is no YAML": (("--config", "{in}/broken.yaml"), ("broken.yaml is no YAML", "line 2")),
+    "an interpolation that leads nowhere": (
+        ("--trainer.max_steps", "${data.init_args.max_lagg}"),
+        ("trainer.max_steps", "${data.init_args.max_lagg} leads to no setting"),
+    ),
     "top-p among the data settings": (("--data.top_p", "0.9"), ("top_p",)),
     "a negative lag": setting("data.max_lag", -1, "data.max_lag", "at least 0"),
     "no group in a step": setting("data.groups_per_step", 0, "data.groups_per_step", "at least 1"),

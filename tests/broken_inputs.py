@@ -35,6 +35,9 @@ def make(folder: Path) -> Path:
     for name, checkpoint in checkpoints(model).items():
         torch.save(checkpoint, folder / f"checkpoints/{name}.ckpt")
     (folder / "checkpoints/text.ckpt").write_text("no checkpoint")
+    (folder / "misspelt.yaml").write_text("data:\n  init_args:\n    stragler: wait\n")
+    (folder / "broken.yaml").write_text("data:\n  init_args: [\n")
+    (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
     (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))
     return folder
@@ -195,6 +198,7 @@ DATA: dict[str, list[Any] | bytes] = {
     "added.jsonl": [*ROWS, {"prompt": "1<7>=", "answer": "1"}],
     "long.jsonl": [{"prompt": "1+" * 200 + "1=", "answer": "201"}] * 8,
     "twins.jsonl": ROWS + ROWS,
+    "surrogate.jsonl": [*ROWS[:3], {"prompt": "1+\ud83d", "answer": "1"}, *ROWS[3:]],
     "broken.parquet": b"no parquet",
     "broken.json": b"[{]",
 }

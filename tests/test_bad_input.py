@@ -66,6 +66,7 @@ def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
     monkeypatch.setattr(sys, "argv", ["lrl"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(inputs)
     return run
 
 
@@ -98,6 +99,9 @@ HEALTHY = {
     "a model with sampling settings of its own, which are not used": ("--model.model", "{in}/models/sampling"),
     "a model that brings code which is not needed": ("--model.model", "{in}/models/code-unused"),
     "added tokens that no prompt has": ("--model.model", "{in}/models/added-tokens"),
+    "a strategy by the name of its class": ("--trainer.strategy", "lrl.AsyncSingleDevice"),
+    "one reward that is no list": ("--data.rewards", "lrl.quickstart.task:correct"),
+    "one reward by the name of its class": ("--data.rewards", "ExactMatch"),
     "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
     "chats for a tokenizer with a template": ("--data.prompts.source", "{in}/data/chats.jsonl"),
     "plain text for one without": ("--model.model", "{in}/models/no-template"),

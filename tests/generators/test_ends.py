@@ -155,10 +155,23 @@ def test_a_killed_trainer_leaves_nothing(until: str, model: Path, tmp_path: Path
         owner.wait()
 
 
-def test_a_model_that_is_not_there_is_an_error_with_the_log(tmp_path: Path) -> None:
-    server = Server(str(tmp_path / "none"), ServerSettings(), BACKEND, [], tmp_path, 0, "ends")
+def failure(model: Path, folder: Path, **settings: Any) -> str:
+    """What is said of a server that cannot start."""
+    server = Server(str(model), ServerSettings(**settings), BACKEND, [], folder, 0, "ends")
     server.start()
-    with pytest.raises(ServerError, match=r"ended with exit status 1.*generator-0.log") as caught:
-        server.wait_ready()
-    assert str(tmp_path / "none") in str(caught.value).split("generator-0.log", 1)[1]
-    server.stop()
+    try:
+        with pytest.raises(ServerError, match=r"ended with exit status 1:\n.*\n.*generator-0.log") as caught:
+            server.wait_ready()
+    finally:
+        server.stop()
+    return str(caught.value)
+
+
+def test_a_model_that_is_not_there_is_named_by_the_error(tmp_path: Path) -> None:
+    assert str(tmp_path / "none") in failure(tmp_path / "none", tmp_path).splitlines()[1]
+
+
+def test_a_failing_generators_error_quotes_what_caused_it(model: Path, tmp_path: Path) -> None:
+    said = failure(model, tmp_path, max_model_len=64, kv_cache_gib=1e-6, threads=1)
+    assert "memory for the cache blocks" in said.splitlines()[1] and "root cause above" not in said
+    assert len(said.splitlines()) == 3

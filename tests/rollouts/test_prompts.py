@@ -54,6 +54,14 @@ def test_a_resumed_run_sees_the_order_of_the_first_one() -> None:
     assert seen(loaded(seed=1), 0, 40) != run
 
 
+@pytest.mark.parametrize("has_chat", [True, False])
+def test_a_prompt_that_the_tokenizer_cannot_encode_is_named_by_row(has_chat: bool) -> None:
+    rows = [*ROWS, {"prompt": "half a \ud83d"}, {"prompt": "\ude00"}]
+    with pytest.raises(ValueError, match=r"Row 7 .*column 'prompt'.*character 7 .*\\ud83d.*1 other rows") as caught:
+        loaded(rows, has_chat=has_chat)
+    str(caught.value).encode()  # it can be printed
+
+
 def test_the_order_is_the_same_on_every_machine() -> None:
     assert seen(loaded(), 0, 14) == [3, 2, 1, 6, 0, 4, 5, 4, 5, 1, 6, 2, 0, 3]
 

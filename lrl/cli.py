@@ -135,5 +135,5 @@ def run_lightning(words: Sequence[str]) -> int:
     except KeyboardInterrupt:  # before the run listens for signals, or after it
         return exit_status(signal.SIGINT)
     except LrlCLI.expected_errors as error:
-        return bad_input(without_noise(str(error)).strip(" -\n"))
+        return bad_input(without_noise(str(error)).strip().removeprefix("- "))
     return 0

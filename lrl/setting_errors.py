@@ -76,7 +76,7 @@ def without_noise(message: str) -> str:
 
 def of_interpolation(error: Exception) -> str:
     """What OmegaConf says of a `${...}` that leads nowhere."""
-    wanted = re.search(r"resolved to '(?:fit\.|validate\.)?([^']+)'", str(error))
+    wanted = re.search(r"(?:resolved to|Interpolation key) '(?:fit\.|validate\.)?(\w[^']+)'", str(error))
     key = re.search(r"full_key: (?:fit\.|validate\.)?(\S+)", str(error))
     if wanted is None or key is None:
         return str(error)

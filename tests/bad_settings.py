@@ -47,7 +47,7 @@ SETTINGS: dict[str, Case] = {
     ),
     "a config that is not there": (("--config", "no_such.yaml"), ("no_such.yaml", "Shipped are gsm8k")),
     "a misspelt recipe": (("--config", "quickstrat"), ("--config quickstrat", "Did you mean quickstart?")),
-    "a config that is no YAML": (("--config", "{in}/broken.yaml"), ("broken.yaml is no YAML", "line 2")),
+    "a config that is no YAML": (("--config", "{in}/broken.yaml"), ("broken.yaml is no YAML", "line 3")),
     "an interpolation that leads nowhere": (
         ("--trainer.max_steps", "${data.init_args.max_lagg}"),
         ("trainer.max_steps", "${data.init_args.max_lagg} leads to no setting"),

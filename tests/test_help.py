@@ -1,0 +1,108 @@
+"""What the command says of itself: its settings with a line each, and which word was meant by one that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrl
+from lrl import callbacks, fit_help
+from lrl.cli import COMMANDS, LIGHTNINGS, main
+
+
+def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    status = main(words)
+    printed = capsys.readouterr()
+    return status, printed.out + printed.err
+
+
+@pytest.mark.parametrize("verb", LIGHTNINGS)
+def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = said([verb, "--help"], capsys)
+    lines = text.splitlines()
+    assert status == 0 and len(lines) <= 120 and max(map(len, lines)) <= fit_help.WIDEST
+    order = [
+        text.index(f"--{name} ")
+        for name in ("model.model", "data.prompts", "trainer.strategy.server", "trainer.devices")
+    ]
+    assert order == sorted(order)
+    classes = {
+        "model": lrl.PolicyModule,
+        "data": lrl.RolloutDataModule,
+        "trainer.strategy": lrl.AsyncSingleDevice.__mro__[1],
+        "trainer.strategy.server": lrl.ServerSettings,
+    }
+    for prefix, kind in classes.items():
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                (line,) = (line for line in lines if line.startswith(f"  --{prefix}.{name} "))
+                assert len(line.split()) > 3, "a type and a sentence stand beside it"
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in callbacks.__all__)
+
+
+def test_help_has_types_and_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = said(["fit", "--help"], capsys)
+    for words in (
+        "constant|linear|cosine = constant",
+        "float|null = 4.0",
+        "bool = false",
+        "str = 127.0.0.1",
+        "Objective|null = null",
+        "mapping = {}",
+        "list|Reward|function|str",
+    ):
+        assert words in text, words
+
+
+def test_help_imports_neither_torch_nor_lightning() -> None:
+    code = "import sys; from lrl.cli import main; main(['fit', '--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_everything_that_lightning_takes_is_still_to_be_had(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    for words, named in (
+        ("fit --help all", "--trainer.limit_val_batches"),
+        ("fit --model.objective.help GSPO", "epsilon_low"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(words.split())
+        assert end.value.code == 0 and named in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("train", "fit"),
+        ("fitt", "fit"),
+        ("trian", "fit"),
+        ("eval", "validate"),
+        ("vaildate", "validate"),
+        ("chat", "talk"),
+    ],
+)
+def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = said([word, "--config", "quickstart"], capsys)
+    assert status == 2 and f"no command {word!r}. Did you mean {meant}?" in text
+    assert all(command in text for command in COMMANDS)
+
+
+def test_a_config_that_is_near_is_named_whether_recipe_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    for given, near in (("quickstrat", "quickstart"), ("mien.yaml", "mine.yaml")):
+        status, text = said(["fit", "--config", given], capsys)
+        assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text

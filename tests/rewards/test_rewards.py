@@ -69,7 +69,7 @@ def test_a_reward_stays_itself():
 
 @pytest.mark.parametrize("path", ["no_such_module:f", "odd_rewards:no_such_name", "bare", "odd_rewards:os.sep", ":"])
 def test_a_path_that_leads_nowhere_is_refused_by_name(path):
-    with pytest.raises(ValueError, match=f"function='{path}'"):
+    with pytest.raises(ValueError, match=f"The reward '{path}'"):
         Function(path)
 
 

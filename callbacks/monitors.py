@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.callbacks.logged import Logged
+from lrl.faults import ConfigError
 
 EVALUATION = "eval/"
 """Figures of evaluations begin with it."""
@@ -51,7 +52,7 @@ class Monitors(L.Callback):
         for one in self._watchers if trainer.is_global_zero else ():
             if str(one.monitor).startswith(EVALUATION) and one.monitor not in shown:
                 known = ", ".join(sorted(name for name in shown if name.startswith(EVALUATION)))
-                raise ValueError(
+                raise ConfigError(
                     f"{type(one).__name__}.monitor is {one.monitor!r}, which no evaluation of this run gives. There is "
                     f"{known or 'no evaluation: add lrl.callbacks.Evaluation'}."
                 )

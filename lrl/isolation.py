@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.data import Rollout
+from lrl.faults import ConfigError
 from lrl.network import decoder_of, label_logprobs, runs
 from lrl.rollouts.rows import Sequence, fill_rows
 
@@ -123,7 +124,7 @@ class _Trial:
         gap = _gap(self.one_a_row, self.found(_ALONE))
         if gap.within(ROUNDING[self._network.dtype]):
             return gap
-        raise ValueError(
+        raise ConfigError(
             f"model={self._network.name_or_path!r}: {type(self._network).__name__} gives an answer that is padded, or "
             f"in a batch with others, other log-probs than alone ({gap}). It cannot be trained: take another model"
             f"{f', or another attention than {attention!r}' if (attention := self._attention) else ''}."
@@ -164,7 +165,7 @@ def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:
             weights = [weight for weight in module[0].parameters() if weight.requires_grad]
             if weights:
                 return weights
-    raise ValueError(f"model={network.name_or_path!r}: {type(network).__name__} has no list of layers to train.")
+    raise ConfigError(f"model={network.name_or_path!r}: {type(network).__name__} has no list of layers to train.")
 
 
 def _sequences(vocabulary: int, padding: int | None) -> list[Sequence]:

@@ -225,7 +225,7 @@ def runs(network: PreTrainedModel) -> Iterator[None]:
     except torch.OutOfMemoryError:  # a RuntimeError, and no fault of the model
         raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for tokens and their "
             f"positions alone ({type(error).__name__}: {' '.join(str(error).split()):.200}). Take another model."
         ) from error

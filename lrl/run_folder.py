@@ -14,6 +14,8 @@ from pathlib import Path
 import lightning as L
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from lrl.faults import ConfigError
+
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +51,7 @@ class Claim:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(opened)
-            raise ValueError(
+            raise ConfigError(
                 f"The run folder {str(folder)!r} is that of a live run ({holder(folder)}). Leave the logger's version "
                 "out, give this run a folder of its own (trainer.logger or trainer.default_root_dir), or end that one."
             ) from None

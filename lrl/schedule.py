@@ -10,13 +10,15 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
+from lrl.faults import ConfigError
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
 def check_end(schedule: Schedule, max_steps: int) -> None:
     """Raises ValueError for a schedule that falls to 0 at the end of a run without one."""
     if schedule != "constant" and max_steps < 1:
-        raise ValueError(f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})")
+        raise ConfigError(f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})")
 
 
 def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
@@ -33,19 +35,19 @@ def check_optimizers(trainer: L.Trainer) -> None:
     """Raises ValueError if a step cannot use what `configure_optimizers` gave; call it when they are set up."""
     optimizers, module = trainer.optimizers, trainer.lightning_module
     if len(optimizers) != 1:
-        raise ValueError(
+        raise ConfigError(
             f"{type(module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, and a version of the "
             "policy is one optimizer step: give one, with a parameter group for each setting."
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
-        raise ValueError(
+        raise ConfigError(
             f"{type(module).__name__}.configure_optimizers gives LBFGS, which computes the loss of a step many times, "
             "and rollouts are trained once: give another optimizer."
         )
     plateaus = [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
     if plateaus and not is_overridden("lr_scheduler_step", module, L.LightningModule):
         # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
-        raise ValueError(
+        raise ConfigError(
             f"{type(module).__name__}.configure_optimizers gives ReduceLROnPlateau, whose metric nobody chooses. "
             "Override lr_scheduler_step(self, scheduler, metric) and call scheduler.step(...) in it with one of "
             "self.trainer.callback_metrics, or give another scheduler."

@@ -62,7 +62,7 @@ def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
         return status, message(capfd.readouterr().err)
 
     monkeypatch.setattr(Server, "start", start)
-    monkeypatch.setattr(RewardPool, "start", lambda pool: None)
+    monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
     monkeypatch.setattr(sys, "argv", ["lrl"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lrl.faults import fault
+from lrl.faults import ConfigError, fault
 
 SHOWN = 5
 """Runs that are named when the one that was asked for has no checkpoint."""
@@ -46,7 +46,7 @@ def check_best(trainer: L.Trainer, ckpt_path: object) -> None:
         ValueError: This Trainer has not saved a checkpoint; Lightning would speak of its `ModelCheckpoint`.
     """
     if ckpt_path == "best" and not getattr(trainer.checkpoint_callback, "best_model_path", ""):
-        raise ValueError(
+        raise ConfigError(
             "ckpt_path is 'best', and this Trainer has saved no checkpoint that could be the best one. Give 'last', or "
             "the path of the checkpoint."
         )

@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from lrl.faults import fault, noting
+from lrl.faults import ConfigError, fault, noting
 from lrl.schedule import check_end
 from lrl.strategy import AsyncSingleDevice, GeneratorDevices
 
@@ -58,7 +58,7 @@ def check_verb(verb: str) -> None:
         "predict": "Ask an exported policy with `lrl talk FOLDER PROMPT`, or evaluate with trainer.validate",
     }.get(verb)
     if remedy is not None:
-        raise ValueError(f"trainer.{verb} has nothing to run: an lrl policy is trained and validated. {remedy}.")
+        raise ConfigError(f"trainer.{verb} has nothing to run: an lrl policy is trained and validated. {remedy}.")
 
 
 def check_strategy(trainer: L.Trainer) -> None:
@@ -76,7 +76,7 @@ def check_strategy(trainer: L.Trainer) -> None:
     if isinstance(launcher, _SubprocessScriptLauncher):
         launcher.kill(signal.SIGKILL)
         launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
-    raise ValueError(
+    raise ConfigError(
         f"trainer.strategy is {type(trainer.strategy).__name__}, which has no generators: use lrl.AsyncSingleDevice or "
         "lrl.AsyncDDP."
     )

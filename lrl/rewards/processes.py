@@ -23,6 +23,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from lrl.faults import ConfigError
 from lrl.rewards import worker
 from lrl.rewards.base import Reward
 from lrl.rewards.place import Outcome, Place
@@ -190,7 +191,7 @@ class Processes:
                 raise BrokenProcessPool("they ended before the first job")
             future.result(0)
         except ValueError as error:
-            raise ValueError(
+            raise ConfigError(
                 f"rewards: {error}. A worker imports the modules of the rewards anew, without what this process has "
                 "set up: see that they can be imported by themselves."
             ) from None

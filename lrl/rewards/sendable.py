@@ -7,6 +7,7 @@ import pickletools
 import sys
 from pathlib import Path
 
+from lrl.faults import ConfigError
 from lrl.rewards.base import Reward
 
 
@@ -19,12 +20,12 @@ def check_sendable(reward: Reward) -> None:
     try:
         pickled = pickle.dumps(reward)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
             f"level of a module (no lambda, no function in a function), without open files or connections."
         ) from error
     if _main_is_nowhere() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
-        raise ValueError(
+        raise ConfigError(
             f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a reward worker is a process "
             f"of its own and cannot import it from there. Write it to a file (in a notebook, begin its cell with "
             f"`%%writefile my_rewards.py`) and import it from there, or name a function `my_rewards:{reward.name}`."
@@ -39,7 +40,7 @@ def check_main() -> None:
     """
     file = _file_of_main()
     if file is not None and not Path(file).is_file() and getattr(sys.modules["__main__"], "__spec__", None) is None:
-        raise ValueError(
+        raise ConfigError(
             f"This script is {file}, which is no file. Reward workers are processes of their own and import "
             "the script that is run: write it to a file, such as train.py, and run that."
         )

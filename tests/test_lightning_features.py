@@ -290,7 +290,7 @@ def test_a_second_fit_of_one_trainer_is_refused_or_goes_on_from_its_checkpoint(s
 def refused(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs a trainer that must not get to a server; gives the error."""
     monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
-    monkeypatch.setattr(RewardPool, "start", lambda pool: None)
+    monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
     monkeypatch.chdir(tmp_path)  # OnExceptionCheckpoint saves what is refused
 
     def run(verb: str = "fit", **settings: Any) -> str:

@@ -143,8 +143,12 @@ class Generator(Places):
             raise GeneratorError(f"{self.name}: {route} says {str(found)[:200]}; it should be {expected}.")
 
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Write on under `version`, unproved until `prove`; new requests wait for that."""
-        self._unproved = [(rollout, len(rollout.token_ids)) for rollout in self.work.rollouts]
+        """Write on under `version`, unproved until `prove`; new requests wait for that.
+
+        An answer that has ended by now was written by versions that are proved: it is final, whatever comes.
+        """
+        unfinished = [rollout for rollout in self.work.rollouts if not rollout.finished]
+        self._unproved = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
         self._proved.clear()
         self.version = version
         await self.client.post("/resume", deadline_s=deadline_s)

@@ -142,6 +142,7 @@ class Uneven(ModelClient):
 
     async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any) -> None:
         self.asked.append((prompt_ids[0], 0, how["priority"], asyncio.get_running_loop().time()))
+        self.asked_for = list(rollouts)
         for rollout in rollouts:
             await asyncio.sleep(1)
             rollout.finish_reason = "stop"
@@ -481,6 +482,46 @@ def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back
     for rollout in run(scene()):
         assert 1 not in rollout.versions
     assert [had for _, had in second.requests] == [2] * 4
+
+
+@pytest.mark.parametrize("event", ["its probe fails", "its process dies", "it leaves", "the run is told to end"])
+def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(event: str) -> None:
+    crew, _ = make_crew(4, 4)
+    crew.has_served = True
+    first, second = crew.generators
+    first.client, second.client = Uneven(), Uneven()  # type: ignore[assignment]
+    rollouts = [Rollout() for _ in range(3)]
+
+    async def fail(generator: Generator) -> None:
+        raise GeneratorError("it does not compute what the policy computes")
+
+    async def scene() -> None:
+        second.open = False
+        prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
+        asking = asyncio.create_task(crew.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        await asyncio.sleep(1.5)
+        assert [rollout.finished for rollout in rollouts] == [True, False, False]
+        await first.pause()
+        await first.resume(1)
+        await asyncio.sleep(0.5)
+        assert [rollout.finished for rollout in rollouts] == [True, True, False]
+        match event:
+            case "its probe fails":
+                await crew.prove([first], fail)
+            case "its process dies":
+                crew.take_out(first, event)
+            case "it leaves":
+                crew.let_go(first, event)
+            case "the run is told to end":
+                await crew.drop_unproved(event)
+        assert [rollout.finished for rollout in rollouts] == [True, False, False]
+        second.open = True
+        crew.desk.send_soon()
+        await asking
+
+    run(scene())
+    assert all(rollout.finished for rollout in rollouts)
+    assert second.client.asked_for == rollouts[1:]  # type: ignore[attr-defined]
 
 
 def test_a_run_that_ends_within_a_sync_keeps_nothing_unproved_and_nothing_comes_behind() -> None:

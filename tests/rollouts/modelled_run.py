@@ -1,15 +1,21 @@
-"""A run with the real ledger, pacing and controller on a virtual clock, and models of all that is around them.
+"""A run with the real ledger, pacing, controller and crew on a virtual clock, and models of all that is around them.
 
 Nothing moves by itself: whoever holds the run decides which answer gets a token, which group is judged, when the
-trainer asks, and what breaks. Beside it stands a record of what was written, kept by the model alone.
+trainer asks, when a sync is proved, and what breaks. Beside it stands a record of what was written, kept by the model
+alone.
 """
 
 import asyncio
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 from lrl.data import Group, Prompt, Rollout
+from lrl.generators.client import GeneratorError, Refused
+from lrl.generators.crew import Crew
+from lrl.generators.generator import Generator
 from lrl.generators.sampling import Sampling
 from lrl.planning.clock import VirtualClock
 from lrl.rollouts.controller import Controller
@@ -18,10 +24,12 @@ from lrl.rollouts.pacing import Pacing
 from tests.checkpoint_file import as_file, from_file
 
 MAX_TOKENS = 6
+GENERATORS = 2
+PLACES = 8
+"""Answers that one generator writes at once."""
 
-
-class GeneratorsGone(RuntimeError):
-    """No generator is left for an answer."""
+Answer = tuple[int, int]
+"""The index of its group, and its place in it."""
 
 
 @dataclass
@@ -34,26 +42,54 @@ class Row:
         return Prompt(id=index % self.size, token_ids=[1, index % self.size], text=str(index))
 
 
-class Waiting:
-    """A model of the fleet and of the reward pool: what is asked waits until somebody sees to it."""
+@dataclass(eq=False)
+class Asked:
+    """A request that a generator has."""
+
+    group: int
+    rollouts: Sequence[Rollout]
+    ended: Callable[[], None]
+    done: asyncio.Future[None]
+
+
+class Scribe:
+    """A model of a generator's client: what it is asked waits until somebody writes it."""
 
     def __init__(self) -> None:
-        self.writing: dict[int, tuple[list[Rollout], asyncio.Future[None]]] = {}
-        """index of a group -> its answers, and their end"""
+        self.requests: list[Asked] = []
+
+    async def write(
+        self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, **how: Any
+    ) -> None:
+        assert not any(rollout.finished for rollout in rollouts), "an answer that has ended is asked for again"
+        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), "max_tokens of 0 is asked for"
+        asked = Asked(priority, rollouts, how["ended"], asyncio.get_running_loop().create_future())
+        self.requests.append(asked)
+        try:
+            await asked.done
+        finally:
+            self.requests.remove(asked)
+
+    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
+        """Pause and resume: nothing is written by itself."""
+
+
+def make_generator() -> Generator:
+    """A generator without a server."""
+    server: Any = SimpleNamespace(
+        url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda lines: ""
+    )
+    generator = Generator(server, PLACES)
+    generator.client = Scribe()  # type: ignore[assignment]
+    return generator
+
+
+class Judges:
+    """A model of the reward pool: what is asked waits until somebody sees to it."""
+
+    def __init__(self) -> None:
         self.judging: dict[int, asyncio.Future[Sequence[float | None]]] = {}
         """index of a group -> what its answers are worth"""
-
-    async def answer(
-        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
-    ) -> None:
-        assert len(rollouts) == sampling.n and not all(rollout.finished for rollout in rollouts)
-        assert priority not in self.writing, "two write one group"
-        ended = asyncio.get_running_loop().create_future()
-        self.writing[priority] = rollouts, ended
-        try:
-            await ended
-        finally:
-            del self.writing[priority]
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         assert all(rollout.finished and rollout.text for rollout in rollouts)
@@ -65,15 +101,6 @@ class Waiting:
             rollout.reward_failure = "crash: exit code 139" if reward is None else None
         del self.judging[index]
 
-    def unfinished(self) -> list[tuple[int, int]]:
-        """(index of the group, place in it) of each answer that is being written."""
-        return [
-            (index, place)
-            for index, (rollouts, _) in self.writing.items()
-            for place, rollout in enumerate(rollouts)
-            if not rollout.finished
-        ]
-
 
 @dataclass
 class Record:
@@ -84,6 +111,8 @@ class Record:
     trained: list[int] = field(default_factory=list)
     written: dict[int, list[Rollout]] = field(default_factory=dict)
     """index -> what was written of each answer"""
+    final: set[Answer] = field(default_factory=set)
+    """Answers that have ended under a proved version."""
     rewards: dict[int, list[float | None]] = field(default_factory=dict)
     next_token: int = 0
 
@@ -91,6 +120,12 @@ class Record:
 def writing(rollouts: Sequence[Rollout]) -> list[tuple[list[int], list[float], list[int], str]]:
     """All that a generator decides."""
     return [(r.token_ids, r.logprobs, r.versions, r.finish_reason) for r in rollouts]
+
+
+def cut(rollout: Rollout, length: int) -> None:
+    """Unwrite what is behind `length` tokens, and the end."""
+    del rollout.token_ids[length:], rollout.logprobs[length:], rollout.versions[length:]
+    rollout.finish_reason = ""
 
 
 class ModelledRun:
@@ -104,7 +139,7 @@ class ModelledRun:
     """
 
     def __init__(self, pacing: Pacing, answers: int, max_skipped: int, every: int) -> None:
-        self.pacing, self.answers, self.max_skipped, self.every = pacing, answers, max_skipped, every
+        self.pacing, self.answers_each, self.max_skipped, self.every = pacing, answers, max_skipped, every
         self.loop = VirtualClock()
         self.record = Record()
         self.resumes = 0
@@ -115,14 +150,18 @@ class ModelledRun:
         """A new process: nothing of the old one is left but the state."""
         self.in_step: list[int] = []
         self.request: asyncio.Task[Group] | None = None
-        self.waiting = Waiting()
+        self.judges = Judges()
+        self.crew = Crew([make_generator() for _ in range(GENERATORS)])
+        self.crew.lost = self.replace
+        self.unproved: dict[Generator, dict[Answer, int]] = {}
+        """Of each generator that nobody has proved since its resume: what was unfinished then, and its tokens."""
         self.ledger = Ledger(self.pacing)
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
-            self.waiting,
-            self.waiting,
+            self.crew,
+            self.judges,
             self.ledger,
-            Sampling(n=self.answers, max_tokens=MAX_TOKENS),
+            Sampling(n=self.answers_each, max_tokens=MAX_TOKENS),
             str,
             deadline_s=60.0,
             max_skipped=self.max_skipped,
@@ -130,6 +169,7 @@ class ModelledRun:
         if state is not None:
             self.controller.load_state_dict(from_file(state))
         self.sync()
+        self.prove()  # a run waits for its first proof
 
     def settle(self) -> None:
         """Let the loop do all it can."""
@@ -138,7 +178,8 @@ class ModelledRun:
             return
         request, self.request = self.request, None
         if error := request.exception():
-            assert isinstance(error, GeneratorsGone)
+            if not isinstance(error, Refused):
+                raise error
             self.stop()  # the run ends with this error, and saves on its way out
         else:
             self.train(request.result())
@@ -178,56 +219,137 @@ class ModelledRun:
         else:
             self.end_step()
 
+    def tend(self) -> None:
+        """What a waiting trainer does: whoever came takes part."""
+        if self.crew.newcomers:
+            self.sync()
+
     def end_step(self) -> None:
         """The optimizer has made its step."""
         self.record.trained += self.in_step
         self.record.step, self.in_step = self.record.step + 1, []
 
     def sync(self) -> None:
-        """The generators hold the newest version."""
+        """The generators write on under the newest version, which is to be proved."""
+        self.prove()  # no sync begins before the last one is proved
         self.version = self.record.step
-        self.loop.run_until_complete(self.controller.new_version(self.version))
+        self.run(self.crew.take_in())
+        stale = [one for one in self.crew.generators if one.version != self.version or not one.open]
+        for generator in stale:
+            unfinished = [answer for answer, _, rollout in self.answers(generator) if not rollout.finished]
+            self.unproved[generator] = {
+                (index, place): len(self.written(index)[place].token_ids) for index, place in unfinished
+            }
+            self.run(generator.pause())
+            self.run(generator.resume(self.version))
+        self.run(self.crew.settle({}))
+        self.run(self.controller.new_version(self.version))
         self.settle()
+
+    def prove(self, liars: Sequence[Generator] = ()) -> None:
+        """Whoever waits for its proof gets it; `liars` fail."""
+
+        async def probe(generator: Generator) -> None:
+            if generator in liars:
+                raise GeneratorError("it does not compute what the policy computes")
+
+        unproved = [generator for generator in self.crew.generators if generator.unproved]
+        for generator in unproved:
+            if generator in liars:
+                self.cut_unproved(generator)
+            else:
+                self.unproved.pop(generator)
+                self.seal(generator)
+        self.run(self.crew.prove(unproved, probe))
+        self.settle()
+
+    def seal(self, generator: Generator) -> None:
+        """What has ended there is final."""
+        self.record.final |= {answer for answer, _, rollout in self.answers(generator) if rollout.finished}
+
+    def cut_unproved(self, generator: Generator) -> None:
+        """Take back in the record what `generator` wrote unproved; what had ended before has ended."""
+        for (index, place), length in self.unproved.pop(generator, {}).items():
+            cut(self.written(index)[place], length)
+
+    def replace(self, lost: Generator) -> None:
+        """Another one waits for the next sync."""
+        self.crew.newcomers.append(make_generator())
+
+    def dies(self, generator: Generator) -> None:
+        """The process of a generator ends."""
+        self.cut_unproved(generator)
+        self.loop.call_soon(self.crew.take_out, generator, "its process has ended")
+        self.settle()
+
+    def leaves(self, generator: Generator) -> None:
+        """A generator is asked to leave, and another one joins."""
+        self.cut_unproved(generator)
+        self.loop.call_soon(self.crew.let_go, generator, "it has left the run")
+        self.replace(generator)
+        self.settle()
+
+    def run(self, work: Any) -> None:
+        """Do `work` on the loop."""
+        self.loop.run_until_complete(work)
 
     def written(self, index: int) -> list[Rollout]:
         """What the record has of a group's answers."""
-        return self.record.written.setdefault(index, [Rollout() for _ in range(self.answers)])
+        return self.record.written.setdefault(index, [Rollout() for _ in range(self.answers_each)])
 
-    def both(self, index: int, place: int) -> list[Rollout]:
-        """An answer that is being written, and what the record has of it."""
-        return [self.waiting.writing[index][0][place], self.written(index)[place]]
+    def answers(self, generator: Generator) -> Iterator[tuple[Answer, Asked, Rollout]]:
+        """What a generator has been asked and not ended, with its answers."""
+        for asked in list(generator.client.requests):  # type: ignore[attr-defined]
+            group = self.ledger.running[asked.group].rollouts
+            for rollout in asked.rollouts:
+                place = next(place for place, its in enumerate(group) if its is rollout)
+                yield (asked.group, place), asked, rollout
+
+    def unfinished(self) -> list[Answer]:
+        """The answers that are being written."""
+        answers = (one for generator in self.crew.generators for one in self.answers(generator))
+        return [answer for answer, _, rollout in answers if not rollout.finished]
 
     def write(self, index: int, place: int, tokens: int, ends: bool) -> None:
-        """Some tokens for an answer, at most up to its limit; it may end with them."""
-        for _ in range(tokens):
+        """Some tokens for an answer that is being written, at most up to its limit; it may end with them."""
+        generator, asked, rollout = next(
+            (generator, asked, rollout)
+            for generator in self.crew.generators
+            for answer, asked, rollout in self.answers(generator)
+            if answer == (index, place)
+        )
+        both = rollout, self.written(index)[place]
+        for _ in range(min(tokens, MAX_TOKENS - len(rollout.token_ids))):
             self.record.next_token += 1
-            for rollout in self.both(index, place):
-                rollout.token_ids.append(self.record.next_token)
-                rollout.logprobs.append(-self.record.next_token / 64)
-                rollout.versions.append(self.version)
-            if len(rollout.token_ids) == MAX_TOKENS:
-                break
+            for one in both:
+                one.token_ids.append(self.record.next_token)
+                one.logprobs.append(-self.record.next_token / 64)
+                one.versions.append(generator.version)
         if ends or len(rollout.token_ids) == MAX_TOKENS:
-            for rollout in self.both(index, place):
-                rollout.finish_reason = "stop" if len(rollout.token_ids) < MAX_TOKENS else "length"
-        rollouts, ended = self.waiting.writing[index]
-        if all(rollout.finished for rollout in rollouts):
-            ended.set_result(None)
+            for one in both:
+                one.finish_reason = "stop" if len(one.token_ids) < MAX_TOKENS else "length"
+            if not generator.unproved:
+                self.record.final.add((index, place))
+            self.loop.call_soon(asked.ended)
+        if all(one.finished for one in asked.rollouts):
+            asked.done.set_result(None)
             self.settle()
 
     def judge(self, index: int, rewards: list[float | None]) -> None:
         """The rewards of a group, as many as it has answers."""
         self.record.rewards[index] = rewards
-        self.waiting.judging[index].set_result(rewards)
+        self.judges.judging[index].set_result(rewards)
         self.settle()
 
     def fail(self, index: int) -> None:
-        """Nobody can write a group's answers to their end."""
-        self.waiting.writing[index][1].set_exception(GeneratorsGone("none left"))
+        """No generator can write a group's answers."""
+        asked = next(asked for one in self.crew.generators for _, asked, _ in self.answers(one) if asked.group == index)
+        asked.done.set_exception(Refused("no such token"))
         self.settle()
 
     def save(self) -> None:
-        """A checkpoint, and the record as it was then."""
+        """A checkpoint, and the record as it was then; it waits for the proof."""
+        self.prove()
         state = as_file(self.controller.state_dict(self.record.step))
         self.checkpoint = pickle.dumps(self.record), state
 
@@ -245,13 +367,21 @@ class ModelledRun:
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(1.0))
 
+    def save_on_the_way_out(self) -> None:
+        """Nobody waits for a proof any more: what is unproved is taken back, and the rest is saved."""
+        for generator in self.crew.generators:
+            self.cut_unproved(generator)
+        self.run(self.crew.drop_unproved("the run ends"))
+        self.save()
+
     def stop(self) -> None:
         """End in order, in a step or between two, and go on."""
-        self.save()
+        self.save_on_the_way_out()
         self.crash()
 
     def forget(self, indices: set[int]) -> None:
         """These groups are generated anew if the run goes on from the last checkpoint."""
         record = pickle.loads(self.checkpoint[0])
         record.written = {index: answers for index, answers in record.written.items() if index not in indices}
+        record.final = {(index, place) for index, place in record.final if index not in indices}
         self.checkpoint = pickle.dumps(record), self.checkpoint[1]

@@ -1,7 +1,8 @@
 """Schedules that Hypothesis draws and shrinks: tokens, ends, judgements, steps and syncs, and whatever can break.
 
-Generators die, answers fail for good, rewards fail, the run stops within a step, or crashes and goes on from its last
-checkpoint, which undoes all that came after it. Every schedule is then driven to the end of the run.
+Generators fail their probe, die or leave, before and behind the proof of a sync; answers fail for good, rewards fail,
+the run stops within a step, or crashes and goes on from its last checkpoint, which undoes all that came after it. Every
+schedule is then driven to the end of the run.
 
 `LRL_SCHEDULES=10000 python -m pytest tests/rollouts/test_state_machine.py` tries that many.
 """
@@ -31,6 +32,9 @@ RESUMES = 5
 """Most that a schedule breaks the run: with more it would hardly get beyond its first step."""
 BOUND_S = 400.0
 """Virtual seconds in which any run must end once all answers are brought forward every second."""
+
+EVENTS = ("its probe fails", "its process dies", "it leaves", "the run is told to end")
+"""What takes a generator out; the last one takes all."""
 
 picks = st.integers(0, 999)
 rewards = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1.0, None]), min_size=3, max_size=3)
@@ -64,25 +68,25 @@ class Schedule(RuleBasedStateMachine):
 
     # What goes well
 
-    @precondition(lambda self: self.run.waiting.writing)
+    @precondition(lambda self: self.run.unfinished())
     @rule(which=picks, tokens=st.integers(1, 4), ends=st.booleans())
     def write(self, which: int, tokens: int, ends: bool) -> None:
-        unfinished = self.run.waiting.unfinished()
+        unfinished = self.run.unfinished()
         self.run.write(*unfinished[which % len(unfinished)], tokens, ends)
 
-    @precondition(lambda self: self.run.waiting.writing)
+    @precondition(lambda self: self.run.unfinished())
     @rule(which=picks)
     def write_a_group_to_its_end(self, which: int) -> None:
-        group = list(self.run.waiting.writing)[which % len(self.run.waiting.writing)]
-        for index, place in self.run.waiting.unfinished():
+        group = self.pick_group(which)
+        for index, place in self.run.unfinished():
             if index == group:
                 self.run.write(index, place, 1, ends=True)
 
-    @precondition(lambda self: self.run.waiting.judging)
+    @precondition(lambda self: self.run.judges.judging)
     @rule(which=picks, rewards=rewards)
     def judge(self, which: int, rewards: list[float | None]) -> None:
-        waiting = list(self.run.waiting.judging)
-        self.run.judge(waiting[which % len(waiting)], rewards[: self.run.answers])
+        waiting = list(self.run.judges.judging)
+        self.run.judge(waiting[which % len(waiting)], rewards[: self.run.answers_each])
 
     @rule(moves=st.integers(1, 6))
     def train(self, moves: int) -> None:
@@ -90,6 +94,8 @@ class Schedule(RuleBasedStateMachine):
         for _ in range(moves):
             if self.run.request is None and self.run.record.step < STEPS:
                 self.run.train_on()
+            else:
+                self.run.tend()
 
     @rule(seconds=st.integers(1, 2), ends=st.sampled_from([False, False, True]))
     def all_goes_well(self, seconds: int, ends: bool) -> None:
@@ -99,25 +105,44 @@ class Schedule(RuleBasedStateMachine):
     @rule(every=st.integers(1, 3), tokens=st.integers(1, 3))
     def save(self, every: int, tokens: int) -> None:
         """A checkpoint in the middle of some answers."""
-        for index, place in self.run.waiting.unfinished()[::every]:
-            self.run.write(index, place, tokens, ends=False)
+        self.write_some(every, tokens)
         self.run.save()
 
     # What goes wrong
 
-    @precondition(lambda self: self.run.waiting.writing)
-    @rule(which=picks, left=st.integers(0, MAX_TOKENS))
-    def a_generator_dies(self, which: int, left: int) -> None:
-        """Some of what it was writing goes on elsewhere with its tokens, or cut back to those that are proved."""
-        for index, place in self.run.waiting.unfinished():
-            if (which >> index % 5) & 1:
-                for rollout in self.run.both(index, place):
-                    del rollout.token_ids[left:], rollout.logprobs[left:], rollout.versions[left:]
+    @precondition(lambda self: self.run.unfinished() and self.run.resumes < RESUMES)
+    @rule(before=picks, behind=picks, which=picks, event=st.sampled_from(EVENTS))
+    def something_happens_between_a_sync_and_its_proof(self, before: int, behind: int, which: int, event: str) -> None:
+        """Some answers end before the sync and some behind it; what is written behind it is taken back."""
+        self.end_some(before)
+        self.run.sync()
+        self.write_some(every=1, tokens=1)
+        self.end_some(behind)
+        self.happens(event, which)
 
-    @precondition(lambda self: self.run.waiting.writing and self.run.resumes < RESUMES)
+    @precondition(lambda self: self.run.crew.generators)
+    @rule(which=picks, event=st.sampled_from(EVENTS[:3]))
+    def something_happens_to_a_generator(self, which: int, event: str) -> None:
+        """What it was writing goes on elsewhere with its tokens, or cut back to those that are proved."""
+        self.happens(event, which)
+
+    def happens(self, event: str, which: int) -> None:
+        generators = self.run.crew.generators
+        one = generators[which % len(generators)]
+        match event:
+            case "its probe fails":
+                self.run.prove(liars=[one])
+            case "its process dies":
+                self.run.dies(one)
+            case "it leaves":
+                self.run.leaves(one)
+            case "the run is told to end":
+                self.run.stop()
+
+    @precondition(lambda self: self.run.unfinished() and self.run.resumes < RESUMES)
     @rule(which=picks)
     def an_answer_fails_for_good(self, which: int) -> None:
-        self.run.fail(list(self.run.waiting.writing)[which % len(self.run.waiting.writing)])
+        self.run.fail(self.pick_group(which))
 
     @precondition(lambda self: self.run.resumes < RESUMES)
     @rule()
@@ -129,7 +154,8 @@ class Schedule(RuleBasedStateMachine):
     def stop(self, max_lag: int | None, answers: int | None) -> None:
         """The run saves on its way out, and goes on with the same settings or with others."""
         run = self.run
-        self.save(every=2, tokens=1)
+        self.write_some(every=2, tokens=1)
+        run.save_on_the_way_out()
         state = from_file(run.checkpoint[1])
         saved = {group["index"] for group in [*state["finished"], *state["running"]]}
         if max_lag is not None and max_lag != run.pacing.max_lag:
@@ -137,12 +163,32 @@ class Schedule(RuleBasedStateMachine):
             trial = Ledger(run.pacing)
             trial.load_state_dict(state, Row(run.pacing.prompts_per_epoch).__getitem__)
             run.forget(saved - trial.finished.keys() - trial.running.keys())
-        if answers is not None and answers != run.answers:
-            run.answers = answers
+        if answers is not None and answers != run.answers_each:
+            run.answers_each = answers
             run.forget(saved)
         run.crash()
 
+    def write_some(self, every: int, tokens: int) -> None:
+        for index, place in self.run.unfinished()[::every]:
+            self.run.write(index, place, tokens, ends=False)
+
+    def end_some(self, which: int) -> None:
+        for number, (index, place) in enumerate(self.run.unfinished()):
+            if which >> number % 9 & 1:
+                self.run.write(index, place, 1, ends=True)
+
+    def pick_group(self, which: int) -> int:
+        """One of those that are being written."""
+        groups = sorted({index for index, _ in self.run.unfinished()})
+        return groups[which % len(groups)]
+
     # What holds at any moment
+
+    @invariant()
+    def a_finished_rollout_stays_finished(self) -> None:
+        for index, place in self.run.record.final:
+            if (group := self.run.ledger.running.get(index)) is not None:
+                assert group.rollouts[place].finished, "an answer that had ended is to be written on"
 
     @invariant()
     def the_record_is_true(self) -> None:
@@ -172,11 +218,13 @@ class Schedule(RuleBasedStateMachine):
             self.run.loop.close()
 
     def bring_forward(self, ends: bool = True) -> None:
-        """A token for every answer, maybe its last, and all that can be done after it."""
-        for index, place in self.run.waiting.unfinished():
+        """The proof of the last sync, a newcomer's sync, a token for every answer, maybe its last, and all that can be done after it."""
+        self.run.prove()
+        self.run.tend()
+        for index, place in self.run.unfinished():
             self.run.write(index, place, 1, ends)
-        for place, index in enumerate(list(self.run.waiting.judging)):
-            self.run.judge(index, [1.0, None, 0.0, 0.0, 0.0][(index + place) % 3 :][: self.run.answers])
+        for place, index in enumerate(list(self.run.judges.judging)):
+            self.run.judge(index, [1.0, None, 0.0, 0.0, 0.0][(index + place) % 3 :][: self.run.answers_each])
         self.train(1)
         self.run.settle()
 

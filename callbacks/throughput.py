@@ -59,7 +59,7 @@ class Throughput(OnRankZero):
     def __init__(self) -> None:
         self.times = StepTimes()
         self.generated_tokens_per_s = 0.0
-        self._generated = 0
+        self._generated = self._recomputed = 0
         self._counts = Counts()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -67,7 +67,7 @@ class Throughput(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         data.stopwatch.enter("train")
         self._lap(data)
-        self._generated = 0
+        self._generated = self._recomputed = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Attribute the step that has just ended."""
@@ -78,7 +78,10 @@ class Throughput(OnRankZero):
         generated = data.controller.generated_tokens
         self.generated_tokens_per_s = (generated - self._generated) / self.times.step
         self._generated = generated
-        pl_module.log_dict(self._figures(data), batch_size=1)
+        recomputed = sync.recomputed_tokens if sync else 0
+        figures = self._figures(data) | {"generators/recomputed_tokens": float(recomputed - self._recomputed)}
+        self._recomputed = recomputed
+        pl_module.log_dict(figures, batch_size=1)
 
     def _lap(self, data: Any) -> StepTimes:
         trainer = data.stopwatch.lap()

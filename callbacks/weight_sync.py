@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import lightning as L
 
 from lrl.callbacks.on_rank_zero import OnRankZero
-from lrl.faults import above, at_least
+from lrl.faults import above, at_least, fault
 from lrl.generators.crew import Crew, Probe
+from lrl.generators.generator import KeysAndValues
 from lrl.strategy import stop_if_told
 from lrl.weights import Control, make_transport
 from lrl.weights.crew_sync import CrewSync
@@ -44,13 +45,26 @@ class WeightSync(OnRankZero):
             twice `strategy.heartbeat_s`.
         probe_tolerance: Largest mean difference in nats between the policy's and a generator's log-probs of the probe's
             tokens; None takes a value that suits the generators' dtype.
+        keys_and_values: What a sync does with the keys and values of what is being written. `recompute` has them
+            computed again by the new weights, which is exact and costs the reading of every half-written answer and its
+            prompt; `keep` goes on with those of the older weights, at once.
     """
 
-    def __init__(self, every_n_steps: int = 1, deadline_s: float = 300.0, probe_tolerance: float | None = None) -> None:
+    def __init__(
+        self,
+        every_n_steps: int = 1,
+        deadline_s: float = 300.0,
+        probe_tolerance: float | None = None,
+        keys_and_values: KeysAndValues = "recompute",
+    ) -> None:
         at_least(1, "WeightSync", every_n_steps=every_n_steps)
+        if keys_and_values not in get_args(KeysAndValues):
+            ways = " or ".join(get_args(KeysAndValues))
+            fault(f"WeightSync.keys_and_values is {keys_and_values!r}; choose {ways}.")
         above(0, "WeightSync", deadline_s=deadline_s, probe_tolerance=probe_tolerance)
         self.every_n_steps = every_n_steps
         self.deadline_s = deadline_s
+        self.keys_and_values = keys_and_values
         self.version = -1
         """The version the generators hold."""
         self.newest = -1
@@ -59,6 +73,11 @@ class WeightSync(OnRankZero):
         """Seconds the generators stood still in the last sync that is over."""
         self.probes = Probes(probe_tolerance, deadline_s)
         self._syncs: dict[Crew, CrewSync] = {}
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that the generators had to read again because of syncs, since the first one."""
+        return sum(sync.recomputed_tokens for sync in self._syncs.values())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first sync. By now a checkpoint is loaded, so it also serves a resumed run."""
@@ -170,7 +189,7 @@ class WeightSync(OnRankZero):
             control = Control(fleet.loop, self.deadline_s, 2 * fleet.heartbeat_s)
             name = f"{strategy.run_id}-{len(self._syncs)}"
             entered = trainer.datamodule.stopwatch.enter  # type: ignore[attr-defined]
-            sync = Sync(control, lambda: make_transport(strategy.transport), name, entered)
+            sync = Sync(control, lambda: make_transport(strategy.transport), name, entered, self.keys_and_values)
             self._syncs[crew] = CrewSync(crew, sync, lambda: stop_if_told(trainer))
         return self._syncs[crew]
 

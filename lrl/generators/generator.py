@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError
@@ -23,6 +23,8 @@ from lrl.stopwatch import Stopwatch
 if TYPE_CHECKING:
     from lrl.generators.reception import JoinedServer
 
+KeysAndValues = Literal["recompute", "keep"]
+"""What a pause does with the keys and values of what is being written."""
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
 
@@ -129,12 +131,25 @@ class Generator(Places):
         self.open = False
         self._note()
 
-    async def pause(self, deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Take nothing new and freeze what is being written; it goes on where it was after `resume`."""
-        self.open, self._stands = False, True
+    async def pause(
+        self, keys_and_values: KeysAndValues = "recompute", deadline_s: float = CONTROL_DEADLINE_S
+    ) -> int:
+        """Take nothing new and freeze what is being written; it goes on where it was after `resume`.
+
+        Args:
+            keys_and_values: `recompute` drops those of what is being written, so that it is read again under the new
+                weights after the resume; `keep` leaves them.
+            deadline_s: Seconds.
+
+        Returns:
+            Tokens that will be read again.
+        """
+        stood, self.open, self._stands = self._stands, False, True
         self._note()
         self.pauses += 1
-        await self.client.post("/pause?mode=keep", deadline_s=deadline_s)
+        clears = keys_and_values == "recompute"
+        await self.client.post(f"/pause?mode=keep&clear_cache={str(clears).lower()}", deadline_s=deadline_s)
+        return self.work.held_tokens if clears and not stood else 0  # a second pause finds nothing to drop
 
     async def confirm(self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Raise GeneratorError unless GET `route` answers `expected`: a call that came back was not always done."""
@@ -145,11 +160,13 @@ class Generator(Places):
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Write on under `version`, unproved until `prove`; new requests wait for that.
 
-        An answer that has ended by now was written by versions that are proved: it is final, whatever comes.
+        An answer that has ended by now was written by versions that are proved: it is final, whatever comes. After a
+        call that failed it may be told again: it may have heard the first one and have written since.
         """
-        unfinished = [rollout for rollout in self.work.rollouts if not rollout.finished]
-        self._unproved = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
-        self._proved.clear()
+        if not self.unproved:
+            unfinished = [rollout for rollout in self.work.rollouts if not rollout.finished]
+            self._unproved = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
+            self._proved.clear()
         self.version = version
         await self.client.post("/resume", deadline_s=deadline_s)
         self._stands = False

@@ -58,6 +58,11 @@ class CrewSync:
         return self.sync.pause_seconds
 
     @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that the generators had to read again because of syncs, since the first one."""
+        return self.sync.recomputed_tokens
+
+    @property
     def left_behind(self) -> bool:
         """Whether somebody stands still whom a sync beside the step did not reach: a new one is needed."""
         if self._delivery is None or not self._delivery.done():

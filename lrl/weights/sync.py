@@ -5,8 +5,8 @@
 Each phase has a deadline, and names itself, the generator and the seconds when it fails. A pause and a version are also
 asked for: a call that comes back is no proof, and weights must not change under a generator that writes. Until the
 resume a failure harms nobody: the generator stands still, and the attempt is made again, at last by the transport's
-second-best way. A generator that fails all attempts, or that does not answer at all when it is told to pause, is given
-up by name; it never writes on.
+second-best way. A resume that fails is told again; vLLM takes it as often as it comes. A generator that fails all
+attempts, or that does not answer at all when it is told to pause or to resume, is given up by name.
 
 Only the stage needs the policy. Where it copies the weights (`Transport.copies`) the rest can go on beside the next
 step, on another thread (`deliver_twice`).
@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, KeysAndValues
 from lrl.weights.base import CollectiveBroken, Control, Transport, Weights
 
 log = logging.getLogger(__name__)
 
+RESUMES = 3
+"""How often a generator is told to resume, before it is given up."""
 Failures = dict[Generator, str]
 """Who failed, and at what."""
 Resumed = Callable[[list[Generator]], Any]
@@ -38,6 +40,7 @@ class Sync:
         make_transport: Makes what moves the weights.
         name: Of the connection, unique on this machine.
         entered: Told of each phase of `move`, which the trainer's time goes into (`lrl.stopwatch.SYNC`).
+        keys_and_values: What a pause does with those of what is being written (`Generator.pause`).
     """
 
     def __init__(
@@ -46,11 +49,15 @@ class Sync:
         make_transport: Callable[[], Transport],
         name: str,
         entered: Callable[[str], Any] = lambda phase: None,
+        keys_and_values: KeysAndValues = "recompute",
     ) -> None:
         self.control = control
         self.make_transport = make_transport
         self.name = name
         self.entered = entered
+        self.keys_and_values = keys_and_values
+        self.recomputed_tokens = 0
+        """Tokens that the generators had to read again because of a pause, since the first sync."""
         self.pause_seconds = 0.0
         """Seconds that the generators stood still in the last sync."""
         self._transport = make_transport()
@@ -147,8 +154,7 @@ class Sync:
         late, silent = dict(self.control.failed), self.control.silent
         given_up = {generator: late.pop(generator) for generator in silent}
         if self.control.taking_part:
-            given_up |= self._resume()
-            self.pause_seconds += time.monotonic() - stood_from
+            given_up |= self._resume(stood_from)
             resumed(self.control.taking_part)
         self._say(number, late)
         return given_up, late
@@ -161,7 +167,7 @@ class Sync:
         """Have who takes part stand still and take the weights."""
         if not self.control.taking_part:
             return
-        self.control.each("/pause", lambda generator: generator.pause(self.control.silence_s), short=True)
+        self.control.each("/pause", self._pause, short=True)
         self._confirm("/is_paused", {"is_paused": True})
         self.control.close_update()
         try:
@@ -170,15 +176,30 @@ class Sync:
             self.control.fail(str(error))
         self._confirm("/weight_info", {"weight_version": str(self.control.version)})
 
+    async def _pause(self, generator: Generator) -> None:
+        tokens = await generator.pause(self.keys_and_values, self.control.silence_s)
+        self.recomputed_tokens += tokens
+
     def _confirm(self, route: str, expected: dict[str, Any]) -> None:
         def confirm(generator: Generator) -> Coroutine[Any, Any, None]:
             return generator.confirm(route, expected, self.control.silence_s)
 
         self.control.each(route, confirm, short=True)
 
-    def _resume(self) -> Failures:
-        """Let who takes part write on; who fails."""
-        version = self.control.version
-        self.control.begin(self.control.taking_part, version)
-        self.control.each("/resume", lambda generator: generator.resume(version, self.control.silence_s))
-        return dict(self.control.failed)
+    def _resume(self, stood_from: float) -> Failures:
+        """Let who takes part write on; who fails. One that answers, but does not do it, is told again."""
+        control, version, todo = self.control, self.control.version, self.control.taking_part
+        resumed, failed = list[Generator](), Failures()
+        for attempt in range(RESUMES):
+            control.begin(todo, version)
+            control.each("/resume", lambda generator: generator.resume(version, control.silence_s), short=True)
+            if attempt == 0:
+                self.pause_seconds += time.monotonic() - stood_from
+            self._confirm("/is_paused", {"is_paused": False})
+            resumed += control.taking_part
+            failed = control.failed | failed  # what failed at first says most
+            todo = [one for one in control.failed if one.out is None and one not in control.silent]
+            if not todo:
+                break
+        control.taking_part = resumed
+        return {generator: why for generator, why in failed.items() if generator not in resumed}

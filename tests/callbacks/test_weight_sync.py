@@ -44,7 +44,7 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_proved(m
     thread = threading.Thread(target=lambda: done.append(act()))
     thread.start()
     time.sleep(0.1)
-    assert not done and all(client.posted.count("/pause?mode=keep") == 2 for client in model_run.clients)
+    assert not done and all(client.posted.count("/pause?mode=keep&clear_cache=true") == 2 for client in model_run.clients)
     model_run.hold(False)
     thread.join(60)
     assert done and model_run.data.stopwatch.seconds("probe") > 0.05

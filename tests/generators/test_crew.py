@@ -333,7 +333,7 @@ def test_a_closed_door_lets_nothing_through_until_the_new_version_is_proved() ->
     run(scene())
     asked = clients[0].asked + clients[1].asked
     assert [version for _, version, _, _ in asked] == [5, 5, 5]
-    assert clients[1].posted == ["/pause?mode=keep", "/resume"]
+    assert clients[1].posted == ["/pause?mode=keep&clear_cache=true", "/resume"]
 
 
 def test_the_door_is_closed_before_the_generators_are_told_to_pause() -> None:

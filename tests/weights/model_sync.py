@@ -14,7 +14,7 @@ from lrl.generators.client import GeneratorError, TooLate
 from lrl.generators.generator import Generator
 from lrl.weights import Control, Transport, Weights
 
-INIT, PAUSE, UPDATE = "/init_weight_transfer_engine", "/pause?mode=keep", "/update_weights"
+INIT, PAUSE, UPDATE = "/init_weight_transfer_engine", "/pause?mode=keep&clear_cache=true", "/update_weights"
 
 
 class Client:
@@ -57,7 +57,7 @@ class Client:
             self.holds = body["update_info"]["value"]
         if route == "/finish_weight_update":
             self.state["/weight_info"] = {"weight_version": body["weight_version"]}
-        if route in ("/pause?mode=keep", "/resume"):
+        if route == "/resume" or route.startswith("/pause"):
             self.state["/is_paused"] = {"is_paused": route != "/resume"}
 
         if route in self.unanswered:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from lrl.generators.generator import Generator
+from lrl.data import Rollout
+from lrl.generators.client import GeneratorError
+from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.loop import LoopThread
 from lrl.weights import Control
 from lrl.weights.sync import Sync
 from tests.weights.model_sync import Collective, Direct, make_generators, weights
 
 PHASES = [
-    "/pause?mode=keep",
+    "/pause?mode=keep&clear_cache=true",
     "/is_paused",
     "/start_weight_update",
     "/update_weights",
@@ -25,6 +28,7 @@ PHASES = [
 ]
 
 
+RESUME = ["/resume", "/is_paused"]
 AGAIN = [*PHASES[:2], "/finish_weight_update", *PHASES[2:]]
 """Of another attempt, when the one before may have left an update open: it is closed first."""
 
@@ -69,7 +73,7 @@ def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopTh
     sync, generators = make_sync(loop)
     assert sync.move(weights, generators, 3, prove) == {}
     for generator in generators:
-        assert posted(generator) == ["/init_weight_transfer_engine", *PHASES, "/resume"]
+        assert posted(generator) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
         assert generator.open and generator.version == 3
     assert sync.pause_seconds > 0
 
@@ -85,12 +89,8 @@ def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
     assert posted(failing).count("/resume") == posted(healthy).count("/resume") == 1
     assert posted(failing).count(PHASES[0]) == times + 1
     opened = phase in PHASES[2:5]
-    assert posted(failing)[-8:] == ([*AGAIN, "/resume"] if opened else [phase, *PHASES, "/resume"])
-    assert posted(healthy) == [
-        "/init_weight_transfer_engine",
-        *PHASES,
-        "/resume",
-    ]  # the other's failure costs it nothing
+    assert posted(failing)[-9:] == ([*AGAIN, *RESUME] if opened else [phase, *PHASES, *RESUME])
+    assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]  # the other's failure costs it nothing
     assert sync._transport.staged == [False, False, True][: times + 1]  # type: ignore[attr-defined]
     assert failing.open and failing.version == 3
 
@@ -116,11 +116,11 @@ def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_wa
     sync, (healthy, unheard) = make_sync(loop)
     unheard.client.unanswered = {phase}  # type: ignore[attr-defined]
     assert sync.move(weights, [healthy, unheard], 3, prove) == {}
-    assert posted(unheard)[-8:] == [*AGAIN, "/resume"] and posted(unheard).count(PHASES[0]) == 2
+    assert posted(unheard)[-9:] == [*AGAIN, *RESUME] and posted(unheard).count(PHASES[0]) == 2
     assert unheard.open and healthy.open
 
 
-@pytest.mark.parametrize("phase", ["/pause?mode=keep", "/is_paused", "/weight_info"])
+@pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"])
 def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(
     loop: LoopThread, phase: str, prove: Proving
 ) -> None:
@@ -130,6 +130,72 @@ def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(
     assert list(failed) == [frozen] and phase.split("?")[0] in failed[frozen]
     assert posted(frozen).count(phase) == 1 and not frozen.open
     assert posted(healthy).count("/resume") == 1 and healthy.open
+
+
+@pytest.mark.parametrize("kind", ["failing", "unanswered"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_resume_that_fails_is_told_again_and_the_others_write_on(
+    loop: LoopThread, kind: str, times: int, prove: Proving
+) -> None:
+    sync, (healthy, failing) = make_sync(loop)
+    client: Any = failing.client
+    client.failing, client.unanswered = ({"/resume": times}, set()) if kind == "failing" else ({}, {"/resume"})
+    assert sync.move(weights, [healthy, failing], 3, prove) == {}
+    again = times if kind == "failing" else 1
+    assert posted(failing)[-again - 2 :] == ["/resume"] * again + RESUME
+    assert posted(failing).count("/update_weights") == 1 and posted(healthy)[-2:] == RESUME
+    assert failing.open and healthy.open
+
+
+def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_by_name(
+    loop: LoopThread, prove: Proving
+) -> None:
+    sync, (healthy, liar) = make_sync(loop)
+    liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
+    failed = sync.move(weights, [healthy, liar], 3, prove)
+    assert list(failed) == [liar] and "/is_paused for weight version 3" in failed[liar]
+    assert posted(liar)[-6:] == RESUME * 3 and healthy.open and not liar.open
+
+
+def test_who_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, prove: Proving) -> None:
+    sync, (healthy, frozen) = make_sync(loop)
+    frozen.client.silent = {"/resume"}  # type: ignore[attr-defined]
+    failed = sync.move(weights, [healthy, frozen], 3, prove)
+    assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.open
+
+
+def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThread) -> None:
+    generator, rollout = make_generators()[0], Rollout(token_ids=[1], logprobs=[-1.0], versions=[2])
+    generator.work.begin(3, [[rollout]])
+    generator.client.unanswered = {"/resume"}  # type: ignore[attr-defined]
+
+    async def scene() -> None:
+        await generator.pause()
+        with pytest.raises(GeneratorError):
+            await generator.resume(3)
+        rollout.token_ids.append(2), rollout.logprobs.append(-1.0), rollout.versions.append(3)
+        await generator.resume(3)
+        generator.take_out("it failed its probe")
+
+    loop.wait(scene(), 5.0, "two tries")
+    assert rollout.token_ids == [1] and rollout.versions == [2]
+
+
+@pytest.mark.parametrize("ways", ["recompute", "keep"])
+def test_tokens_that_are_read_again_are_those_in_flight_and_only_when_they_are(
+    loop: LoopThread, ways: KeysAndValues, prove: Proving
+) -> None:
+    generators = make_generators()
+    sync = Sync(Control(loop, 5.0, 5.0), Direct, "run-0", keys_and_values=ways)
+    sync.move(weights, generators, 1, prove)
+    half, fresh, ended = Rollout(token_ids=[1, 2]), Rollout(), Rollout(token_ids=[1], finish_reason="stop")
+    generators[0].work.begin(10, [[half, fresh, ended]])
+    generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
+    generators[1].work.begin(100, [[Rollout(token_ids=[1])]])
+    sync.move(weights, generators, 2, prove)
+    pauses = {route for generator in generators for route in posted(generator) if "/pause" in route}
+    assert pauses == {f"/pause?mode=keep&clear_cache={'true' if ways == 'recompute' else 'false'}"}
+    assert sync.recomputed_tokens == (12 + 101 if ways == "recompute" else 0)  # a second attempt finds nothing to drop
 
 
 def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> None:
@@ -142,18 +208,18 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, pro
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {"/init_weight_transfer_engine": times}  # type: ignore[attr-defined]
     assert sync.move(weights, [healthy, failing], 3, prove) == {}
-    assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, "/resume"]
-    assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, "/resume"]
+    assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, *RESUME]
+    assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
     assert failing.open and failing.version == 3
 
 
-@pytest.mark.parametrize("phase", ["/pause?mode=keep", "/update_weights", "/finish_weight_update"])
+@pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"])
 def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, phase: str, prove: Proving) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}  # type: ignore[attr-defined]
     failed = sync.move(weights, [healthy, liar], 3, prove) | prove.failed
     assert list(failed) == [liar] and not liar.open and healthy.open
-    if phase == "/pause?mode=keep":
+    if phase == "/pause?mode=keep&clear_cache=true":
         assert "/update_weights" not in posted(liar)
 
 
@@ -162,7 +228,7 @@ def test_without_room_for_the_weights_the_other_way_is_taken(loop: LoopThread, p
     sync._transport.full = True  # type: ignore[attr-defined]
     assert sync.move(weights, generators, 3, prove) == {}
     assert sync._transport.staged == [False, False, True]  # type: ignore[attr-defined]
-    assert all(posted(generator).count("/pause?mode=keep") == 1 for generator in generators)
+    assert all(posted(generator).count("/pause?mode=keep&clear_cache=true") == 1 for generator in generators)
 
 
 def test_a_newcomer_connects_and_the_others_do_not_again(loop: LoopThread, prove: Proving) -> None:

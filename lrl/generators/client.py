@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -54,6 +55,7 @@ class GeneratorClient:
         self.name = name
         self.heard_at = 0.0
         """When the server last sent a part of an answer, on the clock of the loop."""
+        self._salt = secrets.token_hex(8)
         self._headers = {"Authorization": bearer(token)}
         self._trust = trust
         self._session: aiohttp.ClientSession | None = None
@@ -76,7 +78,7 @@ class GeneratorClient:
             rollouts: The answers: fresh ones, or a single one, which goes on behind the tokens that it has.
             sampling: How to draw.
             version: The version the generator holds now. It salts the prefix cache, so that no new answer starts on
-                keys and values of other weights.
+                keys and values of other weights, also where a sync leaves these (`Generator.pause`).
             priority: Lower goes first.
             deadline_s: Seconds for the whole request.
             ended: Told of each answer's end.
@@ -87,7 +89,7 @@ class GeneratorClient:
         written = rollouts[0].token_ids
         parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
         body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
-        body |= {"cache_salt": str(version()), "stream": True}
+        body |= {"cache_salt": self._salted(version()), "stream": True}
         answers = AnswerStream(rollouts, version, ended)
         try:
             async with self._asking("POST", GENERATE, body, deadline_s) as response:
@@ -104,7 +106,7 @@ class GeneratorClient:
         body = {
             "token_ids": token_ids,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
-            "cache_salt": salt,
+            "cache_salt": self._salted(salt),
             "priority": FIRST,
         }
         answer = await self.post(GENERATE, body, deadline_s=deadline_s)
@@ -114,6 +116,10 @@ class GeneratorClient:
         except (KeyError, TypeError, ValueError) as error:
             said = str(answer)[:300]
             raise GeneratorError(f"{self.name}: {GENERATE} answered without the prompt's log-probs: {said}") from error
+
+    def _salted(self, what: object) -> str:
+        """A salt of this client's own: for another one on the same server the same version may be other weights."""
+        return f"{what}-{self._salt}"
 
     async def heartbeat(self, deadline_s: float) -> None:
         """Have one token written: the whole chain of processes behind the route has to be alive for it."""

@@ -131,9 +131,7 @@ class Generator(Places):
         self.open = False
         self._note()
 
-    async def pause(
-        self, keys_and_values: KeysAndValues = "recompute", deadline_s: float = CONTROL_DEADLINE_S
-    ) -> int:
+    async def pause(self, keys_and_values: KeysAndValues = "recompute", deadline_s: float = CONTROL_DEADLINE_S) -> int:
         """Take nothing new and freeze what is being written; it goes on where it was after `resume`.
 
         Args:

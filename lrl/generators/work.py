@@ -55,10 +55,10 @@ class Work:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens of prompts and answers whose keys and values it holds for what it is writing: those of every answer
-        that has begun and not ended, siblings' prompts each for itself."""
+        """Tokens whose keys and values it holds for what it is writing: those of every answer that has begun and not
+        ended, with its prompt. What is on its way is estimated (`seen`)."""
         begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
-        return sum(prompt + len(rollout.token_ids) for prompt, rollout in begun)
+        return sum(prompt + len(rollout.token_ids) + STREAM_INTERVAL // 2 for prompt, rollout in begun)
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
         """The answers to one prompt begin, or go on behind what they have; those of one request share its reading."""

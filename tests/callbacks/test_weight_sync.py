@@ -13,7 +13,7 @@ import pytest
 from lrl.callbacks import weight_sync
 from lrl.generators.generator import Generator
 from tests.callbacks.model_run import ModelRun, proved, until
-from tests.weights.model_sync import Direct
+from tests.weights.model_sync import PAUSE, Direct
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_proved(m
     thread = threading.Thread(target=lambda: done.append(act()))
     thread.start()
     time.sleep(0.1)
-    assert not done and all(client.posted.count("/pause?mode=keep&clear_cache=true") == 2 for client in model_run.clients)
+    assert not done and all(client.posted.count(PAUSE) == 2 for client in model_run.clients)
     model_run.hold(False)
     thread.join(60)
     assert done and model_run.data.stopwatch.seconds("probe") > 0.05

@@ -86,7 +86,7 @@ def test_a_request_says_version_priority_and_all_of_the_sampling() -> None:
     at_server(streams(done, seen), lambda client: write(client, Rollout(), Rollout()))
     ((route, body),) = seen
     assert route == GENERATE and body["token_ids"] == [1, 2, 3] and body["stream"] is True
-    assert body["cache_salt"] == "4" and body["priority"] == 17
+    assert body["cache_salt"].startswith("4-") and body["priority"] == 17
     assert body["sampling_params"] == {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False}
 
 
@@ -159,7 +159,7 @@ def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
         answers_json({"prompt_logprobs": entries}, seen),
         lambda client: client.prompt_logprobs([4, 5, 6], salt="probe-2", deadline_s=60.0),
     )
-    assert found == [-1.5, -2.5] and seen[0][1]["cache_salt"] == "probe-2"
+    assert found == [-1.5, -2.5] and seen[0][1]["cache_salt"].startswith("probe-2-")
 
 
 async def never(request: web.Request) -> web.Response:
@@ -225,3 +225,13 @@ def test_an_answer_that_is_no_json_is_the_generators_failure() -> None:
 
     with pytest.raises(GeneratorError, match="generator 7: /pause answered no JSON"):
         at_server(handler, lambda client: client.post("/pause", deadline_s=60.0))
+
+
+def test_another_run_on_the_same_server_shares_no_keys_and_values_with_this_one() -> None:
+    salts = set()
+    for _ in range(2):
+        seen: list[Any] = []
+        done = [chunk(0, [5], "stop", [{"version": "4", "start": 0, "end": 1}])]
+        at_server(streams(done, seen), lambda client: write(client, Rollout()))
+        salts.add(seen[0][1]["cache_salt"])
+    assert len(salts) == 2

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from tests.checkpoint_file import from_file
-from tests.rollouts.modelled_run import MAX_TOKENS, ModelledRun, Row, writing
+from tests.rollouts.modelled_run import ModelledRun, Row, writing
 
 SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "200"))
 STEPS = 8
@@ -218,7 +218,7 @@ class Schedule(RuleBasedStateMachine):
             self.run.loop.close()
 
     def bring_forward(self, ends: bool = True) -> None:
-        """The proof of the last sync, a newcomer's sync, a token for every answer, maybe its last, and all that can be done after it."""
+        """The proof of the last sync, a newcomer's sync, a token for every answer, maybe its last, and what follows."""
         self.run.prove()
         self.run.tend()
         for index, place in self.run.unfinished():

@@ -1,0 +1,152 @@
+"""What becomes of keys and values at a sync, on a real vLLM server: what is computed again, and by which weights."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from lrl.data import Prompt, Rollout
+from lrl.generators.answer_stream import STREAM_INTERVAL
+from lrl.generators.generator import Generator, KeysAndValues
+from lrl.generators.loop import LoopThread
+from lrl.generators.sampling import Sampling
+from lrl.weights import Control, make_transport
+from lrl.weights.sync import Sync
+from tests.lent_server import LentServer
+
+PROMPTS = [Prompt(id=number, token_ids=[5 + number] * 40, text="") for number in range(3)]
+SAMPLING = Sampling(n=4, max_tokens=96)
+CLOSE = 2e-3
+"""Nats between two programs that compute the same in float32; other keys and values make more than ten times that."""
+
+
+class OneGenerator:
+    """A generator with its loop and its syncs."""
+
+    def __init__(self, server: LentServer, keys_and_values: KeysAndValues) -> None:
+        self.server, self.loop = server, LoopThread()
+        self.generator = Generator(server, 64)  # type: ignore[arg-type]
+        control = Control(self.loop, 60.0, 60.0)
+        name = f"{server.run_id}-keys"
+        self.syncs = Sync(control, lambda: make_transport("shared_memory"), name, keys_and_values=keys_and_values)
+
+    def sync(self, model: Any, version: int) -> None:
+        assert self.syncs.move(model.named_parameters, [self.generator], version, self._prove) == {}
+
+    def _prove(self, resumed: list[Generator]) -> None:
+        self.loop.wait(self._open(resumed), 5.0, "opening")
+
+    async def _open(self, resumed: list[Generator]) -> None:
+        for generator in resumed:
+            generator.prove()
+
+    def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:
+        return self.loop.submit(self.generator.write(prompt, rollouts, SAMPLING, 0, 60.0))
+
+    def preemptions(self) -> float:
+        asked = urllib.request.Request(
+            f"{self.server.url}/metrics", headers={"Authorization": f"Bearer {self.server.token}"}
+        )
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total"))
+
+    def close(self) -> None:
+        self.loop.wait(self.generator.client.close(), 5.0, "closing")
+        self.syncs.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def one(lent_server: LentServer, request: pytest.FixtureRequest) -> Iterator[OneGenerator]:
+    generator = OneGenerator(lent_server, request.param)
+    yield generator
+    generator.close()
+
+
+@pytest.fixture(scope="module")
+def models(policy_folder: Path) -> tuple[Any, Any]:
+    """Two versions, some tenths of a nat apart."""
+    old = AutoModelForCausalLM.from_pretrained(policy_folder)
+    new = copy.deepcopy(old)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in new.parameters():
+            if weight.dim() > 1:
+                weight += 0.1 * weight.std() * torch.randn_like(weight)
+    return old, new
+
+
+@pytest.mark.parametrize("one", ["recompute", "keep"], indirect=True)
+def test_what_is_written_over_a_sync_goes_on_over_the_keys_and_values_that_the_setting_names(
+    one: OneGenerator, models: tuple[Any, Any]
+) -> None:
+    old, new = models
+    keeps, version, before = one.syncs.keys_and_values == "keep", itertools.count(), one.preemptions()
+    rollouts: list[list[Rollout]] = []
+    end = time.monotonic() + 60
+    while not (carried := [one for group in rollouts for one in group if len(set(one.versions)) == 2]):
+        assert time.monotonic() < end, "no sync fell between the first and the last token of an answer"
+        one.sync(old, next(version))
+        one.syncs.recomputed_tokens = 0
+        rollouts = [[Rollout() for _ in range(SAMPLING.n)] for _ in PROMPTS]
+        writing = [one.ask(prompt, group) for prompt, group in zip(PROMPTS, rollouts, strict=True)]
+        while not all(rollout.token_ids for group in rollouts for rollout in group):
+            time.sleep(0.001)
+        one.sync(new, newest := next(version))
+        for future in writing:
+            future.result(60)
+
+    read_again = 0
+    for prompt, group in zip(PROMPTS, rollouts, strict=True):
+        for rollout in group:
+            place = rollout.versions.index(newest) if newest in rollout.versions else len(rollout.token_ids)
+            found = torch.tensor(rollout.logprobs)
+            assert (found - logprobs(old, prompt, rollout))[:place].abs().max() < CLOSE
+            if place < len(rollout.token_ids):
+                read_again += len(prompt.token_ids) + place
+                expected = mixed(old, new, prompt, rollout, place) if keeps else logprobs(new, prompt, rollout)[place:]
+                assert (found[place:] - expected).abs().max() < CLOSE
+
+    assert one.preemptions() - before == (0 if keeps else len(carried))
+    assert abs(one.syncs.recomputed_tokens - (0 if keeps else read_again)) <= STREAM_INTERVAL * len(carried)
+
+
+@pytest.mark.parametrize("one", ["keep"], indirect=True)
+def test_a_new_answer_starts_on_no_keys_and_values_of_older_weights(one: OneGenerator, models: tuple[Any, Any]) -> None:
+    for version, model in enumerate(models):
+        one.sync(model, version)
+        rollouts = [Rollout() for _ in range(SAMPLING.n)]
+        one.ask(PROMPTS[0], rollouts).result(60)
+        for rollout in rollouts:
+            assert (torch.tensor(rollout.logprobs) - logprobs(model, PROMPTS[0], rollout)).abs().max() < CLOSE
+
+
+@torch.no_grad()
+def logprobs(model: Any, prompt: Prompt, rollout: Rollout) -> Tensor:
+    """[T], of all of its tokens."""
+    logits = model(torch.tensor([prompt.token_ids + rollout.token_ids])).logits[0, len(prompt.token_ids) - 1 : -1]
+    return of(logits, rollout.token_ids)
+
+
+@torch.no_grad()
+def mixed(old: Any, new: Any, prompt: Prompt, rollout: Rollout, place: int) -> Tensor:
+    """[T - place], of the tokens from `place` on: `new` over the keys and values of `old`."""
+    tokens, first = prompt.token_ids + rollout.token_ids, len(prompt.token_ids) + place - 1
+    past = old(torch.tensor([tokens[:first]]), use_cache=True).past_key_values
+    logits = new(torch.tensor([tokens[first:]]), past_key_values=past).logits[0, :-1]
+    return of(logits, rollout.token_ids[place:])
+
+
+def of(logits: Tensor, tokens: list[int]) -> Tensor:
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]

@@ -1,8 +1,13 @@
 """The generator's end of the shared-memory transport; runs inside vLLM's worker, registered by `lrl.weights.plugin`.
 
-Why the head is processed again at the end of an update: vLLM's CPU build packs the output head's weight once at load,
-and with tied embeddings an update of the embedding then never reaches the head (log-probs were off by 0.7 with every
-other layer right). Processing the head anew mends it; the probe after each sync is what would notice if it did not.
+vLLM's CPU build packs weights at load into the form that its kernels take, and for two kinds of layers an update would not
+reach that form. All others it packs again as their weights arrive; of these it keeps nothing that could be packed twice,
+so no one call is right for all layers. What forgets one of them, the probe after a sync notices.
+
+- An output head that is tied to the embedding gets no weights of its own, and would stay as it was loaded (log-probs were
+  off by 0.7 with every other layer right). It is processed when all weights are there.
+- Experts are packed when their kernel is made, and that is made once (Mixtral was off by 0.09). Without the old kernel the
+  new weights are taken as at load.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from lrl.freed_memory import give_memory_back
@@ -52,6 +59,8 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def start_weight_update(self) -> None:
         """Make the model ready to take weights in checkpoint form."""
+        if self.device.type == "cpu":
+            _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -73,11 +82,22 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         keep them.
         """
         finalize_layerwise_reload(self.model, self.model_config)
-        head = getattr(self.model, "lm_head", None)
-        if self.device.type == "cpu" and head is not None:
-            head.quant_method.process_weights_after_loading(head)
         if self.device.type == "cpu":
+            _pack_heads(self.model)
             give_memory_back()
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
+
+
+def _forget_expert_kernels(model: torch.nn.Module) -> None:
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, FusedMoEMethodBase):
+            method.moe_kernel = None
+
+
+def _pack_heads(model: torch.nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)

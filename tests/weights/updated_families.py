@@ -1,0 +1,154 @@
+"""A program: for each family of models, vLLM's log-probs after an update beside those of transformers.
+
+    python -m tests.weights.updated_families FOLDER
+
+One process has all of them, one after another: an engine without a server takes a second or two. Prints a line of JSON
+for each: the family, the mean difference in nats a token as it was loaded and after two updates, and by how much the
+second one changed what transformers computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from lrl.network import checkpoint_weights
+from lrl.weights.shared_memory import SharedMemory
+
+TINY = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+GROUPED = {"num_key_value_heads": 1}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 72}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": GROUPED,
+    "Qwen2": GROUPED | {"tie_word_embeddings": True},
+    "Qwen3": GROUPED | {"tie_word_embeddings": True, "head_dim": 32},
+    "Qwen3Moe": GROUPED | EXPERTS | {"head_dim": 32},
+    "Mixtral": GROUPED | EXPERTS | {"sliding_window": None},
+    "Gemma2": GROUPED | GEMMA,
+    "Mistral": GROUPED | {"sliding_window": None},
+    "Phi3": GROUPED,
+    "Olmo2": GROUPED,
+    "Granite": GROUPED,
+    "SmolLM3": GROUPED,
+    "GPTNeoX": {},
+}
+"""Settings of each beside `TINY`."""
+TOKENS = [5 + (7 * place) % 250 for place in range(48)]
+
+
+def make(family: str) -> Any:
+    """A model with random weights."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**TINY | FAMILIES[family])
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+@dataclass
+class Version:
+    """Weights by their names in a checkpoint, and the log-probs that they give all tokens but the first."""
+
+    weights: dict[str, torch.Tensor]
+    logprobs: list[float]
+
+
+@torch.no_grad()
+def versions(model: Any) -> Iterator[Version]:
+    """Those as they are, and two that a step could have made, but with more change: in every weight, head and experts
+    included."""
+    while True:
+        logits = model(torch.tensor([TOKENS])).logits[0, :-1].log_softmax(-1)
+        logprobs = logits.gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0].tolist()
+        yield Version({name: weight.clone() for name, weight in checkpoint_weights(model)}, logprobs)
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn_like(weight)
+
+
+def found(engine: Any, salt: str) -> list[float]:
+    """The same from vLLM."""
+    from vllm import SamplingParams
+
+    prompt = {"prompt_token_ids": TOKENS, "cache_salt": salt}
+    (answer,) = engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    return [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], TOKENS[1:], strict=True)]
+
+
+def update(engine: Any, version: Version, name: str) -> None:
+    """A sync, from the stage to the finish, by the calls that a server makes of its worker."""
+    transport, calls = SharedMemory(), Calls(engine)
+    try:
+        transport.connect(calls, version.weights.items, name)  # type: ignore[arg-type]
+        transport.stage(version.weights.items, False)  # type: ignore[arg-type]
+        transport.send(calls)  # type: ignore[arg-type]
+    finally:
+        transport.close()
+
+
+class Calls:
+    """A control plane whose one generator is an engine in this process."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        return lambda *arguments: self._engine.collective_rpc(call, args=arguments)
+
+
+def off(one: list[float], other: list[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def measure(family: str, folder: Path) -> dict[str, Any]:
+    """One family's line."""
+    from vllm import LLM
+
+    model = make(family)
+    model.save_pretrained(folder / family)
+    loaded, *updates = islice(versions(model), 3)  # before vLLM, which changes some of transformers' classes
+    engine = LLM(
+        str(folder / family),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=4,
+        distributed_executor_backend="uni",
+        kv_cache_memory_bytes=2**25,
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config={"backend": "shared_memory"},
+    )
+    line = {"family": family, "loaded": off(found(engine, "loaded"), loaded.logprobs)}
+    for number, version in enumerate(updates):
+        update(engine, version, f"{os.getpid()}-{family}-{number}")
+    found_last, expected = found(engine, "updated"), updates[-1].logprobs
+    return line | {"updated": off(found_last, expected), "changed": off(updates[0].logprobs, expected)}
+
+
+def main() -> None:
+    for family in sys.argv[2:] or FAMILIES:
+        started = time.perf_counter()
+        print(json.dumps(measure(family, Path(sys.argv[1])) | {"seconds": time.perf_counter() - started}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,11 +12,12 @@ import lightning as L
 import lrl
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.network import Dtype
 
 
-def start_server(model: Path, folder: Path, number: int = 0) -> Server:
+def start_server(model: Path, folder: Path, number: int = 0, dtype: Dtype = "float32") -> Server:
     """A server on the CPU, ready to answer."""
-    settings = ServerSettings(max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5)
+    settings = ServerSettings(max_model_len=160, max_num_seqs=96, dtype=dtype, kv_cache_gib=0.5)
     server = Server(str(model), settings, "shared_memory", [], folder, number, secrets.token_hex(4))
     server.start()
     server.wait_ready()

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.crew import Probe
+from lrl.weights.yardstick import FIRST, Yardstick, off
 
 if TYPE_CHECKING:
     from lrl.generators.generator import Generator
     from lrl.policy import PolicyModule
-
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
-"""Largest mean difference in nats per token that counts as the same weights. The mean and not the maximum: in bfloat16
-single prompt tokens of the quickstart's policy were off by 0.6, at a mean of 0.06. A tensor that is missing made 0.75
-or more, weights that are one step old 0.005, and two programs in float32 5e-7."""
 
 
 class Probes:
     """Makes a run's probes.
 
     Args:
-        tolerance: Largest mean difference in nats per token; None takes what suits the generator's dtype.
+        tolerance: Largest mean difference in nats per token; None takes what each generator has shown to be its noise
+            (`lrl.weights.yardstick`).
         deadline_s: Seconds for a generator's answer.
     """
 
@@ -32,6 +29,7 @@ class Probes:
         self.difference = 0.0
         """Largest mean difference that the last probe saw in a generator, in nats per token."""
         self._made = 0
+        self._yardsticks: WeakKeyDictionary[Generator, Yardstick] = WeakKeyDictionary()
 
     def make(self, policy: PolicyModule, tokens: list[int], version: int) -> Probe:
         """A comparison with what `policy` computes for `tokens` now; it must be `version`."""
@@ -42,17 +40,22 @@ class Probes:
 
         async def probe(generator: Generator) -> None:
             found = await generator.client.prompt_logprobs(tokens, salt=salt, deadline_s=self.deadline_s)
-            difference = fmean(abs(a - b) for a, b in zip(expected, found, strict=True))
-            self.difference = max(self.difference, difference)
-            dtypes = {policy.dtype_name, generator.server.settings.dtype}
-            tolerance = self.tolerance or max(TOLERANCE[dtype] for dtype in dtypes)
-            if not difference <= tolerance:
+            self.difference = max(self.difference, off(expected, found))
+            dtype = max(policy.dtype_name, generator.server.settings.dtype, key=FIRST.__getitem__)
+            if (fault := self._fault(generator, dtype, expected, found)) is not None:
                 raise GeneratorError(
                     f"{generator.name} does not compute what the policy computes after the sync to version {version}: "
-                    f"the probe's log-probs are off by {difference:.3g} nats a token, and {tolerance:g} is allowed "
-                    "(WeightSync.probe_tolerance). The weights did not arrive whole, or trainer and generator "
+                    f"{fault} (WeightSync.probe_tolerance). The weights did not arrive whole, or trainer and generator "
                     "disagree about the model (dtype, attention). No rollout of this version was trained."
                 )
             generator.prove()
 
         return probe
+
+    def _fault(self, generator: Generator, dtype: str, expected: list[float], found: list[float]) -> str | None:
+        if self.tolerance is None:
+            return self._yardsticks.setdefault(generator, Yardstick(dtype)).fault(expected, found)
+        difference = off(expected, found)
+        if difference <= self.tolerance:
+            return None
+        return f"the probe's log-probs are off by {difference:.3g} nats a token, and {self.tolerance:g} is allowed"

@@ -1,13 +1,13 @@
 """The generator's end of the shared-memory transport; runs inside vLLM's worker, registered by `lrl.weights.plugin`.
 
-vLLM's CPU build packs weights at load into the form that its kernels take, and for two kinds of layers an update would not
-reach that form. All others it packs again as their weights arrive; of these it keeps nothing that could be packed twice,
-so no one call is right for all layers. What forgets one of them, the probe after a sync notices.
+vLLM's CPU build packs weights at load into the form that its kernels take, and for two kinds of layers an update would
+not reach that form. All others are packed again as their weights arrive, and their weights dropped, so that there is no
+one call which is right for every layer. The probe after a sync is what would notice a third kind.
 
-- An output head that is tied to the embedding gets no weights of its own, and would stay as it was loaded (log-probs were
-  off by 0.7 with every other layer right). It is processed when all weights are there.
-- Experts are packed when their kernel is made, and that is made once (Mixtral was off by 0.09). Without the old kernel the
-  new weights are taken as at load.
+- An output head that is tied to the embedding gets no weights of its own, and would stay as it was loaded: log-probs
+  were off by 0.7 nats with every other layer right. It is packed when all weights are there.
+- Experts are packed when their kernel is made, which is once; Mixtral was off by 0.09. Without the old kernel the new
+  weights are taken as at load.
 """
 
 from __future__ import annotations

@@ -1,0 +1,119 @@
+"""Old weights under a new version's name, on real vLLM servers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lrl.generators.client import GeneratorError
+from lrl.generators.generator import Generator
+from lrl.generators.loop import LoopThread
+from lrl.weights import Control
+from lrl.weights.base import Weights
+from lrl.weights.probe import Probes
+from lrl.weights.shared_memory import SharedMemory
+from lrl.weights.sync import Sync
+from tests.lent_server import LentServer, start_server
+
+TOKENS = [5 + (7 * place) % 250 for place in range(64)]
+SMALL_STEP = 1e-6
+"""What one step of such a learning rate adds to every weight: it changes 1 % of them in bfloat16."""
+
+
+class Policy:
+    """What a probe asks of one."""
+
+    dtype_name = "float32"
+
+    def __init__(self, folder: Path) -> None:
+        self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    @torch.no_grad()
+    def prompt_logprobs(self, tokens: list[int]) -> list[float]:
+        logits = self.network(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        return logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+    @torch.no_grad()
+    def step(self, size: float) -> None:
+        for weight in self.network.parameters():
+            weight += size * torch.randn_like(weight).sign()
+
+
+class Stale(SharedMemory):
+    """May send what it was told to keep."""
+
+    sends: Weights | None = None
+
+    def stage(self, weights: Weights, second_best: bool) -> None:
+        super().stage(self.sends or weights, second_best)
+
+
+class Scene:
+    """A generator, its syncs, and the proof of each."""
+
+    def __init__(self, server: LentServer, folder: Path) -> None:
+        torch.manual_seed(0)
+        self.policy, self.loop, self.version = Policy(folder), LoopThread(), 0
+        self.generator = Generator(server, 8)  # type: ignore[arg-type]
+        self.transport, self.probes = Stale(), Probes(None, 60.0)
+        self.syncs = Sync(Control(self.loop, 60.0, 60.0), lambda: self.transport, f"{server.run_id}-stale")
+
+    def sync(self) -> None:
+        """Raises GeneratorError if it is not proved."""
+        probe = self.probes.make(self.policy, TOKENS, self.version)  # type: ignore[arg-type]
+        weights = self.policy.network.named_parameters
+        failed = self.syncs.move(weights, [self.generator], self.version, lambda resumed: None)
+        assert failed == {}
+        self.version += 1
+        self.loop.wait(probe(self.generator), 60.0, "the probe")
+
+    def close(self) -> None:
+        self.loop.wait(self.generator.client.close(), 5.0, "closing")
+        self.syncs.close()
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def half_server(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentServer]:
+    """A server in bfloat16."""
+    server = start_server(policy_folder, tmp_path_factory.mktemp("half"), dtype="bfloat16")
+    try:
+        yield LentServer(server)
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["lent_server", "half_server"])
+def scene(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[Scene]:
+    found = Scene(request.getfixturevalue(request.param), policy_folder)
+    yield found
+    found.close()
+
+
+def test_weights_that_did_not_arrive_are_seen_after_two_small_steps(scene: Scene) -> None:
+    for _ in range(10):
+        scene.policy.step(10 * SMALL_STEP)
+        scene.sync()
+    stale = copy.deepcopy(scene.policy.network)
+    scene.transport.sends = stale.named_parameters
+    with pytest.raises(GeneratorError, match="are those of the weights before"):
+        for _ in range(2):
+            scene.policy.step(10 * SMALL_STEP)
+            scene.sync()
+
+
+def test_weights_a_hundred_steps_old_are_seen(scene: Scene) -> None:
+    scene.sync()
+    stale = copy.deepcopy(scene.policy.network)
+    scene.policy.step(1e-3)  # a hundred steps of 1e-5 in one direction
+    scene.sync()
+    scene.transport.sends = stale.named_parameters
+    scene.policy.step(SMALL_STEP)
+    with pytest.raises(GeneratorError, match="nats a token, and .* is allowed"):
+        scene.sync()

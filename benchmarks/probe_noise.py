@@ -1,0 +1,196 @@
+"""What a sync's probe can see: how far two programs are apart by rounding, and how far weights that are some steps old.
+
+    python -m benchmarks.probe_noise                                       measure and print
+    python -m benchmarks.probe_noise --steps 20 --dtypes bfloat16       a rehearsal
+    python -m benchmarks.probe_noise --print-only                          print what is there
+
+A policy is trained for `--steps` steps of AdamW by random advantages, in float32. Each version is sent to a real
+generator by shared memory and probed, as in a run. Then the probes are gone through again as if the generator had
+taken no weights after some version, for several of these, with the rule that a run has (`lrl.weights.yardstick`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lrl
+from benchmarks import records
+from benchmarks.lent_server import lent_server
+from benchmarks.quickstart_run import policy_of, server_settings
+from lrl.generators.generator import Generator
+from lrl.generators.loop import LoopThread
+from lrl.quickstart.warmup import make_model, make_tokenizer
+from lrl.weights import Control, make_transport
+from lrl.weights.sync import Sync
+from lrl.weights.yardstick import Yardstick, off
+
+POLICIES = ("random", "quickstart")
+LEARNING_RATES = (1e-6, 1e-5, 1e-4)
+AGES = (1, 10, 100)
+STOPS = (1, 2, 5, 10, 20)
+"""Versions after which the generator is taken to have stopped."""
+TOKENS = 47
+"""The probe's, as many as the quickstart's generators have room for beside one that is written."""
+HEAD = (
+    "| policy | generator | lr | rounding | least | most | 1 step old | 10 | 100 "
+    "| log-probs that a step changed, at least | caught after |\n" + "|---" * 11 + "|"
+)
+
+Probed = list[tuple[list[float], list[float]]]
+"""Of each version: what the policy computed, and what the generator did."""
+
+
+def folder_of(policy: str, folder: Path) -> Path:
+    """The quickstart's warmed-up policy, or the same before its warm-up."""
+    if policy == "quickstart":
+        return policy_of(0)
+    torch.manual_seed(0)
+    make_model().save_pretrained(folder / policy)
+    make_tokenizer().save_pretrained(folder / policy)
+    return folder / policy
+
+
+def step(network: Any, optimizer: torch.optim.Optimizer, sums: list[Tensor]) -> None:
+    """One of AdamW, for or against eight sums at random."""
+    losses = []
+    for tokens in random.sample(sums, 8):
+        logprobs = network(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])
+        losses.append(random.choice([-1.0, 1.0]) * logprobs.mean())
+    optimizer.zero_grad()
+    (sum(losses) / len(losses)).backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+
+
+def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
+    """Train, send and probe."""
+    random.seed(0)
+    module = lrl.PolicyModule(str(policy))
+    module.configure_model()
+    sums = [module.tokenizer.encode(f"{a}+{b}={a + b}") for a in range(10, 99, 7) for b in range(10, 99, 7)]
+    tokens = [token for prompt in sums for token in prompt][:TOKENS]
+    batches = [torch.tensor([prompt]) for prompt in sums]
+    optimizer = torch.optim.AdamW(module.network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    loop, found = LoopThread(), Probed()
+    generator = Generator(server, 1)
+    sync = Sync(Control(loop, 60.0, 60.0), lambda: make_transport("shared_memory"), f"{server.run_id}-noise")
+    try:
+        for version in range(steps + 1):
+            with torch.no_grad():
+                expected = module.prompt_logprobs(tokens)
+            if failed := sync.move(module.named_weights, [generator], version, lambda resumed: None):
+                raise RuntimeError(str(failed))
+            asking = generator.client.prompt_logprobs(tokens, salt=f"probe-{version}", deadline_s=60.0)
+            found.append((expected, loop.wait(asking, 60.0, "a probe")))
+            step(module.network, optimizer, batches)
+    finally:
+        loop.wait(generator.client.close(), 5.0, "closing")
+        sync.close()
+        loop.close()
+    return found
+
+
+def caught_after(found: Probed, dtype: str, stop: int) -> int | None:
+    """Versions that a generator missed until the rule said so; None if it never did. `stop` 0: it misses none."""
+    yardstick = Yardstick(dtype)
+    for version, (policy, generator) in enumerate(found):
+        fault = yardstick.fault(policy, found[stop - 1][1] if stop and version >= stop else generator)
+        if fault is not None:
+            return version - stop + 1
+    return None
+
+
+def record(found: Probed, dtype: str) -> dict[str, Any]:
+    """What the probes of one run show."""
+    if (alarm := caught_after(found, dtype, 0)) is not None:
+        logging.warning("a false alarm at version %d", alarm - 1)
+    noise = [off(policy, generator) for policy, generator in found]
+    changed = [
+        sum(a != b for a, b in zip(old[1], new[1], strict=True)) for old, new in zip(found, found[1:], strict=False)
+    ]
+    old = {age: [off(new[0], old[1]) for old, new in zip(found, found[age:], strict=False)] for age in AGES}
+    return {
+        "noise": [records.rounded(value) for value in (median(noise), min(noise), max(noise))],
+        "old": {str(age): records.rounded(fmean(values)) if values else None for age, values in old.items()},
+        "changed": [min(changed), len(found[0][0])],
+        "caught_after": [caught_after(found, dtype, stop) for stop in STOPS if stop < len(found)],
+        "false_alarm": alarm is not None,
+    }
+
+
+def described(policy: str, dtype: str, lr: float, steps: int) -> dict[str, Any]:
+    """What a record is recognised by."""
+    return {"policy": policy, "dtype": dtype, "lr": lr, "steps": steps}
+
+
+def measure(args: argparse.Namespace, command: str) -> None:
+    """A server for each policy and dtype, a run for each learning rate."""
+    for policy in args.policies:
+        folder = folder_of(policy, args.folder)
+        for dtype in args.dtypes:
+            with lent_server(folder, server_settings(dtype), args.folder) as server:
+                server.start()
+                server.wait_ready()
+                for lr in args.lrs:
+                    found = probe(folder, lr, args.steps, server)
+                    line = described(policy, dtype, lr, args.steps) | record(found, dtype)
+                    records.append(args.out, line | {"command": command})
+                    logging.info("%s", line)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [HEAD]
+    for row in rows:
+        noise = [f"{value:.1e}" for value in row["noise"]]
+        old = ["" if value is None else f"{value:.1e}" for value in row["old"].values()]
+        changed, tokens = row["changed"]
+        known = [steps for steps in row["caught_after"] if steps is not None]
+        steps = f"{min(known)} to {max(known)} steps" if len(known) == len(row["caught_after"]) else "not always"
+        cells = [row["policy"], row["dtype"], f"{row['lr']:g}", *noise, *old, f"{changed} of {tokens}", steps]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe_noise", description=__doc__.splitlines()[0])
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="(%(default)s)")
+    dtypes = ["float32", "bfloat16"]
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="of the generator (%(default)s)")
+    parser.add_argument("--lrs", nargs="+", type=float, default=list(LEARNING_RATES), help="(%(default)s)")
+    parser.add_argument("--steps", type=int, default=120, help="of each run (%(default)s)")
+    parser.add_argument("--print-only", action="store_true", help="print what is there; run nothing")
+    records.add_places(parser, "probe_noise", plot=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, unless only to print; then print."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if not args.print_only:
+        measure(args, shlex.join(["python", "-m", "benchmarks.probe_noise", *words]))
+    made = records.read(args.out)
+    runs = [described(p, d, lr, args.steps) for p in args.policies for d in args.dtypes for lr in args.lrs]
+    rows = [row for run in runs if (row := records.find(made, run)) is not None]
+    if not rows:
+        raise SystemExit(f"{args.out} has no measurement with these settings; leave out --print-only to measure.")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

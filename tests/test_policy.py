@@ -525,8 +525,8 @@ def test_settings_check_that_cannot_work_name_the_one_that_does(folder: str, set
     [
         ("no/such-model", "model='no/such-model'"),
         ("./nowhere", "model='./nowhere'"),
-        ("no_such_module:make", "No module named 'no_such_module'"),
-        ("os.path:nothing", "has no attribute 'nothing'"),
+        ("no_such_module:make", "no module 'no_such_module'"),
+        ("os.path:nothing", "os.path has no 'nothing'"),
     ],
 )
 def test_a_model_that_is_not_there_is_named(model: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own(quickstart
 
 def test_every_tag_in_the_code_is_on_the_page() -> None:
     sources = [path for folder in ("lrl", "callbacks") for path in (ROOT / folder).rglob("*.py")]
-    written = {tag for path in sources for tag in re.findall(rf'"((?:{FAMILIES})/[^" ]*(?<!\.py))"', path.read_text())}
+    written = {tag for path in sources for tag in re.findall(rf'"((?:{FAMILIES})/[^" ]+(?<!\.py))"', path.read_text())}
     assert written
     # In an f-string any expression may stand in braces; the page has names in its place.
     patterns = {tag: re.sub(r"\\\{.*?\\\}", ".+", re.escape(tag)) for tag in written}

@@ -42,7 +42,7 @@ class Claim:
         """Claim `folder`, and give up what was claimed before. The folder is made if it is not there.
 
         Raises:
-            ValueError: Another live run has it; names its process and machine.
+            ConfigError: Another live run has it; names its process and machine.
         """
         self.give_up()
         folder.mkdir(parents=True, exist_ok=True)

@@ -44,5 +44,5 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
 ) -> None:
     assert run(policy_folder, tmp_path, "auto").wait(120) == 1
     said = (tmp_path / "output").read_text()
-    assert said.count("ValueError: trainer.strategy is DDPStrategy, which has no generators") == 1, said
-    assert "GLOBAL_RANK: 1" not in said
+    assert said.count("trainer.strategy is DDPStrategy, which has no generators") == 1, said
+    assert "GLOBAL_RANK: 1" not in said and "Traceback" not in said

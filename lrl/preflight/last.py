@@ -43,7 +43,7 @@ def check_best(trainer: L.Trainer, ckpt_path: object) -> None:
     """The word `best` means something in this Trainer.
 
     Raises:
-        ValueError: This Trainer has not saved a checkpoint; Lightning would speak of its `ModelCheckpoint`.
+        ConfigError: This Trainer has not saved a checkpoint; Lightning would speak of its `ModelCheckpoint`.
     """
     if ckpt_path == "best" and not getattr(trainer.checkpoint_callback, "best_model_path", ""):
         raise ConfigError(

@@ -51,7 +51,7 @@ def check_verb(verb: str) -> None:
     """The trainer is asked for something that there is.
 
     Raises:
-        ValueError: It is not, whether faults are collected or not.
+        ConfigError: It is not, whether faults are collected or not.
     """
     remedy = {
         "test": "Use trainer.validate with lrl.callbacks.Evaluation in trainer.callbacks: its prompts are the test set",
@@ -68,7 +68,7 @@ def check_strategy(trainer: L.Trainer) -> None:
     long after it has said what is wrong: it ends those that it has started, and any other ends by the same error.
 
     Raises:
-        ValueError: There are none, whether faults are collected or not.
+        ConfigError: There are none, whether faults are collected or not.
     """
     if isinstance(trainer.strategy, GeneratorDevices):
         return

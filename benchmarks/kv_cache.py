@@ -48,6 +48,7 @@ LONG = Lognormal(192, 0.5, LONGEST)
 """Tokens of a long answer: half have 192 or more, the mean is 213."""
 WARM_UP = 3
 """First steps of a run that do not count: before the third most answers are of one version."""
+LEARNING_RATES = {"short": 1e-4, "long": 3e-4}
 GROUPS = {"short": 16, "long": 8}
 ANSWERS = {"short": 16, "long": 8}
 LAST = 5
@@ -138,7 +139,8 @@ def measure(server: LentServer, cell: Cell, policy: Path, folder: Path, seed: in
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    module = lrl.PolicyModule(str(policy), objective=lrl.objectives.AIPO(rho=4.0), lr=1e-4, warmup_steps=5)
+    objective, lr = lrl.objectives.AIPO(rho=4.0), LEARNING_RATES[cell.answers]
+    module = lrl.PolicyModule(str(policy), objective=objective, lr=lr, warmup_steps=5)
     data = lrl.RolloutDataModule(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=seed),
         rewards=[correct if short else sevens],

@@ -201,5 +201,6 @@ class Sync:
             todo = [one for one in control.failed if one.out is None and one not in control.silent]
             if not todo:
                 break
+            self._say(attempt + 1, {generator: control.failed[generator] for generator in todo})
         control.taking_part = resumed
         return {generator: why for generator, why in failed.items() if generator not in resumed}

@@ -74,6 +74,15 @@ def test_log_probs_that_an_update_did_not_change_are_those_of_the_weights_before
     assert fault is not None and "those of the weights before" in fault
 
 
+def test_tokens_that_are_all_but_certain_may_keep_their_log_prob() -> None:
+    policy, yardstick = Policy(1e-4, 7e-4), Yardstick("bfloat16")
+    for _ in range(1000):
+        now = policy.move()
+        found = policy.seen(now)
+        now[:50], found[:50] = [-1e-7 * abs(logprob) for logprob in now[:50]], [0.0] * 50
+        assert yardstick.fault(now, found) is None
+
+
 def test_a_policy_that_hardly_moves_is_waited_for_before_anything_is_held_against_a_generator() -> None:
     policy, yardstick = Policy(4e-6, 5e-7), Yardstick("float32")
     found = policy.seen(now := policy.move())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lrl.callbacks import weight_sync
+from lrl.callbacks import WeightSync, weight_sync
 from lrl.generators.generator import Generator
 from tests.callbacks.model_run import ModelRun, proved, until
 from tests.weights.model_sync import PAUSE, Direct
@@ -90,6 +90,20 @@ def test_a_run_that_ends_before_a_proof_takes_back_what_is_unproved_and_does_not
     assert all(generator.out for generator in model_run.crew.generators)
     assert not any(generator.unproved for generator in model_run.crew.generators)
     model_run.data.state_dict()  # does not wait: the probes are held still
+
+
+def test_what_a_sync_may_do_with_keys_and_values_is_named() -> None:
+    with pytest.raises(ValueError, match=r"WeightSync.keys_and_values is 'drop'; choose recompute or keep"):
+        WeightSync(keys_and_values="drop")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("how", "clears"), [("recompute", "true"), ("keep", "false")])
+def test_every_sync_of_a_run_treats_keys_and_values_as_it_is_told(model_run: ModelRun, how: Any, clears: str) -> None:
+    model_run.sync.keys_and_values = how
+    model_run.sync._syncs.clear()
+    model_run.step(1)
+    assert all(f"/pause?mode=keep&clear_cache={clears}" in client.posted[-10:] for client in model_run.clients)
+    assert model_run.sync.recomputed_tokens == 0  # nothing was being written
 
 
 def test_a_generator_that_waits_for_its_proof_is_not_called_lost(

@@ -7,9 +7,8 @@ alone.
 
 import asyncio
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from lrl.data import Group, Prompt, Rollout
@@ -22,11 +21,10 @@ from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from tests.checkpoint_file import as_file, from_file
+from tests.rollouts.modelled_generators import Asked, make_generator
 
 MAX_TOKENS = 6
 GENERATORS = 2
-PLACES = 8
-"""Answers that one generator writes at once."""
 
 Answer = tuple[int, int]
 """The index of its group, and its place in it."""
@@ -40,48 +38,6 @@ class Row:
 
     def __getitem__(self, index: int) -> Prompt:
         return Prompt(id=index % self.size, token_ids=[1, index % self.size], text=str(index))
-
-
-@dataclass(eq=False)
-class Asked:
-    """A request that a generator has."""
-
-    group: int
-    rollouts: Sequence[Rollout]
-    ended: Callable[[], None]
-    done: asyncio.Future[None]
-
-
-class Scribe:
-    """A model of a generator's client: what it is asked waits until somebody writes it."""
-
-    def __init__(self) -> None:
-        self.requests: list[Asked] = []
-
-    async def write(
-        self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, **how: Any
-    ) -> None:
-        assert not any(rollout.finished for rollout in rollouts), "an answer that has ended is asked for again"
-        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), "max_tokens of 0 is asked for"
-        asked = Asked(priority, rollouts, how["ended"], asyncio.get_running_loop().create_future())
-        self.requests.append(asked)
-        try:
-            await asked.done
-        finally:
-            self.requests.remove(asked)
-
-    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
-        """Pause and resume: nothing is written by itself."""
-
-
-def make_generator() -> Generator:
-    """A generator without a server."""
-    server: Any = SimpleNamespace(
-        url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda lines: ""
-    )
-    generator = Generator(server, PLACES)
-    generator.client = Scribe()  # type: ignore[assignment]
-    return generator
 
 
 class Judges:

@@ -1,0 +1,58 @@
+"""Generators without servers: what one is asked waits until whoever holds the run writes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from lrl.data import Rollout
+from lrl.generators.generator import Generator
+from lrl.generators.sampling import Sampling
+
+PLACES = 8
+"""Answers that one generator writes at once."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request that a generator has."""
+
+    group: int
+    rollouts: Sequence[Rollout]
+    ended: Callable[[], None]
+    done: asyncio.Future[None]
+
+
+class Scribe:
+    """A model of a generator's client: what it is asked waits until somebody writes it."""
+
+    def __init__(self) -> None:
+        self.requests: list[Asked] = []
+
+    async def write(
+        self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, **how: Any
+    ) -> None:
+        assert not any(rollout.finished for rollout in rollouts), "an answer that has ended is asked for again"
+        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), "max_tokens of 0 is asked for"
+        asked = Asked(priority, rollouts, how["ended"], asyncio.get_running_loop().create_future())
+        self.requests.append(asked)
+        try:
+            await asked.done
+        finally:
+            self.requests.remove(asked)
+
+    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
+        """Pause and resume: nothing is written by itself."""
+
+
+def make_generator() -> Generator:
+    """A generator without a server."""
+    server: Any = SimpleNamespace(
+        url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda lines: ""
+    )
+    generator = Generator(server, PLACES)
+    generator.client = Scribe()  # type: ignore[assignment]
+    return generator

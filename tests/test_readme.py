@@ -36,7 +36,7 @@ LIGHTNINGS_OWN = {"epoch"}
 LENGTHS = {"lengths/ngrams_correlation", "lengths/model_correlation", *(f"lengths/recall_{n}" for n in (20, 10, 5))}
 NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference", *LENGTHS}
 SOMETHING_HAPPENED = {
-    *(f"rewards/{kind}" for kind in (*KINDS, "retried", "replaced")),
+    *(f"rewards/{kind}" for kind in ("gave_up", *KINDS, "retried", "replaced")),
     *(f"fleet/{what}" for what in ("restarts", "reissued", "moved", "joined", "left")),
     *(f"rollouts/{what}" for what in ("discarded", "masked_tokens", "skipped_groups", "replayed_groups")),
     *(f"eval/<dataset>/{what}" for what in ("failures", "truncated", "version_high", "pass@<k>")),

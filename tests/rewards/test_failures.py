@@ -80,7 +80,8 @@ def test_nothing_turns_into_0_whatever_the_rewards_say(pool, tmp_path, data):
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_nothing_turns_into_0_whatever_the_workers_die_of(pool, tmp_path, data):
-    check_exactly(pool, tmp_path, data, SPOKEN | DEADLY)
+    # The trainer sees other parts, not the worker: with a worker that dies behind them they were never tried.
+    check_exactly(pool, tmp_path, data, {order: kind for order, kind in SPOKEN.items() if order != "parts"} | DEADLY)
 
 
 MARKERS = itertools.count()

@@ -17,7 +17,7 @@ from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
 from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import ExactMatch, Function, RewardPool  # noqa: E402
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 3.0
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,9 @@ def test_what_is_written_over_a_sync_goes_on_over_the_keys_and_values_that_the_s
                 assert (found[place:] - expected).abs().max() < CLOSE
 
     assert one.preemptions() - before == (0 if keeps else len(carried))
-    assert abs(one.syncs.recomputed_tokens - (0 if keeps else read_again)) <= STREAM_INTERVAL * len(carried)
+    ended = len(PROMPTS) * SAMPLING.n - len(carried)  # the news of it may have been on its way
+    slack = STREAM_INTERVAL * len(carried) + (len(PROMPTS[0].token_ids) + SAMPLING.max_tokens) * ended
+    assert abs(one.syncs.recomputed_tokens - read_again) <= slack if not keeps else one.syncs.recomputed_tokens == 0
 
 
 @pytest.mark.parametrize("one", ["keep"], indirect=True)

@@ -44,7 +44,7 @@ TOKENS = 47
 """The probe's, as many as the quickstart's generators have room for beside one that is written."""
 HEAD = (
     "| policy | generator | lr | rounding | least | most | 1 step old | 10 | 100 "
-    "| log-probs that a step changed, at least | caught after |\n" + "|---" * 11 + "|"
+    "| log-probs that a step changed, at least | caught after (steps) |\n" + "|---" * 11 + "|"
 )
 
 Probed = list[tuple[list[float], list[float]]]
@@ -157,7 +157,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         old = ["" if value is None else f"{value:.1e}" for value in row["old"].values()]
         changed, tokens = row["changed"]
         known = [steps for steps in row["caught_after"] if steps is not None]
-        steps = f"{min(known)} to {max(known)} steps" if len(known) == len(row["caught_after"]) else "not always"
+        steps = (
+            " to ".join(map(str, sorted({min(known), max(known)}))) if known == row["caught_after"] else "not always"
+        )
         cells = [row["policy"], row["dtype"], f"{row['lr']:g}", *noise, *old, f"{changed} of {tokens}", steps]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -43,12 +43,17 @@ def standing(trainer: L.Trainer) -> list[L.Callback]:
 
 
 def put_in_order(callbacks: list[L.Callback]) -> None:
-    """Sort lrl's own, and any progress bar, among the places that they have; a user's others stay where they are."""
-    places = [place for place, callback in enumerate(callbacks) if isinstance(callback, ORDER)]
-    ordered = sorted((callbacks[place] for place in places), key=_rank)
-    for place, callback in zip(places, ordered, strict=True):
-        callbacks[place] = callback
+    """Sort lrl's own, and any progress bar, by moving some of them forward.
+
+    So a user's callback is still behind all that it was put behind, and finds what they have logged.
+    """
+    ordered: list[L.Callback] = []
+    for callback in callbacks:
+        behind = (place for place, other in enumerate(ordered) if _rank(other) > _rank(callback) >= 0)
+        ordered.insert(next(behind, len(ordered)), callback)
+    callbacks[:] = ordered
 
 
 def _rank(callback: L.Callback) -> int:
-    return next(rank for rank, kind in enumerate(ORDER) if isinstance(callback, kind))
+    """The place in `ORDER`, or -1 for another's."""
+    return next((rank for rank, kind in enumerate(ORDER) if isinstance(callback, kind)), -1)

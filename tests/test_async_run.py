@@ -109,7 +109,7 @@ def fit(
         accelerator="cpu",
         devices=2 + len(for_evaluation),
         strategy=Borrowing(server, *for_evaluation, placement=placement),
-        callbacks=[*(callbacks or []), *([] if _has_a_sync(callbacks) else [WeightSync()]), Throughput(), witness],
+        callbacks=[*([] if _has_a_sync(callbacks) else [WeightSync()]), Throughput(), *(callbacks or []), witness],
         max_steps=steps,
         max_epochs=-1,
         logger=False,

@@ -162,5 +162,5 @@ def test_a_scheduler_that_needs_a_metric_gets_it_from_the_users_hook(folder: str
             scheduler.step(1.0)  # never better than the first time
 
     policy = Judged(folder, with_scheduler(by_the_loss, interval="step"))
-    fit(policy, 3, strategy=lrl.AsyncSingleDevice(), devices=2)
+    fit(policy, 3)
     assert policy.lrs == pytest.approx([0.8, 0.8, 0.4])

@@ -86,7 +86,7 @@ class Steps(L.LightningDataModule):
     def begin(self, step: int) -> None:
         group = Group(index=step, prompt=Prompt(id=step, token_ids=[1], text="?"), rollouts=[answer([step])])
         self.reward_pool.counts["crash"] += self.failures[step]
-        packer = SimpleNamespace(discarded_rollouts=self.failures[step], masked_tokens=0)
+        packer = SimpleNamespace(discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0)
         self.step_stream = SimpleNamespace(groups=[group], step=step, packer=packer, replayed=[])
 
 

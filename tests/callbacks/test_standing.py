@@ -24,9 +24,18 @@ KINDS = [WeightSync, Evaluation, RolloutLog, Throughput, Timeline, Health, Progr
 
 
 @given(st.permutations([*KINDS, Users, Users]))
-def test_lrls_callbacks_come_in_one_order_and_a_users_own_keep_their_places(kinds: list[type[L.Callback]]) -> None:
+def test_lrls_callbacks_come_in_one_order_and_a_users_own_stay_behind_what_they_were_behind(
+    kinds: list[type[L.Callback]],
+) -> None:
     callbacks = [make(kind) for kind in kinds]
-    given_places = {place: one for place, one in enumerate(callbacks) if isinstance(one, Users)}
+    before = {one: set(callbacks[:place]) for place, one in enumerate(callbacks) if isinstance(one, Users)}
     put_in_order(callbacks)
     assert [type(one) for one in callbacks if not isinstance(one, Users)] == KINDS
-    assert {place: one for place, one in enumerate(callbacks) if isinstance(one, Users)} == given_places
+    assert all(those <= set(callbacks[: callbacks.index(one)]) for one, those in before.items())
+
+
+def test_what_is_in_order_stays_as_it_is() -> None:
+    callbacks = [make(kind) for kind in (Users, WeightSync, RolloutLog, Users, Throughput, Summary, Users)]
+    given_order = list(callbacks)
+    put_in_order(callbacks)
+    assert callbacks == given_order

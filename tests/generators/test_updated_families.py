@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lrl.generators import on_cpu
 from lrl.generators.settings import ServerSettings
-from tests.weights.updated_families import FAMILIES
+from tests.generators.updated_families import FAMILIES
 
 SAME = 1e-5
 """Nats a token between two programs that compute the same in float32; most were off by 2e-7."""
@@ -18,7 +18,7 @@ SAME = 1e-5
 
 def test_after_an_update_every_family_computes_what_the_policy_computes(tmp_path: Path) -> None:
     own = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "VLLM_PLUGINS": "lrl", "VLLM_NO_USAGE_STATS": "1"}
-    command = [sys.executable, "-m", "tests.weights.updated_families", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.generators.updated_families", str(tmp_path)]
     environment = own | on_cpu.environment(ServerSettings(), dict(own))
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert ended.returncode == 0, ended.stderr[-5000:]

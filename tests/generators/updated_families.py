@@ -1,6 +1,6 @@
 """A program: for each family of models, vLLM's log-probs after an update beside those of transformers.
 
-    python -m tests.weights.updated_families FOLDER
+    python -m tests.generators.updated_families FOLDER
 
 One process has all of them, one after another: an engine without a server takes a second or two. Prints a line of JSON
 for each: the family, the mean difference in nats a token as it was loaded and after two updates, and by how much the

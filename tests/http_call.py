@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 def call(url: str, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, bytes]:
     """Status and body of the answer."""
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30.0)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120.0)
     try:
         connection.request(method, path, body=body, headers=headers)
         response = connection.getresponse()

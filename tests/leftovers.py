@@ -73,7 +73,7 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("TMPDIR", scratch)
     before = set(os.listdir(SHM))
     yield mark
-    wait_for(lambda: not living(mark), 15.0, "the end of all processes")
-    wait_for(lambda: not left_in_shared_memory(before), 5.0, "the removal of its files in shared memory")
-    wait_for(lambda: not os.listdir(scratch), 5.0, f"an empty temporary folder, not {os.listdir(scratch)}")
+    wait_for(lambda: not living(mark), 60.0, "the end of all processes")
+    wait_for(lambda: not left_in_shared_memory(before), 60.0, "the removal of its files in shared memory")
+    wait_for(lambda: not os.listdir(scratch), 60.0, f"an empty temporary folder, not {os.listdir(scratch)}")
     os.rmdir(scratch)

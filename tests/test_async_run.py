@@ -345,7 +345,7 @@ def test_what_is_evaluated_last_is_the_last_policy_in_whichever_order_the_callba
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
-    evaluation = Evaluation(held_out, every_n_steps=3, timeout_s=60.0)
+    evaluation = Evaluation(held_out, every_n_steps=3, timeout_s=600.0)
     saving = ModelCheckpoint(
         tmp_path / "best", monitor="eval/held_out/accuracy", mode="max", save_top_k=-1, filename="{step}"
     )

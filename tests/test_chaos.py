@@ -141,7 +141,7 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.V
     monkeypatch.setattr(launch.subprocess, "Popen", start)
     with launch.Victim(VictimSettings(folder=str(tmp_path))) as one:
         yield one
-        one.process.wait(30)
+        one.process.wait(120)
     for process in launch.psutil.process_iter():
         if environment(process).get(launch.MARK) == one.mark:
             with contextlib.suppress(launch.psutil.NoSuchProcess):
@@ -149,7 +149,7 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.V
 
 
 def test_a_process_that_outlives_its_victim_is_found(victim: launch.Victim) -> None:
-    victim.process.wait(30)
+    victim.process.wait(120)
     (victim.scratch / "left").touch()
     left = victim.leftovers()
     assert left["gone_s"] is None and left["temporary_files"] == ["left"] and not victim.scratch.exists()

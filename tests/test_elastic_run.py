@@ -43,7 +43,7 @@ class Guest(L.Callback):
                 assert self.joining.poll() is None and time.monotonic() < end
                 time.sleep(0.1)
         if trainer.global_step == LEAVES_AT:
-            subprocess.run([*LRL, "serve", "--leave", str(self.run)], check=True, timeout=120)
+            subprocess.run([*LRL, "serve", "--leave", str(self.run)], check=True, timeout=300)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
             policy, datamodule=data_module(groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS])
         )
         assert guest.joining is not None
-        said, _ = guest.joining.communicate(timeout=60)
+        said, _ = guest.joining.communicate(timeout=300)
     finally:
         if guest.joining is not None:
             guest.joining.kill()

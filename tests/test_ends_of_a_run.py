@@ -44,13 +44,13 @@ def weights_in_shared_memory(mark: str) -> list[str]:
 def test_a_run_that_ends_well_leaves_nothing(policy_folder: Path, tmp_path: Path, mark: str) -> None:
     process = run(policy_folder, tmp_path, steps=3)
     wait_for_step(process, 3)
-    assert process.wait(180) == 0
+    assert process.wait(400) == 0
 
 
 def test_a_run_whose_module_fails_leaves_nothing_and_says_why(policy_folder: Path, tmp_path: Path, mark: str) -> None:
     process = run(policy_folder, tmp_path, fail_at=2)
     wait_for_step(process, 2)
-    assert process.wait(180) == 1
+    assert process.wait(400) == 1
     assert "RuntimeError: the module fails" in (tmp_path / "output").read_text()
 
 
@@ -63,7 +63,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing(
     assert len(living(mark)) >= 5, "trainer, reward worker, keeper, API server, engine"
     assert weights_in_shared_memory(mark)
     process.send_signal(signum)
-    status = process.wait(180)
+    status = process.wait(400)
     if signum == signal.SIGKILL:
         return
     assert status == 128 + signum
@@ -77,12 +77,12 @@ def test_a_run_that_is_told_to_end_while_its_server_starts_leaves_nothing(
     policy_folder: Path, tmp_path: Path, mark: str, signals: list[signal.Signals]
 ) -> None:
     process = run(policy_folder, tmp_path)
-    wait_for(lambda: list(tmp_path.glob("generator-0.log")), 90.0, "the server's log")
-    wait_for(lambda: len(living(mark)) >= 3, 60.0, "trainer, keeper and API server")
+    wait_for(lambda: list(tmp_path.glob("generator-0.log")), 300.0, "the server's log")
+    wait_for(lambda: len(living(mark)) >= 3, 300.0, "trainer, keeper and API server")
     process.send_signal(signals[0])
     if len(signals) > 1:
-        wait_for(lambda: "A second signal" in (tmp_path / "output").read_text(), 60.0, "the word on the first signal")
+        wait_for(lambda: "A second signal" in (tmp_path / "output").read_text(), 300.0, "the word on the first signal")
         process.send_signal(signals[1])
     told_once = signals == [signal.SIGTERM]
-    assert process.wait(180) == (128 + signal.SIGTERM if told_once else -signals[-1])
+    assert process.wait(400) == (128 + signal.SIGTERM if told_once else -signals[-1])
     assert not list(tmp_path.glob("**/*.ckpt"))

@@ -45,7 +45,7 @@ def start(policy: Path, results: Path, ranks: int) -> list[subprocess.Popen[str]
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_gradient_does_not_depend_on_the_number_of_ranks(policy_folder: Path, tmp_path: Path, ranks: int) -> None:
     processes = start(policy_folder, tmp_path, ranks)
-    assert [process.wait(120) for process in processes] == [0] * ranks
+    assert [process.wait(400) for process in processes] == [0] * ranks
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     alone = gradient(opened(str(policy_folder)), pack(GROUPS, BUDGET))
     assert alone.abs().max() > 0.01
@@ -61,7 +61,7 @@ def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatc
     while second.stdout.readline() != "trains\n":
         assert second.poll() is None
     first.kill()
-    said, _ = second.communicate(timeout=30)
+    said, _ = second.communicate(timeout=120)
     assert second.returncode == 1 and "Rank 0 does not take part in the step any more" in said
 
 
@@ -76,7 +76,7 @@ def test_a_rank_that_never_comes_ends_the_run_and_is_named(policy_folder: Path, 
         env=os.environ | place | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert done.returncode == 1
     assert "The 2 ranks did not meet (Timed out" in done.stderr and "1/2 clients joined" in done.stderr

@@ -102,9 +102,9 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setenv("TMPDIR", scratch)
     seen = Seen()
     yield seen
-    wait_for(lambda: not living(seen.processes, mark), 60.0, "the end of all processes")
-    wait_for(lambda: not seen.shared & inodes(keeper.SHM), 60.0, "the removal of the shared memory")
-    wait_for(lambda: not os.listdir(scratch), 60.0, "an empty temporary folder")
+    wait_for(lambda: not living(seen.processes, mark), 180.0, "the end of all processes")
+    wait_for(lambda: not seen.shared & inodes(keeper.SHM), 180.0, "the removal of the shared memory")
+    wait_for(lambda: not os.listdir(scratch), 180.0, "an empty temporary folder")
     os.rmdir(scratch)
 
 
@@ -149,7 +149,7 @@ def test_a_killed_trainer_leaves_nothing(until: str, model: Path, tmp_path: Path
     assert owner.stdout is not None
     try:
         pid = int(owner.stdout.readline())
-        wait_for(lambda: seen.look(pid) >= 4, 120.0, "the engine's process")
+        wait_for(lambda: seen.look(pid) >= 4, 300.0, "the engine's process")
     finally:
         owner.kill()
         owner.wait()

@@ -20,7 +20,7 @@ from benchmarks import timed_run
 from benchmarks.lent_server import LentServer
 from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import System, Timed
-from lrl.planning.answers import Lengths
+from lrl.planning.simulator.length_sampling import Lengths
 
 PATIENCE_S = 300.0
 """For one step of the other side."""

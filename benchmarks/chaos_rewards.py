@@ -32,7 +32,7 @@ from lrl.rewards import RewardPool
 if TYPE_CHECKING:
     from benchmarks.lent_server import LentServer
     from benchmarks.quickstart_run import RunSettings
-    from lrl.data import Prompt, Rollout
+    from lrl.types import Prompt, Rollout
 
 HEAD = (
     "| fault | strikes | injected | counted | retried | other kinds | workers replaced | accuracy | seconds |\n"

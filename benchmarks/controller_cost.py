@@ -7,9 +7,8 @@ The real controller, ledger, pacing, dispatch and crew on the virtual clock; in 
 long as an answer takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
 256 answers, answers of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. An answer is
 one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
-time, with Python's garbage collector and without. As in a run (`lrl.strategy`), the collector is spared what was there
-before the first step. Memory is what tracemalloc counts when all
-answers are in flight, which have no token then.
+time, with Python's garbage collector and without. As in a run (`lrl.strategies.base`), the collector is spared what was
+there before the first step. Memory is what tracemalloc counts when all answers are in flight, which have no token then.
 """
 
 from __future__ import annotations
@@ -28,16 +27,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import records
-from lrl.data import Rollout
-from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
-from lrl.generators.sampling import Sampling
-from lrl.planning.answers import fill
-from lrl.planning.clock import run
-from lrl.planning.simulate import NoRewards, Row
+from lrl.generators.pool import Crew
+from lrl.planning.simulator.clock import run
+from lrl.planning.simulator.length_sampling import fill
+from lrl.planning.simulator.simulate import NoRewards, Row
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from lrl.types import Rollout, Sampling
 
 ANSWERS = 8
 """Of a group."""

@@ -8,9 +8,9 @@ table 2 of the paper (8 key-value heads, as printed), with the feed-forward widt
 
 from __future__ import annotations
 
-from lrl.planning.devices import parse_cluster
-from lrl.planning.model_shape import read_shape
-from lrl.planning.roofline import RooflineGenerator
+from lrl.planning.planner.devices import parse_cluster
+from lrl.planning.planner.model_shape import read_shape
+from lrl.planning.planner.roofline import RooflineGenerator
 
 FIGURE_6 = {1: 8.4, 2: 8.7, 4: 8.9, 8: 9.0, 16: 9.4, 32: 10.2, 64: 11.7, 128: 15.2, 256: 22.0, 512: 37.0}
 MODEL = {

@@ -26,11 +26,11 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import records
-from lrl.cli import recipes
+from lrl.cli.recipes import recipes
 
 log = logging.getLogger(__name__)
 
-LRL = [sys.executable, "-c", "from lrl.cli import main; raise SystemExit(main())"]
+LRL = [sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())"]
 WAIT_S = 1800.0
 """For anything that the run is waited for."""
 LOOK_S = 1.0

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from lrl.data import Rollout
 from lrl.generators import generator
 from lrl.generators.client import GeneratorClient
-from lrl.generators.sampling import Sampling
-from lrl.planning.answers import Lengths, Lognormal
+from lrl.planning.simulator.length_sampling import Lengths, Lognormal
+from lrl.types import Rollout, Sampling
 
 GROUPS = 1_000_000
 """More than a run has."""
@@ -35,7 +34,7 @@ def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> Lengths:
 
     Args:
         seed: Of the draw.
-        prompt_share: See `lrl.planning.answers.Lengths`.
+        prompt_share: See `lrl.planning.simulator.length_sampling.Lengths`.
     """
     return Lognormal(40, 1.0, 512, prompt_share, seed)
 

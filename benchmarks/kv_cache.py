@@ -40,7 +40,7 @@ from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.quickstart_run import CAPACITY, PROMPT_TOKENS, RESPONSE_TOKENS, held_out, policy_of
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import KeysAndValues
-from lrl.planning.answers import Lognormal
+from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.quickstart.task import correct, problems
 
 LONGEST = 448

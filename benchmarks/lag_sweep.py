@@ -36,7 +36,7 @@ from benchmarks.quickstart_run import (
     policy_of,
     server_settings,
 )
-from lrl.callbacks.find import find
+from lrl.callbacks.base import find
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
 

@@ -33,9 +33,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.random_policy import make_tokenizer
 from benchmarks.records import append, rounded
-from lrl.data import Group, Prompt, Rollout
-from lrl.rollouts.lengths import TAILS, Lengths, recall
-from lrl.rollouts.rankers import LanguageModelRanker, NgramRanker, Ranker
+from lrl.routing.length_predictor import TAILS, Lengths, recall
+from lrl.routing.rankers import LanguageModelRanker, NgramRanker, Ranker
+from lrl.types import Group, Prompt, Rollout
 
 PAPER: dict[str, tuple[float, ...]] = {
     "StreamRL, Qwen2.5-7B": (0.87, 0.82, 0.76),

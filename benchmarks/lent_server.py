@@ -16,7 +16,7 @@ from typing import Any
 import lightning as L
 
 import lrl
-from lrl.generators.crew import SPARE_PLACES
+from lrl.generators.pool import SPARE_PLACES
 from lrl.generators.server import Server
 
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
-from lrl.planning.devices import Cluster, parse_cluster
-from lrl.planning.ideal import llamarl_problem
 from lrl.planning.lengths import parse_lengths
-from lrl.planning.model_shape import read_shape
-from lrl.planning.search import Plan, asynchronous, synchronous
-from lrl.planning.sides import Sides
-from lrl.planning.workload import Workload
+from lrl.planning.planner.devices import Cluster, parse_cluster
+from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.llamarl_bounds import llamarl_problem
+from lrl.planning.planner.model_shape import read_shape
+from lrl.planning.planner.search import Plan, asynchronous, synchronous
+from lrl.planning.planner.workload import Workload
 
 LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 

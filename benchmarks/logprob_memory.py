@@ -27,7 +27,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from lrl.logprobs import token_logprobs
+from lrl.training.logprobs import token_logprobs
 
 WAYS = ("naive", "lrl")
 PARTS = ("log-probs", "gradient of hidden states", "gradient of head")

@@ -37,7 +37,7 @@ from benchmarks.quickstart_run import (
     policy_of,
     server_settings,
 )
-from lrl.data import MicroBatch
+from lrl.types import MicroBatch
 
 DTYPES = ("float32", "bfloat16")
 QUANTILES = {"q50": 0.5, "q99": 0.99, "q999": 0.999}

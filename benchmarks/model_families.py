@@ -17,8 +17,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from benchmarks.tiny_families import FAMILIES, save_tiny
-from lrl.isolation import may_share_rows
-from lrl.network import open_network
+from lrl.training.isolation import may_share_rows
+from lrl.training.model import open_network
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = "| family | answers | why |\n|---|---|---|\n"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from lrl.data import Prompt
-from lrl.planning.answers import Lengths
-from lrl.rollouts.lengths import recall
+from lrl.planning.simulator.length_sampling import Lengths
+from lrl.routing.length_predictor import recall
+from lrl.types import Prompt
 
 
 class Oracle:
     """Knows the answers that a first epoch draws, in which prompt and group have one number.
 
-    It fulfils `lrl.rollouts.dispatch.ExpectedLengths`.
+    It fulfils `lrl.routing.dispatch.ExpectedLengths`.
 
     Args:
         lengths: Of the answers.

@@ -45,7 +45,7 @@ from benchmarks.at_once import both_at_once
 from benchmarks.lent_server import LentServer
 from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
-from lrl.network import Dtype
+from lrl.training.model import Dtype
 
 ALONE = ("writing", "training")
 MAX_LAG = {"equal": 2, "long-tailed": 6}

@@ -29,8 +29,8 @@ from benchmarks import records
 from benchmarks.lent_server import lent_server
 from benchmarks.quickstart_run import policy_of, server_settings
 from lrl.generators.generator import Generator
-from lrl.generators.loop import LoopThread
 from lrl.quickstart.warmup import make_model, make_tokenizer
+from lrl.runtime.event_loop import LoopThread
 from lrl.weights import Control, make_transport
 from lrl.weights.sync import Sync
 from lrl.weights.yardstick import Yardstick, off

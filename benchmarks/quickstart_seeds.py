@@ -48,7 +48,7 @@ def run(seed: int) -> Row:
     shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
     words = ["fit", "--config", "quickstart", "--seed_everything", str(seed), "--trainer.logger.version", version]
     started = time.monotonic()
-    process = psutil.Popen([sys.executable, "-c", "import sys; from lrl.cli import main; sys.exit(main())", *words])
+    process = psutil.Popen([sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())", *words])
     peak = 0
     while process.poll() is None:
         peak = max(peak, memory(process))

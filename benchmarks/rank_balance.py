@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks import records
-from lrl.planning.answers import Lognormal
-from lrl.planning.trainer_model import Piece
-from lrl.rollouts.cuts import Cuts, Rows
+from lrl.planning.simulator.length_sampling import Lognormal
+from lrl.planning.simulator.trainer_model import Piece
+from lrl.rollouts.bin_packing import Cuts, Rows
 
 RANKS = (2, 4, 8, 16)
 ANSWERS, PROMPT_TOKENS = 16, 200

@@ -23,12 +23,12 @@ from benchmarks.timed_run import (
     quiet_trainer,
 )
 from lrl.advantages import GroupMean
-from lrl.data import Group, Rollout
-from lrl.network import open_tokenizer
-from lrl.planning.answers import Lengths
+from lrl.planning.simulator.length_sampling import Lengths
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepLoader, StepStream
-from lrl.stopwatch import Stopwatch
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.training.model import open_tokenizer
+from lrl.types import Group, Rollout
 
 
 def train_alone(

@@ -28,11 +28,11 @@ from typing import Any
 from benchmarks import records
 from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
-from lrl.planning.linear import LinearTrainer
-from lrl.planning.simulate import Simulation
-from lrl.rollouts.dispatch import Dispatch, LeastLoaded, LeastTokens, Loaded, SkewnessAware
-from lrl.rollouts.dispatch.decode_time import DecodeTime
-from lrl.rollouts.dispatch.skewness_aware import LONG, REST
+from lrl.planning.profiling.linear_costs import LinearTrainer
+from lrl.planning.simulator.simulate import Simulation
+from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Loaded, SkewnessAware
+from lrl.routing.dispatch.skewness_aware import LONG, REST
 
 PAPER = {"7B": (0.90, 0.81), "32B": (0.82, 0.67), "72B": (0.79, 0.69)}
 """Figure 9, limit 20,000: StreamRL with its ranker, and with an oracle."""

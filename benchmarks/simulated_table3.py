@@ -8,10 +8,11 @@ Four scenes of one workload, PPO with answers of at most 20,000 tokens: both sid
 FIFO; the same with `SkewnessAware`; each side on devices of its own, training while answers are still written; and
 with a lag of 1. `SkewnessAware` has lengths that are blurred to the recall of the paper's ranker.
 
-Generators are those of `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.roofline`'s, with its
-constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: turning from generation to
-training and back costs nothing; and how many forward passes a micro-batch costs. An actor alone costs 4 (forward, again
-for recomputation, backward, which counts as two); PPO with critic and reference of its size up to 11. The default makes
+Generators are those of `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s,
+with its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: turning from
+generation to training and back costs nothing; and how many forward passes a micro-batch costs. An actor alone costs 4
+(forward, again for recomputation, backward, which counts as two); PPO with critic and reference of its size up to 11.
+The default makes
 training as long as figure 10 has it on 80 + 48 devices: 1.04 of generation.
 """
 
@@ -29,11 +30,11 @@ from typing import Any, Literal
 from benchmarks import records
 from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
-from lrl.planning.devices import Cluster, parse_cluster
-from lrl.planning.model_shape import ModelShape
-from lrl.planning.roofline import PASSES, RooflineGenerator, RooflineTrainer
-from lrl.planning.simulate import Simulation
-from lrl.rollouts.dispatch import Dispatch, SkewnessAware
+from lrl.planning.planner.devices import Cluster, parse_cluster
+from lrl.planning.planner.model_shape import ModelShape
+from lrl.planning.planner.roofline import PASSES, RooflineGenerator, RooflineTrainer
+from lrl.planning.simulator.simulate import Simulation
+from lrl.routing.dispatch import Dispatch, SkewnessAware
 
 DEVICES, TP = 128, 8
 LONGEST = 20_000

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import records
-from lrl.planning.answers import Lognormal
-from lrl.planning.linear import LinearGenerator, LinearTrainer
-from lrl.planning.simulate import Simulation
+from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.simulator.length_sampling import Lognormal
+from lrl.planning.simulator.simulate import Simulation
 
 ANSWERS = 8
 """Of a group."""

@@ -34,10 +34,10 @@ from benchmarks.oracle import Oracle
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from benchmarks.skewness_report import draw, table
 from lrl.callbacks import Throughput, WeightSync
-from lrl.planning.answers import Lengths as Drawn
-from lrl.rollouts.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailRounds
-from lrl.rollouts.dispatch.decode_time import DecodeTime
-from lrl.rollouts.lengths import Lengths
+from lrl.planning.simulator.length_sampling import Lengths as Drawn
+from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailRounds
+from lrl.routing.length_predictor import Lengths
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lrl.planning.answers import Lengths, Lognormal
-from lrl.rollouts.dispatch import LeastLoaded, Loaded, Request
-from lrl.rollouts.dispatch.decode_time import DecodeTime
+from lrl.planning.simulator.length_sampling import Lengths, Lognormal
+from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.dispatch import LeastLoaded, Loaded, Request
 
 PROMPTS = 1024
 PROMPT_TOKENS = 512

@@ -23,9 +23,9 @@ from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import hashed, llama, make_policy
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.throughput import StepTimes
-from lrl.network import Dtype
-from lrl.planning.answers import Lengths
+from lrl.planning.simulator.length_sampling import Lengths
 from lrl.quickstart.task import problems
+from lrl.training.model import Dtype
 
 LENGTHS: dict[str, Lengths] = {"equal": equal(), "long-tailed": long_tailed()}
 """Of answers: 64 tokens each; lognormal, mean 64, at most 512."""
@@ -50,7 +50,7 @@ class System:
         server_threads: CPU threads of the generator.
         trainer_threads: CPU threads of the trainer.
         max_lag: See `lrl.RolloutDataModule`.
-        placement: See `lrl.strategy.GeneratorDevices`.
+        placement: See `lrl.strategies.base.GeneratorDevices`.
         micro_batch_tokens: See `lrl.RolloutDataModule`.
         trains: Whether the policy is trained and synced; otherwise answers are only taken.
         dtype: Of the generator; training is in float32.

@@ -28,13 +28,12 @@ from typing import Any
 
 import lightning as L
 
-from lrl.callbacks.find import find
-from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.throughput import StepTimes, Throughput
-from lrl.faults import ConfigError, at_least, fault
 from lrl.generators.fleet import Fleet
-from lrl.run_folder import run_folder
-from lrl.stopwatch import GENERATOR, shares
+from lrl.runtime.config_errors import ConfigError, at_least, fault
+from lrl.runtime.run_folder import run_folder
+from lrl.runtime.stopwatch import GENERATOR, shares
 
 log = logging.getLogger(__name__)
 

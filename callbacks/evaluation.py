@@ -20,19 +20,17 @@ import lightning as L
 import torch
 from rich.console import Console
 
-from lrl.callbacks.find import find
-from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.data import Group, Prompt, Rollout
 from lrl.evaluation import Report, evaluate, write_answers
-from lrl.faults import above, at_least, fault
-from lrl.generators.sampling import Sampling
 from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
-from lrl.run_folder import run_folder
-from lrl.side_files import may_be_refused
+from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.config_errors import above, at_least, fault
+from lrl.runtime.run_folder import run_folder
+from lrl.types import Group, Prompt, Rollout, Sampling
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -91,6 +89,8 @@ class Evaluation(OnRankZero):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Load the problems and start the reward worker before any server."""
         data = _data(trainer)
+        if self not in data.evaluations:
+            data.evaluations.append(self)
         self.sampling = Sampling(
             n=self.sampling.n, temperature=self.sampling.temperature, max_tokens=data.sampling.max_tokens
         )

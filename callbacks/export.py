@@ -9,8 +9,8 @@ from pathlib import Path
 import lightning as L
 from safetensors import SafetensorError
 
-from lrl.callbacks.on_rank_zero import OnRankZero
-from lrl.run_folder import run_folder
+from lrl.callbacks.base import OnRankZero
+from lrl.runtime.run_folder import run_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 import lightning as L
 from torch import Tensor
 
+from lrl.callbacks.base import OnRankZero
 from lrl.callbacks.health_rules import LAG, RULES, Rule
 from lrl.callbacks.logged import Logged
-from lrl.callbacks.on_rank_zero import OnRankZero
-from lrl.faults import ConfigError
+from lrl.runtime.config_errors import ConfigError
 
 log = logging.getLogger(__name__)
 

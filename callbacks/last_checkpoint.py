@@ -15,8 +15,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.checkpoint_file import CheckpointFile
-from lrl.run_folder import run_folder
+from lrl.runtime.checkpoint_file import CheckpointFile
+from lrl.runtime.run_folder import run_folder
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import Logger
 
-from lrl.side_files import may_not_log
+from lrl.runtime.best_effort import may_not_log
 
 METHODS = ("log_metrics", "log_hyperparams", "log_graph", "save", "finalize", "after_save_checkpoint")
 

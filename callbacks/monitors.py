@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.callbacks.logged import Logged
-from lrl.faults import ConfigError
+from lrl.runtime.config_errors import ConfigError
 
 EVALUATION = "eval/"
 """Figures of evaluations begin with it."""

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from lrl.callbacks.find import find
+from lrl.callbacks.base import find
 from lrl.callbacks.throughput import Throughput
 
 

@@ -10,17 +10,16 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from lrl.callbacks.base import OnRankZero, find_all
 from lrl.callbacks.counts import Counts
 from lrl.callbacks.evaluation import Evaluation
-from lrl.callbacks.find import find_all
-from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.overview import overview
-from lrl.data import Group, Rollout
-from lrl.faults import at_least
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
-from lrl.rewards.tally import KINDS
-from lrl.rollouts.saved import Resumed
-from lrl.side_files import may_not_log
+from lrl.rewards.failure_stats import KINDS
+from lrl.rollouts.serialisation import Resumed
+from lrl.runtime.best_effort import may_not_log
+from lrl.runtime.config_errors import at_least
+from lrl.types import Group, Rollout
 
 MAX_TEXT = 2000
 """Characters of a prompt or an answer that are shown."""

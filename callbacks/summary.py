@@ -11,16 +11,15 @@ import lightning as L
 from rich.console import Console
 from rich.table import Table
 
+from lrl.callbacks.base import OnRankZero, find, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
-from lrl.callbacks.find import find, find_all
-from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.run_folder import run_folder
-from lrl.side_files import may_be_refused
-from lrl.stopwatch import GENERATOR, shares
+from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.run_folder import run_folder
+from lrl.runtime.stopwatch import GENERATOR, shares
 
 
 class Summary(OnRankZero):

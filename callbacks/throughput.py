@@ -7,11 +7,10 @@ from typing import Any
 
 import lightning as L
 
+from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.counts import Counts
-from lrl.callbacks.find import find
-from lrl.callbacks.on_rank_zero import OnRankZero
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
+from lrl.runtime.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
 
 @dataclass(slots=True)
@@ -19,9 +18,9 @@ class StepTimes:
     """Seconds of one step, from the end of the one before to its own; wait, train and sync add up to step."""
 
     trainer: dict[str, float] = field(default_factory=dict)
-    """By what the trainer did (`lrl.stopwatch.TRAINER`)."""
+    """By what the trainer did (`lrl.runtime.stopwatch.TRAINER`)."""
     generators: dict[str, float] = field(default_factory=dict)
-    """Generator-seconds by what they did (`lrl.stopwatch.GENERATOR`)."""
+    """Generator-seconds by what they did (`lrl.runtime.stopwatch.GENERATOR`)."""
     sync_pause: float = 0.0
     """The generators stood still for a sync."""
 

@@ -1,4 +1,4 @@
-"""Writes where a run's time went as a timeline (`lrl.planning.timeline`), to which the simulator's costs are fitted."""
+"""Writes a timeline of the run (`lrl.planning.profiling.timeline`), to which the simulator's costs are fitted."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from typing import Any
 import lightning as L
 import torch
 
-from lrl.callbacks.find import find
-from lrl.callbacks.on_rank_zero import OnRankZero
+from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.throughput import StepTimes, Throughput
-from lrl.data import Group
-from lrl.faults import ConfigError
-from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
-from lrl.planning.stretches import LOOK_S, Stretches
-from lrl.planning.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord, append, keep
-from lrl.planning.told_apart import by_cause, generation_s, group_record
+from lrl.generators.pool import Crew
+from lrl.planning.profiling.intervals import LOOK_S, Stretches
+from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord, append, keep
+from lrl.planning.profiling.wait_breakdown import by_cause, generation_s, group_record
 from lrl.rollouts.stream import StepStream
-from lrl.run_folder import run_folder
-from lrl.side_files import may_be_refused
+from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.run_folder import run_folder
+from lrl.types import Group
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Moves every new version of the policy into the generators, and proves that it arrived.
 
-    sync (lrl.weights.crew_sync) -> take out who failed -> admit more prompts        -> prove, beside the next step
+    sync (lrl.weights.pool_sync) -> take out who failed -> admit more prompts        -> prove, beside the next step
 
 The pause is short because everything that can be done before it is. What was being written goes on under the new
 weights; every token knows its version. A generator that cannot be proved to hold them is taken out: rollouts by unknown
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import lightning as L
 
-from lrl.callbacks.on_rank_zero import OnRankZero
-from lrl.faults import above, at_least, fault
-from lrl.generators.crew import Crew, Probe
+from lrl.callbacks.base import OnRankZero
 from lrl.generators.generator import KeysAndValues
-from lrl.strategy import stop_if_told
+from lrl.generators.pool import Crew, Probe
+from lrl.runtime.config_errors import above, at_least, fault
+from lrl.strategies.base import stop_if_told
 from lrl.weights import Control, make_transport
-from lrl.weights.crew_sync import CrewSync
+from lrl.weights.pool_sync import CrewSync
 from lrl.weights.probe import Probes
 from lrl.weights.sync import Failures, Sync
 
@@ -78,6 +78,10 @@ class WeightSync(OnRankZero):
     def recomputed_tokens(self) -> int:
         """Tokens that the generators had to read again because of syncs, since the first one."""
         return sum(sync.recomputed_tokens for sync in self._syncs.values())
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Enters itself into the data module, whose waits poll it."""
+        trainer.datamodule.weight_sync = self  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first sync. By now a checkpoint is loaded, so it also serves a resumed run."""
@@ -196,7 +200,7 @@ class WeightSync(OnRankZero):
     def _maker(self, trainer: L.Trainer, policy: Any) -> Callable[[], Probe]:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         tokens = data.probe_tokens(min(PROBE_TOKENS, data.max_model_tokens - 1))
-        return lambda: self.probes.make(policy, tokens, trainer.global_step)
+        return lambda: self.probes.make(policy.prompt_logprobs, policy.dtype_name, tokens, trainer.global_step)
 
     def _close(self) -> None:
         for sync in self._syncs.values():

@@ -18,31 +18,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lrl import advantages, objectives, rewards
     from lrl.advantages import Advantages, GroupMean
-    from lrl.data import Group, MicroBatch, Prompt, Rollout
-    from lrl.data_parallel import AsyncDDP
     from lrl.datamodule import RolloutDataModule
-    from lrl.faults import ConfigError
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
-    from lrl.reference import Reference
     from lrl.rollouts.prompts import Prompts
     from lrl.rollouts.replay import Replay
-    from lrl.strategy import AsyncSingleDevice
+    from lrl.runtime.config_errors import ConfigError
+    from lrl.strategies.base import AsyncSingleDevice
+    from lrl.strategies.ddp import AsyncDDP
+    from lrl.training.reference import Reference
+    from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 _HOME = {
     "Advantages": "lrl.advantages",
-    "AsyncDDP": "lrl.data_parallel",
-    "AsyncSingleDevice": "lrl.strategy",
-    "ConfigError": "lrl.faults",
-    "Group": "lrl.data",
+    "AsyncDDP": "lrl.strategies.ddp",
+    "AsyncSingleDevice": "lrl.strategies.base",
+    "ConfigError": "lrl.runtime.config_errors",
+    "Group": "lrl.types",
     "GroupMean": "lrl.advantages",
-    "MicroBatch": "lrl.data",
+    "MicroBatch": "lrl.types",
     "PolicyModule": "lrl.policy",
-    "Prompt": "lrl.data",
+    "Prompt": "lrl.types",
     "Prompts": "lrl.rollouts.prompts",
-    "Reference": "lrl.reference",
+    "Reference": "lrl.training.reference",
     "Replay": "lrl.rollouts.replay",
-    "Rollout": "lrl.data",
+    "Rollout": "lrl.types",
     "RolloutDataModule": "lrl.datamodule",
     "ServerSettings": "lrl.generators.settings",
 }

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.data import Rollout
-from lrl.faults import fault
+from lrl.runtime.config_errors import fault
+from lrl.types import Rollout
 
 
 class Advantages(ABC):

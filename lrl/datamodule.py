@@ -6,35 +6,51 @@ an on-policy run and skips a step at a resume.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import UserList
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl import lightning_noise
 from lrl.advantages import Advantages, GroupMean
-from lrl.attached import Attached
-from lrl.data import Group
-from lrl.generators.sampling import Sampling
-from lrl.preflight.settings import check_data
+from lrl.generators.fleet import Fleet
+from lrl.generators.pool import Crew
 from lrl.rewards import RewardPool
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Moving
-from lrl.rollouts.hindsight import Hindsight
 from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.lengths import Lengths
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
+from lrl.rollouts.step_observers import Hindsight
 from lrl.rollouts.stream import StepLoader, StepShare, StepStream
+from lrl.routing.dispatch import Dispatch, LeastLoaded, Moving
+from lrl.routing.length_predictor import Lengths
+from lrl.runtime import lightning_warnings
+from lrl.runtime.config_errors import above, at_least, fault
+from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.strategies.base import stop_if_told
+from lrl.types import Group, Sampling
 
-lightning_noise.silence()
+T = TypeVar("T")
+
+lightning_warnings.silence()
 
 
-class RolloutDataModule(Attached):
+class WeightSyncing(Protocol):
+    """The syncs of a run, as far as a waiting trainer must know them (`lrl.callbacks.WeightSync`)."""
+
+    def tend(self, trainer: L.Trainer) -> None: ...
+    def wait_for_proof(self, trainer: L.Trainer, crew: Crew) -> Any: ...
+
+
+class RolloutDataModule(L.LightningDataModule):
     """Rollouts for a policy, as a loader whose every item is one optimizer step.
 
     Args:
@@ -56,7 +72,7 @@ class RolloutDataModule(Attached):
             set has, and go on into the next shuffle.
         mask_truncated: Whether an answer cut at `max_response_tokens` counts in the baseline alone, not in the loss.
         replay: Trains older groups again, beside a step's own; null never does.
-        dispatch: Which generator answers which prompt, in which order; default `lrl.rollouts.dispatch.LeastLoaded`.
+        dispatch: Which generator answers which prompt, in which order; default `lrl.routing.dispatch.LeastLoaded`.
         moving: Lets half-written answers go on with idle generators; null never does.
         lengths: Learns which prompts have long answers; null does so only if `dispatch` or `moving` needs it.
         reward_workers: Processes that score answers.
@@ -92,7 +108,16 @@ class RolloutDataModule(Attached):
         max_reward_failures: float = 0.1,
         rollout_timeout_s: float = 1800.0,
     ) -> None:
+        self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
         super().__init__()
+        self.stopwatch = Stopwatch()
+        """What the trainer does at this moment (`lrl.runtime.stopwatch.TRAINER`)."""
+        self.resumes_from: str | None = None
+        """The checkpoint the run goes on from; known when the run is checked."""
+        self.weight_sync: WeightSyncing | None = None
+        """The run's syncs: the callback enters itself."""
+        self.evaluations: list[Any] = []
+        """What `trainer.validate` runs: each `lrl.callbacks.Evaluation` enters itself."""
         self.prompts = Prompts.coerce(prompts)
         self.rewards, self.rollout_timeout_s = as_list(rewards), rollout_timeout_s
         self.groups_per_step, self.max_lag, self.stragglers = groups_per_step, max_lag, stragglers
@@ -111,8 +136,24 @@ class RolloutDataModule(Attached):
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None
         """The step that trains now, or has just been trained; callbacks of rank 0 read its groups and counts."""
-        check_data(self)
+        self._check()
         self._restored: dict[str, Any] | None = None
+
+    def _check(self) -> None:
+        """Refuses settings that no run could use."""
+        sampling = self.sampling
+        if sampling.n < 2:
+            fault(
+                f"data.rollouts_per_group is {sampling.n}; it must be at least 2: advantages are relative to the group."
+            )
+        if not 0 < sampling.temperature < float("inf"):
+            fault(
+                f"data.temperature is {sampling.temperature}: greedy answers have no log-prob to learn from. Use 1.0."
+            )
+        at_least(0, "data", max_lag=self.max_lag, max_skipped_per_step=self.max_skipped_per_step)
+        at_least(1, "data", groups_per_step=self.groups_per_step, micro_batch_tokens=self.micro_batch_tokens)
+        at_least(1, "data", max_prompt_tokens=self.max_prompt_tokens, max_response_tokens=sampling.max_tokens)
+        above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
 
     @property
     def max_model_tokens(self) -> int:
@@ -256,3 +297,93 @@ class RolloutDataModule(Attached):
         """Continue behind what was trained."""
         self._restored = state_dict["ledger"]
         self._hindsight.load_state_dict(state_dict)
+
+    # ---- the run around it
+
+    @property
+    def trainer(self) -> L.Trainer | None:
+        """The trainer of the run; setting it is the last thing Lightning does before it looks for a checkpoint."""
+        return self._attached_to
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        self._attached_to = trainer
+        if isinstance(trainer, L.Trainer):
+            connector: Any = trainer._checkpoint_connector
+            connector._parse_ckpt_path = partial(self._find_checkpoint, trainer)
+
+    def _find_checkpoint(self, trainer: L.Trainer, verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
+        """Finds the checkpoint as Lightning does, but for `last` (`newest_checkpoint`), and keeps its path."""
+        check_best(trainer, ckpt_path)
+        connector: Any = trainer._checkpoint_connector
+        lightnings = type(connector)._parse_ckpt_path
+        found = newest_checkpoint(trainer) if ckpt_path == "last" else lightnings(connector, verb, ckpt_path, **how)
+        self.resumes_from = None if found is None else str(found)
+        return found
+
+    @property
+    def fleet(self) -> Fleet:
+        """The run's generators."""
+        if self._strategy.fleet is None:
+            raise RuntimeError(
+                "There are no generators: only rank 0 has them, and the trainer's strategy must be "
+                "lrl.AsyncSingleDevice or lrl.AsyncDDP."
+            )
+        return self._strategy.fleet
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run is to train, as far as it is known: without a trainer, yes."""
+        return self.trainer is None or self.trainer.state.fn == "fit"
+
+    def val_dataloader(self) -> Sequence[Any]:
+        """One item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
+        if self._trainer.state.fn == "fit":
+            return []
+        # Not a list: Lightning takes what a list holds, however deeply, for loaders.
+        return UserList(self.evaluations)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of an answer, special tokens left out."""
+        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def _on_the_loop(self, read: Callable[[], T], what: str) -> T:
+        """What `read` returns, called where no task writes meanwhile: on the fleet's loop, or here when that has ended.
+
+        Raises:
+            TimeoutError: The loop did not get to it in time; names `what`.
+        """
+        fleet = self._strategy.fleet
+        if fleet is None or fleet.loop.closed:
+            return read()
+
+        async def on_the_loop() -> T:
+            return read()
+
+        return fleet.call(on_the_loop(), what)
+
+    def look(self) -> None:
+        """What a waiting trainer does a few times a second: end if told to, and take in generators that came back."""
+        stop_if_told(self._trainer)
+        if self.weight_sync is not None:
+            self.weight_sync.tend(self._trainer)
+
+    def _wait_for_proof(self) -> None:
+        """Wait until all that is written is by weights that are proved: nothing else is saved."""
+        fleet = None if self.trainer is None else self._strategy.fleet
+        if fleet is not None and self.weight_sync is not None:
+            self.weight_sync.wait_for_proof(self._trainer, fleet.rollouts)
+
+    @property
+    def _trainer(self) -> L.Trainer:
+        if self.trainer is None:
+            raise RuntimeError("RolloutDataModule is used by a Trainer: call trainer.fit(module, data).")
+        return self.trainer
+
+    @property
+    def _strategy(self) -> Any:
+        return self._trainer.strategy
+
+    @property
+    def _policy(self) -> Any:
+        return self._trainer.lightning_module

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
-from lrl.data import Group, Rollout
+from lrl.types import Group, Rollout
 
 Z95 = 1.959964
 """Standard normal deviate of a two-sided 95 % interval."""

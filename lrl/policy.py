@@ -24,26 +24,27 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
 from lrl import preflight
-from lrl.callbacks.standing import standing
-from lrl.data import Group, MicroBatch, Step
-from lrl.gradients import average_over_ranks, scale_and_clip
-from lrl.isolation import may_share_rows
-from lrl.lightning_noise import forget_last_step
-from lrl.network import (
+from lrl.callbacks.default_callbacks import standing
+from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
+from lrl.objectives.normalisation import NormaliseBy, check, denominator, token_weights
+from lrl.runtime.config_errors import above, at_least, fault
+from lrl.runtime.lightning_warnings import forget_last_step
+from lrl.training.gradients import average_over_ranks, scale_and_clip
+from lrl.training.isolation import may_share_rows
+from lrl.training.model import (
     Dtype,
     checkpoint_weights,
     find_model,
+    is_made,
     label_logprobs,
     open_network,
     open_tokenizer,
     own_weights,
     text_as_micro_batch,
 )
-from lrl.normalisation import NormaliseBy, check, denominator, token_weights
-from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
-from lrl.preflight.settings import check_policy
-from lrl.reference import Reference
-from lrl.schedule import Schedule, lr_factor, restart_at, step_schedulers
+from lrl.training.reference import Reference
+from lrl.training.schedule import Schedule, lr_factor, restart_at, step_schedulers
+from lrl.types import Group, MicroBatch, Step
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class PolicyModule(L.LightningModule):
             makes such a folder and returns its path. Code from the hub is never run.
         objective: What is minimised; AIPO() when not given.
         normalise_by: What the losses of a step are divided by: `token`, `sequence`, or a number of tokens an answer
-            (`lrl.normalisation`); null takes the objective's own way.
+            (`lrl.objectives.normalisation`); null takes the objective's own way.
         reference: A frozen policy to stay near to; null loads none.
         abort_on_mismatch: Stop the run, before the update, when the mean KL of tokens that the version in the trainer
             wrote itself (`policy/mismatch_kl`, nats) is above this: the generators compute something else then.
@@ -109,7 +110,26 @@ class PolicyModule(L.LightningModule):
         self.diagnostics = Diagnostics(version=0)
         self.answers_share_rows = False
         """Whether answers in one row do not see each other; not before `configure_model` has tried."""
-        check_policy(self)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuses settings that no run could use."""
+        if not is_made(self.model):
+            try:
+                find_model(self.model)
+            except ValueError as error:
+                fault(f"model.{error}")
+        objective = self.objective
+        if objective.needs_reference and self.reference is None:
+            fault(
+                f"model.objective {type(objective).__name__} needs a reference policy: set model.reference to "
+                "lrl.Reference (its coefficient may stay 0)."
+            )
+        at_least(0, "model", lr=self.lr, weight_decay=self.weight_decay, warmup_steps=self.warmup_steps)
+        at_least(1, "model", head_chunk_tokens=self.head_chunk_tokens)
+        above(0, "model", max_grad_norm=self.max_grad_norm, abort_on_mismatch=self.abort_on_mismatch)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            fault(f"model.betas is {self.betas}; both must be at least 0 and below 1.")
 
     # ---- the model
 
@@ -189,7 +209,7 @@ class PolicyModule(L.LightningModule):
         step_schedulers(self.trainer, batch_idx)
         self.zero_grad()  # of all weights: those that a user's optimizer leaves out have a gradient, too
         if self.reference is not None:
-            self.reference.end_step(self.trainer.global_step, self)
+            self.reference.end_step(self.trainer.global_step, self.network)
 
     def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
         """The step's numbers over all ranks. Raises RuntimeError if they say that the run must not go on."""
@@ -234,7 +254,7 @@ class PolicyModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training: a wrong name is said before a server starts."""
         if self.reference is not None and stage == "fit":
-            self.reference.open(self)
+            self.reference.open(self.policy_folder, self.dtype_name, self.attention, self.device_of_use)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A reference that has moved on belongs to the run's state."""

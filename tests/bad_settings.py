@@ -7,7 +7,7 @@ import json
 from tests.bad_words import Case, callback, evaluation, extra, only, setting
 
 SYNC = "lrl.callbacks.WeightSync"
-RANKER = ("--data.lengths", "lrl.rollouts.lengths.Lengths", "--data.lengths.ranker", "LanguageModelRanker")
+RANKER = ("--data.lengths", "lrl.routing.length_predictor.Lengths", "--data.lengths.ranker", "LanguageModelRanker")
 
 SETTINGS: dict[str, Case] = {
     "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from lrl.advantages import GroupMean
-from lrl.gradients import average_over_ranks
-from lrl.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepShare, StepStream
-from lrl.stopwatch import Stopwatch
+from lrl.runtime.ranks import Ranks
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.training.gradients import average_over_ranks
 from tests.test_policy import make_group, opened
 
 GROUPS = [make_group(number) for number in range(9)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 import psutil
 import pytest
 
-from lrl.generators.keeper import SHM, mapped
+from lrl.generators.supervisor import SHM, mapped
 
 MARK = "LRL_TEST_MARK"
 

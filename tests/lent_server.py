@@ -12,7 +12,7 @@ import lightning as L
 import lrl
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.network import Dtype
+from lrl.training.model import Dtype
 
 
 def start_server(model: Path, folder: Path, number: int = 0, dtype: Dtype = "float32") -> Server:

@@ -16,10 +16,10 @@ import torch
 from transformers import LlamaConfig
 
 from lrl.advantages import GRPO, Advantages, GroupMean
-from lrl.data import Group, Prompt, Rollout
 from lrl.objectives import AIPO, DecoupledPPO, Objective
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
+from lrl.types import Group, Prompt, Rollout
 from tests.test_policy import SIZES, FakeStep, Steps, save_model, trainer
 
 STEPS = 30

@@ -18,8 +18,8 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
-from lrl.generators.reception import JoinedServer
-from lrl.generators.register import Address
+from lrl.membership.admission import JoinedServer
+from lrl.membership.registry import Address
 
 RANKS = 2
 

@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lrl.advantages import GroupMean
-from lrl.data import MicroBatch
-from lrl.ending import EndsInOrder
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
+from lrl.strategies.graceful_shutdown import EndsInOrder
+from lrl.types import MicroBatch
 from tests.test_policy import FakeStep, make_group
 
 STEPS_PER_EPOCH = 3

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.advantages import GRPO, RLOO, Advantages, DrGRPO, GroupMean, ReinforcePlusPlus
-from lrl.data import Rollout
+from lrl.types import Rollout
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]

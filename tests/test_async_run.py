@@ -19,14 +19,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
 from lrl.callbacks import Evaluation, Export, Throughput, Timeline, WeightSync
-from lrl.callbacks.find import find
+from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
-from lrl.data import Group, Prompt, Rollout
-from lrl.planning.timeline import GeneratorRecord, GroupRecord, MicroBatchRecord, StepRecord, read
-from lrl.rollouts.dispatch import LeastTokens
-from lrl.rollouts.lengths import Lengths
-from lrl.rollouts.rankers import Ranker
-from lrl.stopwatch import GENERATOR, TRAINER
+from lrl.planning.profiling.timeline import GeneratorRecord, GroupRecord, MicroBatchRecord, StepRecord, read
+from lrl.routing.dispatch import LeastTokens
+from lrl.routing.length_predictor import Lengths
+from lrl.routing.rankers import Ranker
+from lrl.runtime.stopwatch import GENERATOR, TRAINER
+from lrl.types import Group, Prompt, Rollout
 from tests.lent_server import Borrowing, LentServer, start_server
 
 STEPS, GROUPS, ANSWERS = 6, 2, 4

@@ -5,16 +5,16 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from lrl.attached import Attached
-from lrl.data import Rollout
+from lrl.datamodule import RolloutDataModule
 from lrl.generators.fleet import Fleet
+from lrl.types import Rollout
 
 
-class InARun(Attached):
+class InARun(RolloutDataModule):
     """A data module whose strategy has this fleet."""
 
     def __init__(self, fleet: Fleet | None) -> None:
-        super().__init__()
+        super().__init__([{"prompt": "1+1="}], rewards=lambda response: 0.0)
         self.trainer: Any = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet))
 
 

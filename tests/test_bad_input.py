@@ -20,13 +20,14 @@ import pytest
 import torch
 
 import lrl
-from lrl.cli import main, recipes
+from lrl.cli.lightning import USUAL
+from lrl.cli.main import main
+from lrl.cli.recipes import recipes
 from lrl.generators.server import Server
-from lrl.lightning_cli import USUAL
-from lrl.preflight import room
+from lrl.preflight import resources
 from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
-from lrl.run_folder import Claim
+from lrl.runtime.run_folder import Claim
 from tests.bad_files import DATA, MODELS, RESUMES
 from tests.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
 from tests.bad_words import only
@@ -128,7 +129,7 @@ def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
 def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(run: Run, monkeypatch: Any) -> None:
     trainers: list[Any] = []
     monkeypatch.setattr(
-        "lrl.strategy.GeneratorDevices.start_generators", lambda self, trainer: trainers.append(trainer)
+        "lrl.strategies.base.GeneratorDevices.start_generators", lambda self, trainer: trainers.append(trainer)
     )
     with pytest.raises(RuntimeError, match="There are no generators"):
         run("fit", "--config", "{in}/bare.yaml", "--trainer.callbacks+", "lrl.callbacks.Timeline")
@@ -255,7 +256,7 @@ NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
 def test_what_has_no_room_is_said_by_its_parts(
     patched: str, found: Callable[..., object], named: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"lrl.preflight.room.{patched}", found)
+    monkeypatch.setattr(f"lrl.preflight.resources.{patched}", found)
     status, said = run(*FIT)
     assert status == 2 and len(said.splitlines()) <= 10
     assert all(name in said for name in named), said
@@ -283,14 +284,16 @@ def test_a_gpu_that_is_too_small_is_said(
     named: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=10 * room.GIB))
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=10 * resources.GIB)
+    )
     server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
     first, second = torch.device("cuda:0"), torch.device("cuda:1")
     devices = {"root_device": first, "parallel_devices": [first], "generator_devices": [second] * alone}
     strategy = SimpleNamespace(server_settings=server, **devices)
-    beside = {torch.device(ranker_on): 4 * room.GIB} if ranker_on else {}
+    beside = {torch.device(ranker_on): 4 * resources.GIB} if ranker_on else {}
     with pytest.raises(ValueError, match=named) if named else nullcontext():
-        room.check_gpus(strategy, trainer_gib * room.GIB, 2 * room.GIB, beside)
+        resources.check_gpus(strategy, trainer_gib * resources.GIB, 2 * resources.GIB, beside)
 
 
 @pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
@@ -323,7 +326,7 @@ def test_the_command_itself_ends_with_status_2_and_no_traceback(
 ) -> None:
     given = [word.replace("{in}", str(inputs)) for word in (*FIT, *words)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "import sys; from lrl.cli import main; sys.exit(main())", *given]
+    command = [sys.executable, "-c", "import sys; from lrl.cli.main import main; sys.exit(main())", *given]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 2, done.stderr
     assert named in message(done.stderr)

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import forecast, forecast_report
 from benchmarks.forced_lengths import long_tailed
-from lrl.planning.linear import LinearGenerator, LinearTrainer
-from lrl.planning.simulate import Simulation
-from lrl.planning.timeline import Record
+from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.profiling.timeline import Record
+from lrl.planning.simulator.simulate import Simulation
 
 GENERATOR = LinearGenerator(kv_tokens=40_000, step_s=0.013, answer_s=3e-4, prefill_token_s=4e-3, pause_s=0.1)
 TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, optimizer_s=0.1, weights_s=0.4)

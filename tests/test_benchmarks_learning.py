@@ -14,9 +14,9 @@ import torch
 from benchmarks import lag_report, lag_sweep, mismatch, quickstart_run, records
 from lrl.advantages import GroupMean
 from lrl.callbacks import Evaluation
-from lrl.data import Group, MicroBatch, Prompt, Rollout
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepLoader
+from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 SETTINGS = quickstart_run.RunSettings(
     seed=0, max_lag=2, lr=1e-3, schedule="constant", steps=2, groups=1, answers=2

@@ -10,8 +10,8 @@ from benchmarks.simulated_skewness import case_s, told
 from benchmarks.simulated_table3 import SCENES, simulate
 from benchmarks.skewness_report import ratios, table
 from benchmarks.streamrl_setup import MODELS
-from lrl.data import Prompt
-from lrl.planning.devices import parse_cluster
+from lrl.planning.planner.devices import parse_cluster
+from lrl.types import Prompt
 
 
 def test_an_oracle_expects_the_answers_that_are_drawn() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl import by_name
+from lrl.runtime import import_by_name
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def forget() -> None:
 
 def test_a_module_of_the_current_folder_and_a_file_give_the_same_function(here: Path) -> None:
     forms = ("by_name_scores:short", "by_name_scores.short", "by_name_scores.py:short", "./by_name_scores.py:short")
-    found = [by_name.function(name) for name in (*forms, f"{here}/by_name_scores.py:short")]
+    found = [import_by_name.function(name) for name in (*forms, f"{here}/by_name_scores.py:short")]
     assert all(one is found[0] for one in found)
     assert pickle.loads(pickle.dumps(found[0])) is found[0], "by its module's name, as a reward travels"
 
@@ -35,7 +35,7 @@ def test_a_module_of_the_current_folder_and_a_file_give_the_same_function(here: 
 def test_a_file_of_another_folder_is_found_there(here: Path) -> None:
     (here / "inner").mkdir()
     (here / "inner" / "by_name_inner.py").write_text("def rows():\n    return []\n")
-    assert by_name.function("inner/by_name_inner.py:rows")() == []
+    assert import_by_name.function("inner/by_name_inner.py:rows")() == []
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_what_cannot_be_found_is_said_with_what_is_near(name: str, said: str, he
     for file, text in files.items():
         (here / file).write_text(text)
     with pytest.raises(ValueError, match=said.replace("?", r"\?")):
-        by_name.function(name)
+        import_by_name.function(name)

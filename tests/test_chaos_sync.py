@@ -20,9 +20,9 @@ from benchmarks.chaos.full_memory import full_memory
 from benchmarks.chaos.proof import Witness
 from benchmarks.chaos.proxy import Fault, Kind, Proxy, phase_of
 from benchmarks.chaos.sync_faults import INIT, ON_THE_WAY, PROBE, UPDATE, Outcome, make_plan
-from lrl.data import Group, Prompt, Rollout
 from lrl.generators.client import GENERATE, GeneratorClient, GeneratorError
-from lrl.generators.loop import LoopThread
+from lrl.runtime.event_loop import LoopThread
+from lrl.types import Group, Prompt, Rollout
 from lrl.weights.checksum import checksum
 from lrl.weights.shared_memory import SharedMemory
 from tests.leftovers import wait_for

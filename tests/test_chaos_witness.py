@@ -19,8 +19,8 @@ import pytest
 
 from benchmarks.chaos import faults, footprint, generators, held, soak, soak_faults, trainer, witness
 from benchmarks.chaos.journal import Journal, Reader
-from lrl.data import Group, Prompt, Rollout
-from lrl.rollouts.saved import Resumed, save_group
+from lrl.rollouts.serialisation import Resumed, save_group
+from lrl.types import Group, Prompt, Rollout
 
 PARTS = ["vllm.entrypoints.openai.api_server", "VLLM::EngineCore", "VLLM::Worker"]
 TREE = """

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lrl.checkpoint_file import UNFINISHED, CheckpointFile
+from lrl.runtime.checkpoint_file import UNFINISHED, CheckpointFile
 from tests.leftovers import wait_for
 from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama

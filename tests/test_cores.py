@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import lrl
-from lrl.cores import cores_of_generators, share_cores
 from lrl.generators.client import GeneratorClient
 from lrl.generators.settings import ServerSettings
+from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
 from tests.generators.test_server import Scripted
 
 CORES = len(os.sched_getaffinity(0))
@@ -131,13 +131,13 @@ def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_i
 
 def test_the_command_line_has_them_sleep_before_torch_is_there() -> None:
     look = (
-        "import os, sys, lrl.cli\n"
+        "import os, sys, lrl.cli.main\n"
         "class Look:\n"
         "    def find_spec(self, name, *more):\n"
         "        if name == 'torch':\n"
         "            print(os.environ.get('OMP_WAIT_POLICY')); sys.stdout.flush(); os._exit(0)\n"
         "sys.meta_path.insert(0, Look())\n"
-        "lrl.cli.main(['fit'])\n"
+        "lrl.cli.main.main(['fit'])\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     words = [sys.executable, "-c", look]

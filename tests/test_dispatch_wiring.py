@@ -7,8 +7,8 @@ import pytest
 
 import lrl
 from lrl.generators.fleet import Fleet
-from lrl.rollouts.dispatch import LeastLoaded, Moving, RoundRobin, TailRounds
-from lrl.rollouts.lengths import Lengths
+from lrl.routing.dispatch import LeastLoaded, Moving, RoundRobin, TailRounds
+from lrl.routing.length_predictor import Lengths
 from tests.checkpoint_file import through_a_file
 from tests.rollouts.test_lengths import answered, make_prompt
 

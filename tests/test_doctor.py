@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from packaging.requirements import Requirement
 
-from lrl import doctor
+from lrl.cli import doctor
 
 GIB = 2**30
 

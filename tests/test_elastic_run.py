@@ -19,7 +19,7 @@ from tests.test_async_run import PROMPTS, Witness, data_module
 
 STEPS, GROUPS = 10, 4
 JOINS_AT, LEAVES_AT = 2, 6
-LRL = [sys.executable, "-c", "from lrl.cli import main; raise SystemExit(main())"]
+LRL = [sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())"]
 START_S = 300.0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrl.generators.keeper import SHM
+from lrl.generators.supervisor import SHM
 from tests.leftovers import living, nothing_left, prefixes, wait_for
 
 ROOT = Path(__file__).parent.parent

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lrl.data import Group, Prompt, Rollout
 from lrl.evaluation import Report, evaluate, mean_interval, pass_at_k, wilson_interval, write_answers
+from lrl.types import Group, Prompt, Rollout
 
 
 def group(index: int, rewards: list[float | None], **columns: Any) -> Group:

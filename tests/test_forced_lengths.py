@@ -10,9 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks.forced_lengths import equal, forced, long_tailed
-from lrl.data import Rollout
 from lrl.generators import generator
-from lrl.generators.sampling import Sampling
+from lrl.types import Rollout, Sampling
 
 HOW = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
 

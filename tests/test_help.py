@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import lrl
-from lrl import callbacks, fit_help
-from lrl.cli import COMMANDS, LIGHTNINGS, main
+from lrl import callbacks
+from lrl.cli import fit_help
+from lrl.cli.main import COMMANDS, LIGHTNINGS, main
 
 
 def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -61,7 +62,7 @@ def test_help_has_types_and_defaults_as_they_are_typed(capsys: pytest.CaptureFix
 
 
 def test_help_imports_neither_torch_nor_lightning() -> None:
-    code = "import sys; from lrl.cli import main; main(['fit', '--help']); sys.exit('torch' in sys.modules)"
+    code = "import sys; from lrl.cli.main import main; main(['fit', '--help']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

@@ -14,14 +14,14 @@ from transformers import PreTrainedModel
 
 from benchmarks.model_families import ALONE, read_table, try_family
 from benchmarks.tiny_families import save_tiny
-from lrl.data import MicroBatch
 from lrl.datamodule import RolloutDataModule
-from lrl.isolation import check_rows, may_share_rows
-from lrl.network import open_network
 from lrl.policy import PolicyModule
-from lrl.ranks import Ranks
-from lrl.reference import Reference
 from lrl.rewards import ExactMatch
+from lrl.runtime.ranks import Ranks
+from lrl.training.isolation import check_rows, may_share_rows
+from lrl.training.model import open_network
+from lrl.training.reference import Reference
+from lrl.types import MicroBatch
 from tests.test_policy import make_group, one_thread, opened  # noqa: F401
 from tests.tiny_policies import tiny_llama
 
@@ -79,7 +79,7 @@ def test_a_leaking_policy_trains_one_answer_a_row_and_says_so_once(
         policy = PolicyModule(folder, reference=Reference())
         assert not policy.answers_share_rows
         policy.configure_model()
-        policy.reference.open(policy)
+        policy.setup("fit")
     assert not policy.answers_share_rows
     (said,) = [record.getMessage() for record in caplog.records if "see each other" in record.getMessage()]
     assert folder in said and "nats" in said and "rollouts/padding" in said
@@ -98,7 +98,7 @@ def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> No
 
 def test_a_leak_in_the_gradient_alone_is_found(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an attention would make it whose backward pass forgets where answers begin."""
-    from lrl import isolation
+    from lrl.training import isolation
 
     network, honest = open_network(folder, "float32", None, False), isolation.label_logprobs
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import lrl
-from lrl import cli, join
-from lrl.generators import reception
+from lrl.cli.main import main
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
-from lrl.generators.register import Register, Terms
 from lrl.generators.settings import ServerSettings
+from lrl.membership import admission, join
+from lrl.membership.registry import Register, Terms
 from tests.leftovers import wait_for
 from tests.test_serve import Scripted
 
@@ -62,7 +62,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answers)
     monkeypatch.setattr(GeneratorClient, "heartbeat", answers)
-    monkeypatch.setattr(reception, "LOOK_S", 0.02)
+    monkeypatch.setattr(admission, "LOOK_S", 0.02)
     monkeypatch.setattr(join, "LOOK_S", 0.02)
     monkeypatch.setattr(join, "Server", Watched)
     monkeypatch.setattr(Watched, "made", [])
@@ -70,7 +70,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     made = Fleet([own], capacity=4)
     try:
         made.start()
-        made.open_to_others(Register(tmp_path), TERMS)
+        admission.admit_others(made, Register(tmp_path), TERMS)
         sync(made, 0)
         yield made
     finally:
@@ -118,7 +118,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
         lambda: until(lambda: fleet.alive == 2),
         lambda: os.kill(os.getpid(), signal.SIGINT),
     )
-    assert cli.main(["serve", "--join", str(tmp_path)]) == 0
+    assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     said = capsys.readouterr().out
     words = ["starts, with the model base", "answers at http", "since version 7", "has left"]
@@ -134,7 +134,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
 
 def test_its_keeper_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
     others = Meanwhile(lambda: until(lambda: bool(newcomers(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert cli.main(["serve", "--join", str(tmp_path)]) == 0
+    assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     weights = f"lrl-{TERMS.run_id}-0.safetensors"  # as `lrl.callbacks.weight_sync` and its transport name it
     assert not weights.startswith(f"lrl-{Watched.made[0].run_id}-")
@@ -145,7 +145,7 @@ def test_when_the_run_ends_it_ends_by_itself_and_says_so(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Meanwhile(lambda: until(lambda: bool(newcomers(fleet))), fleet.stop)
-    assert cli.main(["serve", "--join", str(tmp_path)]) == 0
+    assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
 
@@ -154,7 +154,7 @@ def test_who_fails_the_probe_is_told_why_and_ends(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Meanwhile(lambda: until(lambda: bool(newcomers(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
-    assert cli.main(["serve", "--join", str(tmp_path)]) == 1
+    assert main(["serve", "--join", str(tmp_path)]) == 1
     others.done()
     assert "not taken it in: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
 
@@ -162,18 +162,18 @@ def test_who_fails_the_probe_is_told_why_and_ends(
 def test_leave_takes_the_last_that_joined_and_says_why_the_last_of_all_stays(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["serve", "--leave", str(tmp_path)]) == 2
+    assert main(["serve", "--leave", str(tmp_path)]) == 2
     assert "--generator N" in capsys.readouterr().err
-    assert cli.main(["serve", "--leave", str(tmp_path), "--generator", "0"]) == 2
+    assert main(["serve", "--leave", str(tmp_path), "--generator", "0"]) == 2
     assert "generator 0 is the last one that serves" in capsys.readouterr().err.lower()
     statuses: list[int] = []
     others = Meanwhile(
         lambda: until(lambda: bool(newcomers(fleet))),
         lambda: sync(fleet, 7),
         lambda: until(lambda: fleet.joined == 1),
-        lambda: statuses.append(cli.main(["serve", "--leave", str(tmp_path)])),
+        lambda: statuses.append(main(["serve", "--leave", str(tmp_path)])),
     )
-    assert cli.main(["serve", "--join", str(tmp_path)]) == 0
+    assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     assert statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
 
@@ -210,5 +210,5 @@ def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, mon
 
 def test_where_no_run_goes_on_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--join", str(tmp_path)], ["--leave", str(tmp_path)]):
-        assert cli.main(["serve", *words]) == 2
+        assert main(["serve", *words]) == 2
         assert f"{tmp_path} is not the folder of a run that goes on" in capsys.readouterr().err

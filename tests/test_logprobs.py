@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lrl.logprobs import IDENTITY, LogitTransform, token_logprobs
-from lrl.logprobs import _buffer as make_buffer
+from lrl.training.logprobs import IDENTITY, LogitTransform, token_logprobs
+from lrl.training.logprobs import _buffer as make_buffer
 
 VOCABULARY, WIDTH = 50, 16
 PRODUCT = VOCABULARY * WIDTH  # multiplications for one token's logits
@@ -109,7 +109,9 @@ def test_rows_worked_on_in_small_blocks_are_the_same(
     monkeypatch: pytest.MonkeyPatch, transform: LogitTransform
 ) -> None:
     hidden, weight, labels, _ = inputs(23)
-    monkeypatch.setattr("lrl.logprobs._blocks", lambda logits: (slice(at, at + 3) for at in range(0, len(logits), 3)))
+    monkeypatch.setattr(
+        "lrl.training.logprobs._blocks", lambda logits: (slice(at, at + 3) for at in range(0, len(logits), 3))
+    )
     ours = token_logprobs(hidden, weight, labels, transform=transform, chunk_tokens=10)
     theirs = naive(hidden, weight, labels, transform=transform)
     assert_same_at_scale(ours, theirs, 1e-5)
@@ -157,7 +159,7 @@ def test_logits_live_only_while_a_gradient_may_be_asked_for(monkeypatch: pytest.
         buffers.append(weakref.ref(buffer))
         return buffer
 
-    monkeypatch.setattr("lrl.logprobs._buffer", watched)
+    monkeypatch.setattr("lrl.training.logprobs._buffer", watched)
     loss = token_logprobs(hidden, weight, labels, chunk_tokens=8).sum()
     assert buffers[0]() is not None
     loss.backward()

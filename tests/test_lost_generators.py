@@ -13,7 +13,7 @@ import psutil
 import lrl
 from benchmarks.chaos.faults import WITH_A_WORKER
 from lrl.callbacks import Throughput, WeightSync
-from lrl.callbacks.find import find
+from lrl.callbacks.base import find
 from lrl.generators.generator import Generator
 from tests.test_async_run import PROMPTS, Witness, data_module
 

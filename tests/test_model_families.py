@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from benchmarks.model_families import ALONE, NOT_TRIED, PACKED, PAGE, read_table, try_family
 from benchmarks.tiny_families import FAMILIES
 from lrl.advantages import GroupMean
-from lrl.data import Group, MicroBatch, Prompt, Rollout
-from lrl.network import label_logprobs
 from lrl.rollouts.packing import Packer
+from lrl.training.model import label_logprobs
+from lrl.types import Group, MicroBatch, Prompt, Rollout
 from tests.test_policy import one_thread  # noqa: F401
 
 TABLE = read_table()

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lrl.preflight.last import check_best, newest_checkpoint
+from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
 
 
 def save(path: Path, written_at: int, steps: int = 0) -> str:

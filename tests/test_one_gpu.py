@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from benchmarks import random_policy
 from benchmarks.gpu import one_gpu
 from benchmarks.gpu.memory_plan import GIB, plan_memory
-from lrl.network import open_network, open_tokenizer
 from lrl.rollouts.prompts import Prompts
+from lrl.training.model import open_network, open_tokenizer
 
 H200, H100 = int(139.8 * GIB), int(79.6 * GIB)
 

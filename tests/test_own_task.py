@@ -23,7 +23,7 @@ ROW = re.search(r"^    (\{.*\})$", SECTION[1], re.MULTILINE)
 COMMAND = re.search(r"^    lrl (.*)$", SECTION[1], re.MULTILINE)
 UP_TO_A_SERVER = """
 import sys
-from lrl.cli import main
+from lrl.cli.main import main
 from lrl.generators.server import Server
 
 def start(server):
@@ -110,7 +110,7 @@ def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(readers_folder: Path) -> None:
-    (readers_folder / "train.py").write_text("import lrl.faults\nraise KeyError('nobody meant this')\n")
+    (readers_folder / "train.py").write_text("import lrl.runtime.config_errors\nraise KeyError('nobody meant this')\n")
     command = [sys.executable, "train.py"]
     done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
     assert done.returncode == 1 and "Traceback" in done.stderr and "nobody meant this" in done.stderr

@@ -32,13 +32,13 @@ from transformers import (
 )
 
 from lrl.advantages import GroupMean
-from lrl.data import Group, MicroBatch, Prompt, Rollout
-from lrl.normalisation import denominator
 from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective
+from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
-from lrl.reference import Reference
 from lrl.rollouts.packing import Packer
-from lrl.schedule import lr_factor
+from lrl.training.reference import Reference
+from lrl.training.schedule import lr_factor
+from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 SIZES = {
     "vocab_size": 32,
@@ -307,7 +307,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
 ) -> None:
     reference = Reference(0.1, "k2")
     policy = opened(folder, objective=objective, normalise_by=normalise_by, reference=reference)
-    reference.open(policy)
+    reference.open(policy.policy_folder, "float32", None, policy.device)
     groups = [make_group(i, version=-i) for i in range(4)]
     for group in groups:
         policy.prepare(group, 1.0, 10_000)

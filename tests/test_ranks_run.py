@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.data_parallel import PATIENCE
+from lrl.strategies.ddp import PATIENCE
 from tests.leftovers import nothing_left
 from tests.lent_server import LentServer
 from tests.run_of_ranks import RANKS

@@ -16,8 +16,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
-from lrl import cli
-from lrl.rewards.tally import KINDS
+from lrl.cli.main import main
+from lrl.rewards.failure_stats import KINDS
 from tests.event_files import overview_of
 
 ROOT = Path(__file__).parents[1]
@@ -142,7 +142,7 @@ def test_every_command_on_the_pages_parses(
     command: str, readers_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main([*shlex.split(command)[1:], "--print_config"])
+        main([*shlex.split(command)[1:], "--print_config"])
     printed = capsys.readouterr()
     assert end.value.code == 0, printed.err
     assert "class_path: " in printed.out
@@ -153,7 +153,7 @@ def test_an_interpolation_takes_the_value_of_its_setting(
 ) -> None:
     words = "fit --config quickstart --config keep.yaml --data.groups_per_step 7 --print_config"
     with pytest.raises(SystemExit):
-        cli.main(words.split())
+        main(words.split())
     assert "every_n_train_steps: 7" in capsys.readouterr().out
 
 

@@ -20,9 +20,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lrl.callbacks import Evaluation
-from lrl.callbacks.find import find_all
-from lrl.cli import main, recipes
-from lrl.rollouts.dispatch import LeastLoaded
+from lrl.callbacks.base import find_all
+from lrl.cli.main import main
+from lrl.cli.recipes import recipes
+from lrl.routing.dispatch import LeastLoaded
 from tests.data_rows import gsm8k_rows, math_rows
 from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
 
@@ -119,7 +120,7 @@ def test_settings_on_the_command_line_change_what_they_say(build: Any, name: str
 
 def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: Path) -> None:
     config = tmp_path / "tails.yaml"
-    rule = {"class_path": "lrl.rollouts.dispatch.SkewnessAware", "init_args": {"combine": "sum", "long_tail": 0.1}}
+    rule = {"class_path": "lrl.routing.dispatch.SkewnessAware", "init_args": {"combine": "sum", "long_tail": 0.1}}
     rule["init_args"]["decode_time"] = {"step_ms": 5.0}
     config.write_text(yaml.safe_dump({"data": {"init_args": {"dispatch": rule}}}))
     moving = ("--data.moving", "Moving", "--data.moving.prefill_ms", "0.5")

@@ -13,13 +13,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lrl.advantages import GroupMean
-from lrl.data import Group, MicroBatch, Rollout
-from lrl.network import label_logprobs
 from lrl.objectives import REINFORCE, TBA
 from lrl.policy import PolicyModule
-from lrl.reference import Reference
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.replay import Replay
+from lrl.training.model import label_logprobs
+from lrl.training.reference import Reference
+from lrl.types import Group, MicroBatch, Rollout
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 
@@ -34,7 +34,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def prepared(policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens: int = 10_000) -> list[Group]:
-    policy.reference.open(policy)
+    policy.setup("fit")
     groups = [make_group(i) for i in range(3)]
     groups[1].rollouts[2].token_ids = []  # an empty answer
     groups[1].rollouts[2].logprobs = []
@@ -112,7 +112,7 @@ def test_without_training_none_is_loaded_either(folder: str) -> None:
 
 def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
     policy = opened(folder, reference=Reference())
-    policy.reference.open(policy)
+    policy.setup("fit")
     assert len(list(policy.parameters())) == len(list(opened(folder).parameters()))
     assert dict(policy.named_weights()).keys() == dict(opened(folder).named_weights()).keys()
     assert not any(weight.requires_grad for weight in policy.reference.network.parameters())
@@ -141,7 +141,7 @@ def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint
 def test_a_replayed_group_has_the_log_probs_of_the_reference_that_is_there_now(folder: str, other_folder: str) -> None:
     policy, other = opened(folder, reference=Reference(refresh_every_n_steps=2)), opened(other_folder)
     (group, *_) = prepared(policy)
-    policy.reference.end_step(2, other)
+    policy.reference.end_step(2, other.network)
     replay = Replay(1, 10)
     replay.load_state_dict({"groups": [(0, asdict(group))]})  # as a checkpoint brings it back
     (replayed,) = replay.draw(1)
@@ -172,7 +172,7 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
         sizes.append(tuple(micro.input_ids.shape))
         return label_logprobs(network, micro, chunk_tokens)
 
-    monkeypatch.setattr("lrl.reference.label_logprobs", seen)
+    monkeypatch.setattr("lrl.training.reference.label_logprobs", seen)
     parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
     assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes) and len(sizes) >= 3
     for one, other in zip(whole, parts, strict=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl.run_folder import Claim
+from lrl.runtime.run_folder import Claim
 
 
 def test_a_live_runs_folder_is_refused_with_who_has_it(tmp_path: Path) -> None:

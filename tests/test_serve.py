@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from lrl import cli
-from lrl.generators.running import NotRunning, find_generator
+from lrl.cli.main import main
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.membership.discovery import NotRunning, find_generator
 from tests.lent_server import LentServer
 
 WITHOUT_A_TEMPLATE = """
@@ -68,7 +68,7 @@ def two_generators(tmp_path: Path) -> Iterator[list[Server]]:
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of `lrl serve`."""
-    status = cli.main(["serve", *words])
+    status = main(["serve", *words])
     written = capsys.readouterr()
     return status, written.out, written.err
 
@@ -154,7 +154,7 @@ def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
 
 def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["serve"])
+        main(["serve"])
     assert "--talk RUN" in capsys.readouterr().err
 
 
@@ -173,17 +173,17 @@ def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]
 )
 def test_what_cannot_count_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["serve", *words])
+        main(["serve", *words])
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "work"),
     [
-        (["serve", "--talk", "."], "lrl.serve.lines"),
-        (["talk", "FOLDER", "1+1="], "lrl.talk.open_policy"),
-        (["doctor"], "lrl.doctor.checks"),
-        (["plan", "--compare", "."], "lrl.planning.command.compare"),
+        (["serve", "--talk", "."], "lrl.cli.serve.lines"),
+        (["talk", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
+        (["doctor"], "lrl.cli.doctor.checks"),
+        (["plan", "--compare", "."], "lrl.cli.plan.compare"),
     ],
 )
 def test_ctrl_c_ends_a_command_without_a_traceback(
@@ -198,5 +198,5 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
 
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(work, interrupted)
-    assert cli.main([str(tmp_path) if word == "FOLDER" else word for word in words]) == 130
+    assert main([str(tmp_path) if word == "FOLDER" else word for word in words]) == 130
     assert capsys.readouterr().err == "\n"

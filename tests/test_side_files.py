@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lrl.callbacks import Export
-from lrl.side_files import may_be_refused
+from lrl.runtime.best_effort import may_be_refused
 from tests.run_without_generators import fit, trainer
 from tests.test_checkpoint_file import full_disk
 from tests.tiny_policies import tiny_llama
@@ -43,7 +43,7 @@ def test_a_logger_on_a_full_disk_is_one_warning_and_the_run_goes_on(
     running = trainer(tmp_path, disk_full_from_step(2, files), logger=logger)
     fit(policy, running)
     assert running.global_step == running.max_steps
-    warnings = [record.getMessage() for record in caplog.records if record.name == "lrl.side_files"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "lrl.runtime.best_effort"]
     assert len(warnings) == 1
     assert "Errno 28" in warnings[0] and str(tmp_path / "run") in warnings[0]
 

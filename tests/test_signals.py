@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 
-from lrl.cli import main
+from lrl.cli.main import main
 from tests.leftovers import wait_for
 from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama

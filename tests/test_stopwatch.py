@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.stopwatch import Stopwatch, shares
+from lrl.runtime.stopwatch import Stopwatch, shares
 
 STATES = st.sampled_from(["a", "b", "c"])
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from lrl import cli, talk
+from lrl.cli import chat
+from lrl.cli.main import main
 from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
 
 EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_prompt_on_the_command_line_is_answered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["talk", str(folder), "1+7="]) == 0
+    assert main(["talk", str(folder), "1+7="]) == 0
     assert capsys.readouterr().out == "8\n"
 
 
@@ -41,7 +42,7 @@ def test_lines_are_answered_until_an_empty_one(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1+7=\nhello\n2+6=\n\n3+5=\n"))
-    assert talk.main([str(folder)]) == 0
+    assert chat.main([str(folder)]) == 0
     written = capsys.readouterr()
     assert written.out == "8\n8\n"
     assert "cannot read 'hello'" in written.err
@@ -51,18 +52,18 @@ def test_the_end_of_the_input_ends_the_talk(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1+7="))
-    assert talk.main([str(folder)]) == 0
+    assert chat.main([str(folder)]) == 0
     assert capsys.readouterr().out == "8\n"
 
 
 def test_a_folder_without_a_policy_is_an_error_of_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["talk", str(tmp_path / "nowhere"), "1+7="]) == 2
+    assert main(["talk", str(tmp_path / "nowhere"), "1+7="]) == 2
     written = capsys.readouterr()
     assert not written.out and written.err.count("\n") == 2 and "nowhere" in written.err
 
 
 def test_a_prompt_that_cannot_be_read_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert talk.main([str(folder), "hello"]) == 2
+    assert chat.main([str(folder), "hello"]) == 2
     assert "cannot read 'hello'" in capsys.readouterr().err
 
 
@@ -82,20 +83,20 @@ def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
         make_tokenizer().save_pretrained(tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert cli.main(["talk", str(tmp_path), "1+7="]) == 2
+    assert main(["talk", str(tmp_path), "1+7="]) == 2
     error = capsys.readouterr().err
     said = error[error.index("lrl: error: ") :]
     assert said.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ") and said.count("\n") == 2
 
 
 def test_options_may_stand_before_the_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert talk.main([str(folder), "--max_tokens", "4", "1+7="]) == 0
+    assert chat.main([str(folder), "--max_tokens", "4", "1+7="]) == 0
     assert capsys.readouterr().out == "8\n"
 
 
 def test_only_the_folder_has_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        talk.main([])
+        chat.main([])
     assert capsys.readouterr().err.endswith("the following arguments are required: folder\n")
 
 
@@ -103,14 +104,14 @@ def test_input_that_is_no_text_ends_the_talk_with_a_line(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
-    assert talk.main([str(folder)]) == 0
+    assert chat.main([str(folder)]) == 0
     assert "is no UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--temperature", "-1"], ["--temperature", "nan"], ["--max_tokens", "0"]])
 def test_a_value_out_of_range_is_named(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        talk.main([str(folder), *words])
+        chat.main([str(folder), *words])
     assert " ".join(words) in capsys.readouterr().err
 
 
@@ -119,8 +120,8 @@ def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Pa
     make_tokenizer().save_pretrained(tmp_path)
     chosen = GenerationConfig(do_sample=True, temperature=0.3, top_p=0.2, repetition_penalty=1.5, eos_token_id=[EOS, 5])
     chosen.save_pretrained(tmp_path)
-    greedy = talk.open_policy(tmp_path, 0.0, 7)[0].generation_config
-    drawn = talk.open_policy(tmp_path, 0.5, 7)[0].generation_config
+    greedy = chat.open_policy(tmp_path, 0.0, 7)[0].generation_config
+    drawn = chat.open_policy(tmp_path, 0.5, 7)[0].generation_config
     assert not greedy.do_sample and not greedy.repetition_penalty and greedy.max_new_tokens == 7
     assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.top_k) == (True, 0.5, 1.0, 0)
     assert greedy.eos_token_id == [EOS, 5]
@@ -129,4 +130,4 @@ def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Pa
 def test_a_chat_template_is_used() -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}>{% endfor %}"
-    assert tokenizer.decode(talk.encode(tokenizer, "1+7=")["input_ids"][0]).endswith("1+7=>")
+    assert tokenizer.decode(chat.encode(tokenizer, "1+7=")["input_ids"][0]).endswith("1+7=>")

@@ -16,8 +16,8 @@ from benchmarks.against_trl import settings
 from benchmarks.against_trl.environment import ROOT, TRL, trl_python
 from benchmarks.against_trl.scoring import accuracy
 from benchmarks.against_trl.settings import MAX_LAG, SYSTEMS, Job, checkpoints
-from lrl.network import open_tokenizer
 from lrl.quickstart.warmup import make_policy
+from lrl.training.model import open_tokenizer
 
 POLICIES = Path("runs/quickstart")
 

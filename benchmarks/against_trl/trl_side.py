@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.against_trl import settings
 from benchmarks.against_trl.settings import Clock, Job, finish_reason
 from lrl.quickstart.task import correct
-from lrl.schedule import lr_factor
+from lrl.training.schedule import lr_factor
 
 
 class Reward:

@@ -12,7 +12,7 @@ PARTS = {"API server": "api_server", "EngineCore": "EngineCore", "Worker": "Work
 """The processes of a generator, and what their command lines hold."""
 WITH_A_WORKER = {"distributed-executor-backend": "mp"}
 """Flags of a server whose worker is a process of its own, as with several GPUs: that one can be broken, too."""
-KEEPER = "generators/keeper.py"
+KEEPER = "generators/supervisor.py"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.chaos.journal import Line, Reader
 from benchmarks.chaos.settings import VictimSettings
-from lrl.generators.keeper import mapped
+from lrl.generators.supervisor import mapped
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")

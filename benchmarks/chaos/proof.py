@@ -1,7 +1,7 @@
 """Who wrote each trained token: its behaviour log-prob computed again under the weights of the version it names.
 
 A token written by half-updated weights agrees with no version. An answer that was carried from one generator to another
-is a case of its own: the versions of its last chunk are a lower bound (`lrl.generators.answer_stream`), so there a
+is a case of its own: the versions of its last chunk are a lower bound (`lrl.generators.response_stream`), so there a
 newer version may have written a token, up to the one that trained it.
 """
 
@@ -17,9 +17,9 @@ import lightning as L
 import torch
 from torch.nn.functional import log_softmax
 
-from lrl.data import Group, Prompt, Rollout
-from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
+from lrl.generators.pool import Crew
+from lrl.types import Group, Prompt, Rollout
 
 BATCH = 64
 """Answers in one forward pass."""

@@ -20,9 +20,9 @@ import lightning as L
 from benchmarks.chaos.held import held
 from benchmarks.chaos.journal import Journal
 from lrl.callbacks import Evaluation
-from lrl.callbacks.find import find
-from lrl.data import Group
+from lrl.callbacks.base import find
 from lrl.generators.fleet import Fleet
+from lrl.types import Group
 
 COLLECT_EVERY = 500
 """Steps between two looks at what is held behind a full collection of garbage, which Python makes rarely by itself."""

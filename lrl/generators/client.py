@@ -15,10 +15,9 @@ from typing import Any
 
 import aiohttp
 
-from lrl.data import Rollout
-from lrl.generators.answer_stream import AnswerStream
-from lrl.generators.guard import bearer
-from lrl.generators.sampling import Sampling
+from lrl.generators.auth import bearer
+from lrl.generators.response_stream import AnswerStream
+from lrl.types import Rollout, Sampling
 
 LONGEST_LINE = 2**24
 """Bytes. While nobody reads a stream vLLM joins its chunks, so a line can hold a whole long answer."""

@@ -9,16 +9,12 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from lrl.generators.client import GeneratorError
-from lrl.generators.crew import Crew
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
-from lrl.generators.loop import LoopThread
-from lrl.generators.patience import Patience
-from lrl.generators.quarters import Quarters
-from lrl.generators.reception import JoinedServer, Reception
-from lrl.generators.register import Register, Terms
+from lrl.generators.health import Patience, watch
+from lrl.generators.pool import Crew
 from lrl.generators.server import POLL_S, Server, ServerError
-from lrl.generators.watch import watch
-from lrl.side_files import may_be_refused
+from lrl.runtime.cpu_affinity import Quarters
+from lrl.runtime.event_loop import LoopThread
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +66,6 @@ class Fleet:
         self._backoffs: Counter[int] = Counter()  # number of a server -> its replacements since it last served for long
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._register: Register | None = None
 
     @property
     def crews(self) -> list[Crew]:
@@ -111,19 +106,14 @@ class Fleet:
             self._quarters.take_in(server.number, server.processes())
         self._quarters.keep()
 
-    def open_to_others(self, register: Register, terms: Terms) -> None:
-        """From now on generators of other processes may join, and any may be asked to leave, by `register`.
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine on the fleet's loop until the fleet stops; from another thread. Its error is logged."""
+        self.loop.loop.call_soon_threadsafe(self._keep, work)
 
-        Raises:
-            OSError: There can be no register.
-        """
-        register.open(terms)
-        self._register, first = register, self._servers[0]
-
-        def make_server(number: int, address: Any) -> JoinedServer:
-            return JoinedServer(number, address, first.token, first.settings, register.run)
-
-        self.loop.loop.call_soon_threadsafe(self._keep, Reception(self, register, make_server).attend())
+    @property
+    def first_server(self) -> Server:
+        """The first server of the run's own; all have the same settings and token."""
+        return self._servers[0]
 
     def stop(self) -> None:
         """Close the connections, end the servers and the loop; idempotent."""
@@ -136,10 +126,6 @@ class Fleet:
         finally:
             for server in self._servers:
                 server.stop()
-            register, self._register = self._register, None
-            if register is not None:
-                with may_be_refused("The end of the run", register.files.path):
-                    register.close()
 
     async def admit(self, newcomer: Generator) -> None:
         """Take in a generator that answers: it joins at the next sync. Raises GeneratorError if it does not answer."""

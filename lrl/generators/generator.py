@@ -9,24 +9,42 @@ what they had at the resume, and nobody has seen the rest.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
-from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError
-from lrl.generators.sampling import Sampling
-from lrl.generators.server import Server
-from lrl.generators.work import Work
-from lrl.rollouts.desk import Places
-from lrl.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from lrl.generators.reception import JoinedServer
+from lrl.generators.settings import ServerSettings
+from lrl.generators.stats import Work
+from lrl.routing.request_queue import Places
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.types import Prompt, Rollout, Sampling
 
 KeysAndValues = Literal["recompute", "keep"]
 """What a pause does with the keys and values of what is being written."""
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
+
+
+class ServerHandle(Protocol):
+    """A vLLM server as its generator knows it, whichever process started it."""
+
+    number: int
+    """Of the generator."""
+    name: str
+    """What errors and logs call it."""
+    url: str
+    trust: ssl.SSLContext | None
+    """The certificates that its client accepts; None without TLS."""
+    token: str
+    settings: ServerSettings
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its log."""
 
 
 class Generator(Places):
@@ -37,7 +55,7 @@ class Generator(Places):
         capacity: Answers it writes at once; more would queue inside vLLM.
     """
 
-    def __init__(self, server: Server | JoinedServer, capacity: int) -> None:
+    def __init__(self, server: ServerHandle, capacity: int) -> None:
         super().__init__(capacity)
         self.server = server
         self.client = GeneratorClient(server.url, server.name, server.token, server.trust)
@@ -50,7 +68,7 @@ class Generator(Places):
         self.pauses = 0
         """How often it was paused so far."""
         self.stopwatch = Stopwatch(lambda: asyncio.get_running_loop().time())
-        """What it does at this moment (`lrl.stopwatch.GENERATOR`)."""
+        """What it does at this moment (`lrl.runtime.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
         """When it first served, on the clock of the loop."""
         self._stands = True

@@ -20,13 +20,13 @@ from typing import Any
 
 import psutil
 
-from lrl.faults import ConfigError
-from lrl.generators import keeper, on_cpu
-from lrl.generators.answer_stream import STREAM_INTERVAL
-from lrl.generators.guard import TOKEN_VARIABLE
-from lrl.generators.listening import connect
+from lrl.generators import cpu_backend, supervisor
+from lrl.generators.auth import TOKEN_VARIABLE
+from lrl.generators.endpoint import connect
 from lrl.generators.log_cause import cause
+from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.generators.settings import ServerSettings, as_flags, dashed
+from lrl.runtime.config_errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Server:
         folder: The run's folder; the log is `generator-<number>.log` in it.
         number: Number of the generator in the fleet.
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
-        token: Who has it may call the generator (`lrl.generators.guard`); None makes one.
+        token: Who has it may call the generator (`lrl.generators.auth`); None makes one.
 
     Raises:
         ValueError: If there are not as many devices as the tensor-parallel size, one is not visible to the trainer, or
@@ -108,11 +108,11 @@ class Server:
     def start(self) -> None:
         """Start the keeper, which starts vLLM, and return at once. `start_timeout_s` begins to run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        keep = ["-P", keeper.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
+        keep = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
             self._keeper = subprocess.Popen(
-                [*(on_cpu.words() if self._on_cpu else ()), sys.executable, *keep, *self.command()],
+                [*(cpu_backend.words() if self._on_cpu else ()), sys.executable, *keep, *self.command()],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -160,7 +160,7 @@ class Server:
         except subprocess.TimeoutExpired:
             log.warning("%s did not stop within stop_timeout_s=%g; killing it", self.name, self.settings.stop_timeout_s)
             process = psutil.Process(running.pid)
-            keeper.kill([*process.children(recursive=True), process])
+            supervisor.kill([*process.children(recursive=True), process])
             running.wait()
 
     def log_tail(self, lines: int = 20) -> str:
@@ -186,7 +186,7 @@ class Server:
             "port": self.port,
             **settings.listening.flags(),
             "enable-scale-out": True,
-            "middleware": "lrl.generators.guard.Guard",
+            "middleware": "lrl.generators.auth.Guard",
             "weight-transfer-config": {"backend": self.backend},
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
@@ -200,7 +200,9 @@ class Server:
         }
         if settings.enforce_eager:
             flags["enforce-eager"] = True
-        flags |= on_cpu.flags(settings) if self._on_cpu else {"gpu-memory-utilization": settings.gpu_memory_utilization}
+        flags |= (
+            cpu_backend.flags(settings) if self._on_cpu else {"gpu-memory-utilization": settings.gpu_memory_utilization}
+        )
         return flags | {dashed(name): value for name, value in settings.extra_args.items()}
 
     def environment(self) -> dict[str, str]:
@@ -212,7 +214,7 @@ class Server:
         if self.backend == "ipc":  # CUDA handles arrive pickled; see lrl.weights.ipc
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self._on_cpu:
-            environment |= on_cpu.environment(self.settings, environment)
+            environment |= cpu_backend.environment(self.settings, environment)
         return environment | {
             TOKEN_VARIABLE: self.token,
             # One machine holds the whole generator; gloo would listen, open to all, wherever the host's name leads.

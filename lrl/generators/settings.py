@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lrl.faults import fault, noting
-from lrl.generators.listening import LOOPBACK, Listening
+from lrl.generators.endpoint import LOOPBACK, Listening
+from lrl.runtime.config_errors import fault, noting
 
 LISTENS = "a generator listens at a free port of `host`; TLS is set by tls_cert and tls_key"
 GUARDED = "vLLM's own key leaves the RL routes open to everybody; who may call is lrl's to decide"

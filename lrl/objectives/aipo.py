@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens
+from lrl.runtime.config_errors import fault
 
 
 class AIPO(Objective):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lrl.data import MicroBatch
-from lrl.normalisation import NormaliseBy
+from lrl.objectives.normalisation import NormaliseBy
+from lrl.types import MicroBatch
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are held in [-20, 20] nats before `exp`: beyond every truncation, and the square still fits float32."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens, hold
 from lrl.objectives.ppo import check_bounds, clipped_losses, outside
+from lrl.runtime.config_errors import fault
 
 
 class DecoupledPPO(Objective):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lrl.normalisation import NormaliseBy
 from lrl.objectives.base import Objective, Tokens
+from lrl.objectives.normalisation import NormaliseBy
 from lrl.objectives.ppo import check_bounds, clipped_losses, outside
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lrl.faults import fault
-from lrl.normalisation import NormaliseBy
 from lrl.objectives.base import Objective, Tokens
+from lrl.objectives.normalisation import NormaliseBy
+from lrl.runtime.config_errors import fault
 
 
 class TBA(Objective):

@@ -15,8 +15,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from lrl.faults import fault
 from lrl.objectives.base import Objective, Tokens, hold
+from lrl.runtime.config_errors import fault
 
 
 class TIS(Objective):

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lrl import faults
-from lrl.ending import EndsInOrder
-from lrl.network import is_made
-from lrl.preflight import inputs, resume, room, run_folder, settings
+from lrl.preflight import inputs, resources, resume, run_folder, settings
 from lrl.preflight import trainer as trainers
-from lrl.run_folder import run_folder as run_folder_of
-from lrl.strategy import GeneratorDevices
+from lrl.runtime import config_errors
+from lrl.runtime.run_folder import run_folder as run_folder_of
+from lrl.strategies.base import GeneratorDevices
+from lrl.strategies.graceful_shutdown import EndsInOrder
+from lrl.training.model import is_made
 
 if TYPE_CHECKING:
     import lightning as L
 
     from lrl.datamodule import RolloutDataModule
-    from lrl.policy import PolicyModule
+    from lrl.preflight.protocols import Policy
 
 
 def check(trainer: L.Trainer) -> None:
@@ -41,25 +41,25 @@ def check(trainer: L.Trainer) -> None:
         return
     if isinstance(trainer.strategy, EndsInOrder):
         trainer.strategy.signals.listen()  # reading a data set may take long, and Lightning would exit with 1
-    with faults.collected():
+    with config_errors.collected():
         if isinstance(data, RolloutDataModule):
-            with faults.noting():
+            with config_errors.noting():
                 trainers.check_strategy(trainer)
         trainers.check(trainer, policy)
         if isinstance(data, RolloutDataModule):
             _check_run(trainer, policy, data)
 
 
-def check_without_trainer(policy: PolicyModule, data: RolloutDataModule) -> None:
+def check_without_trainer(policy: Policy, data: RolloutDataModule) -> None:
     """What can be said about policy and data when the trainer itself cannot be built; faults are only noted."""
     inputs.check_rows(data, [])
     if not _makes_its_model(policy):
         inputs.check_policy(policy, data, [])
 
 
-def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
+def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> None:
+    from lrl.callbacks.base import find_all
     from lrl.callbacks.evaluation import Evaluation
-    from lrl.callbacks.find import find_all
 
     if not isinstance(trainer.strategy, GeneratorDevices):
         check_without_trainer(policy, data)
@@ -71,17 +71,17 @@ def _check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule
     resume.check_path(data.resumes_from)
     read = inputs.check_rows(data, evaluations)
     ranker = inputs.check_ranker(data)
-    if _makes_its_model(policy) and faults.any_noted():
+    if _makes_its_model(policy) and config_errors.any_noted():
         return
     shape = inputs.check_policy(policy, data, read)
     if shape is not None:
-        room.check(trainer, policy, data, shape, ranker)
+        resources.check(trainer, policy, data, shape, ranker)
         resume.check_contents(data.resumes_from, policy, data, shape)
-    if not faults.any_noted():
-        with faults.noting():
+    if not config_errors.any_noted():
+        with config_errors.noting():
             trainer.strategy.claim.take(run_folder_of(trainer))
 
 
-def _makes_its_model(policy: PolicyModule) -> bool:
+def _makes_its_model(policy: Policy) -> bool:
     """Whether the model is made by a function that has not been run yet."""
     return "policy_folder" not in vars(policy) and is_made(policy.model)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-from lrl.faults import EXPECTED, fault, noting
 from lrl.preflight.model import Shape, check_context, check_tokens, check_vocabulary, check_weights, shape_of
 from lrl.rewards import Reward
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.rankers import LanguageModelRanker
+from lrl.routing.rankers import LanguageModelRanker
+from lrl.runtime.config_errors import EXPECTED, fault, noting
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
-    from lrl.policy import PolicyModule
+    from lrl.preflight.protocols import Policy
 
 RANKER = "data.lengths.ranker"
 
@@ -66,7 +66,7 @@ def _check_breakdown(evaluation: Evaluation) -> None:
         )
 
 
-def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[Prompts]) -> Shape | None:
+def check_policy(policy: Policy, data: RolloutDataModule, read: Sequence[Prompts]) -> Shape | None:
     """The policy's folder, and the data sets in its tokens; None if the model's shapes cannot be known."""
     try:
         folder = policy.policy_folder
@@ -90,7 +90,7 @@ def check_policy(policy: PolicyModule, data: RolloutDataModule, read: Sequence[P
     return shape
 
 
-def _check_reference(reference: str, refresh_every_n_steps: int | None, policy: PolicyModule, shape: Shape) -> None:
+def _check_reference(reference: str, refresh_every_n_steps: int | None, policy: Policy, shape: Shape) -> None:
     try:
         other = shape_of(reference, policy.attention)
     except EXPECTED as error:

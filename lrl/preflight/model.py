@@ -12,9 +12,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lrl.faults import fault
-from lrl.network import open_skeleton
 from lrl.rollouts.prompts import Prompts
+from lrl.runtime.config_errors import fault
+from lrl.training.model import open_skeleton
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lrl.faults import fault, noting
 from lrl.rollouts.ledger import Ledger
+from lrl.runtime.config_errors import fault, noting
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
-    from lrl.policy import PolicyModule
     from lrl.preflight.model import Shape
+    from lrl.preflight.protocols import Policy
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def check_path(ckpt_path: str | None) -> None:
         fault(f"--ckpt_path {ckpt_path!r} is a folder without a checkpoint in it: give a .ckpt file.")
 
 
-def check_contents(ckpt_path: str | None, policy: PolicyModule, data: RolloutDataModule, shape: Shape) -> None:
+def check_contents(ckpt_path: str | None, policy: Policy, data: RolloutDataModule, shape: Shape) -> None:
     """The file is a checkpoint of this run. A sharded one, a folder, is left to Lightning."""
     path = local(ckpt_path)
     if path is None or not path.is_file():
@@ -64,7 +64,7 @@ def check_contents(ckpt_path: str | None, policy: PolicyModule, data: RolloutDat
         _check_data(str(ckpt_path), state, data)
 
 
-def _check_weights(ckpt_path: str, weights: dict[str, Any], policy: PolicyModule, shape: Shape) -> None:
+def _check_weights(ckpt_path: str, weights: dict[str, Any], policy: Policy, shape: Shape) -> None:
     found = {name.removeprefix("network."): tuple(tensor.shape) for name, tensor in weights.items()}
     other = [name for name, size in shape.tensors.items() if found.get(name) != size]
     if other:

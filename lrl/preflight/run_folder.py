@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lrl.faults import fault
+from lrl.runtime.config_errors import fault
 
 if TYPE_CHECKING:
-    from lrl.policy import PolicyModule
+    from lrl.preflight.protocols import Policy
 
 log = logging.getLogger(__name__)
 
 
-def check(trainer: L.Trainer, policy: PolicyModule) -> None:
+def check(trainer: L.Trainer, policy: Policy) -> None:
     """Every folder of the run can be written, and the policy that is exported does not replace the one it began as."""
     for setting, folder in folders(trainer):
         there = nearest(folder)
@@ -42,8 +42,8 @@ def _same(one: Path, other: Path) -> bool:
 
 def folders(trainer: L.Trainer) -> Iterator[tuple[str, Path]]:
     """Each setting that names a folder to write to, with the folder; it need not exist."""
+    from lrl.callbacks.base import find_all
     from lrl.callbacks.export import Export
-    from lrl.callbacks.find import find_all
 
     saved = [logger.save_dir for logger in trainer.loggers if logger.save_dir is not None]
     yield from (("trainer.logger.save_dir", Path(folder)) for folder in saved)

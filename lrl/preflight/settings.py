@@ -10,55 +10,19 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from lrl.advantages import GroupMean
-from lrl.faults import above, at_least, fault, noting
-from lrl.generators.crew import SPARE_PLACES
-from lrl.network import find_model, is_made
-from lrl.strategy import GeneratorDevices
+from lrl.generators.pool import SPARE_PLACES
+from lrl.runtime.config_errors import fault, noting
+from lrl.strategies.base import GeneratorDevices
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
-    from lrl.policy import PolicyModule
+    from lrl.preflight.protocols import Policy
 
 log = logging.getLogger(__name__)
 
 
-def check_policy(policy: PolicyModule) -> None:
-    """The policy's own settings."""
-    if not is_made(policy.model):
-        try:
-            find_model(policy.model)
-        except ValueError as error:
-            fault(f"model.{error}")
-    objective = policy.objective
-    if objective.needs_reference and policy.reference is None:
-        fault(
-            f"model.objective {type(objective).__name__} needs a reference policy: set model.reference to "
-            "lrl.Reference (its coefficient may stay 0)."
-        )
-    at_least(0, "model", lr=policy.lr, weight_decay=policy.weight_decay, warmup_steps=policy.warmup_steps)
-    at_least(1, "model", head_chunk_tokens=policy.head_chunk_tokens)
-    above(0, "model", max_grad_norm=policy.max_grad_norm, abort_on_mismatch=policy.abort_on_mismatch)
-    if not all(0 <= beta < 1 for beta in policy.betas):
-        fault(f"model.betas is {policy.betas}; both must be at least 0 and below 1.")
-
-
-def check_data(data: RolloutDataModule) -> None:
-    """The data module's own settings."""
-    sampling = data.sampling
-    if sampling.n < 2:
-        fault(
-            f"data.rollouts_per_group is {sampling.n}; advantages are relative to the group, so it must be at least 2."
-        )
-    if not 0 < sampling.temperature < float("inf"):
-        fault(f"data.temperature is {sampling.temperature}: greedy answers have no log-prob to learn from. Use 1.0.")
-    at_least(0, "data", max_lag=data.max_lag, max_skipped_per_step=data.max_skipped_per_step)
-    at_least(1, "data", groups_per_step=data.groups_per_step, micro_batch_tokens=data.micro_batch_tokens)
-    at_least(1, "data", max_prompt_tokens=data.max_prompt_tokens, max_response_tokens=sampling.max_tokens)
-    above(0, "data", rollout_timeout_s=data.rollout_timeout_s)
-
-
-def check_run(trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
+def check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> None:
     """What trainer, policy and data must agree on."""
     strategy = trainer.strategy
     assert isinstance(strategy, GeneratorDevices), "`check_strategy` has looked"
@@ -105,7 +69,7 @@ def _check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> Non
         )
 
 
-def _check_objective(policy: PolicyModule, data: RolloutDataModule) -> None:
+def _check_objective(policy: Policy, data: RolloutDataModule) -> None:
     """The formula, its baseline and its reference."""
     objective, advantages = policy.objective, data.advantages
     if objective.needs_group_mean and not isinstance(advantages, GroupMean):
@@ -122,7 +86,7 @@ def _check_objective(policy: PolicyModule, data: RolloutDataModule) -> None:
 
 def _check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
     """Weights must move, and often enough for the next group to start."""
-    from lrl.callbacks.find import find_all
+    from lrl.callbacks.base import find_all
     from lrl.callbacks.weight_sync import WeightSync
 
     syncs = find_all(trainer, WeightSync)

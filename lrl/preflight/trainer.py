@@ -23,12 +23,12 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from lrl.faults import ConfigError, fault, noting
-from lrl.schedule import check_end
-from lrl.strategy import AsyncSingleDevice, GeneratorDevices
+from lrl.runtime.config_errors import ConfigError, fault, noting
+from lrl.strategies.base import AsyncSingleDevice, GeneratorDevices
+from lrl.training.schedule import check_end
 
 if TYPE_CHECKING:
-    from lrl.policy import PolicyModule
+    from lrl.preflight.protocols import Policy
 
 BY_STEPS = "A step already gathers all its micro-batches: data.micro_batch_tokens sets their size, data.groups_per_step"
 NOT_A_LOSS = "every try would train on rollouts, and a step's loss says nothing about how good the policy is."
@@ -82,7 +82,7 @@ def check_strategy(trainer: L.Trainer) -> None:
     )
 
 
-def check(trainer: L.Trainer, policy: PolicyModule) -> None:
+def check(trainer: L.Trainer, policy: Policy) -> None:
     """Flags and callbacks of the trainer, each with the one to use."""
     _check_gradients(trainer)
     _check_precision(str(trainer.precision), policy.dtype_name)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.exact_match import ExactMatch
+from lrl.rewards.failure_stats import RewardFailuresError
 from lrl.rewards.format import Format
 from lrl.rewards.function import Function, as_reward
 from lrl.rewards.gsm8k import GSM8K
 from lrl.rewards.length_penalty import LengthPenalty
 from lrl.rewards.pool import RewardPool
-from lrl.rewards.tally import RewardFailuresError
 
 if TYPE_CHECKING:
     from lrl.rewards.math import Math

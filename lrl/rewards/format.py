@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lrl.faults import ConfigError
 from lrl.rewards.base import Reward
+from lrl.runtime.config_errors import ConfigError
 
 
 class Format(Reward):

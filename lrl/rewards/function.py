@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
-from lrl import by_name
-from lrl.faults import ConfigError
 from lrl.rewards.base import Reward, Score
+from lrl.runtime import import_by_name
+from lrl.runtime.config_errors import ConfigError
 
 OneReward = Reward | Callable[..., Any] | str
 
@@ -70,8 +70,8 @@ def as_list(rewards: OneReward | Sequence[OneReward]) -> list[OneReward]:
 
 def _imported(path: str) -> Callable[..., Any]:
     try:
-        return by_name.function(path)
+        return import_by_name.function(path)
     except ValueError as error:
         shipped = importlib.import_module("lrl.rewards").__all__
-        near = by_name.did_you_mean(path, shipped) if path.isidentifier() else ""
+        near = import_by_name.did_you_mean(path, shipped) if path.isidentifier() else ""
         raise ConfigError(f"The reward {path!r}: {error}{near}") from error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lrl.faults import ConfigError
 from lrl.rewards.base import Reward
+from lrl.runtime.config_errors import ConfigError
 
 
 class LengthPenalty(Reward):

@@ -14,11 +14,11 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from lrl.faults import above
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.boxed import last_boxed
 from lrl.rewards.cpu_limit import OutOfTimeError, within
 from lrl.rewards.size import TooLargeError, check_size
+from lrl.runtime.config_errors import above
 
 # Each warns once per process that its timeout is off and that one must provide one's own.
 for _module in ("math_verify.parser", "math_verify.grader"):

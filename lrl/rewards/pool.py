@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from lrl.faults import ConfigError, above, at_least, fault
 from lrl.rewards.base import Reward
+from lrl.rewards.failure_stats import KINDS, Tally
 from lrl.rewards.function import as_reward
-from lrl.rewards.place import Outcome, Scored
+from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Answer, Processes
 from lrl.rewards.sendable import check_main, check_sendable
-from lrl.rewards.tally import KINDS, Tally
+from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 
 if TYPE_CHECKING:
-    from lrl.data import Prompt, Rollout
+    from lrl.types import Prompt, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class RewardPool:
     @property
     def counts(self) -> dict[str, int]:
         """Since the start: answers that were `scored`, `zero` of these, `gave_up` of these (a verifier gave up on them,
-        see `GaveUp`), `retried`; without a reward by kind (`lrl.rewards.tally.KINDS`); and workers that were
+        see `GaveUp`), `retried`; without a reward by kind (`lrl.rewards.failure_stats.KINDS`); and workers that were
         `replaced`."""
         return {**self._tally.counts, "replaced": self._processes.replaced}
 

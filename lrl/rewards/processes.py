@@ -23,10 +23,10 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from lrl.faults import ConfigError
 from lrl.rewards import worker
 from lrl.rewards.base import Reward
-from lrl.rewards.place import Outcome, Place
+from lrl.rewards.job_state import Outcome, Place
+from lrl.runtime.config_errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import pickletools
 import sys
 from pathlib import Path
 
-from lrl.faults import ConfigError
 from lrl.rewards.base import Reward
+from lrl.runtime.config_errors import ConfigError
 
 
 def check_sendable(reward: Reward) -> None:

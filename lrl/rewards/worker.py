@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lrl.owner import die_with
 from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.place import Outcome, Place, Scored
-from lrl.rewards.value import BadValueError, parts_of
+from lrl.rewards.job_state import Outcome, Place, Scored
+from lrl.rewards.validation import BadValueError, parts_of
+from lrl.runtime.parent_death import die_with
 
 OUT_OF_MEMORY = 112
 """Exit code of a worker at its memory limit."""

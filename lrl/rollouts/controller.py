@@ -21,10 +21,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from lrl.data import Group, Prompt, Rollout
-from lrl.generators.sampling import Sampling
 from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.saved import Resumed
+from lrl.rollouts.serialisation import Resumed
+from lrl.types import Group, Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from lrl.data import Group, Prompt
 from lrl.rollouts.pacing import Pacing
-from lrl.rollouts.saved import load_group, save_group
+from lrl.rollouts.serialisation import load_group, save_group
+from lrl.types import Group, Prompt
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Groups become micro-batches by token budget, while groups are still arriving.
 
 Answers differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. What goes into a
-micro-batch is decided by lengths alone (`lrl.rollouts.cuts`). An objective that looks across a group has its groups
-whole.
+micro-batch is decided by lengths alone (`lrl.rollouts.bin_packing`). An objective that looks across a group has its
+groups whole.
 
 Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they have no gradient, under other objectives
 they may.
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lrl.advantages import Advantages
-from lrl.data import Group, MicroBatch, Rollout
-from lrl.rollouts.cuts import Cuts, Rows
-from lrl.rollouts.rows import Sequence, fill_rows
+from lrl.rollouts.bin_packing import Cuts, Rows
+from lrl.training.collate import Sequence, fill_rows
+from lrl.types import Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
 """What is trained at the same time: a micro-batch for each rank, None for one that gets none."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from lrl.data import Prompt
-from lrl.faults import ConfigError, fault
-from lrl.rollouts.chat import encode, filled, messages_of, template_fields
+from lrl.rollouts.chat_template import encode, filled, messages_of, template_fields
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
+from lrl.runtime.config_errors import ConfigError, fault
+from lrl.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ import random
 from dataclasses import asdict
 from typing import Any
 
-from lrl.data import Group, Prompt, Rollout
-from lrl.faults import fault
+from lrl.runtime.config_errors import fault
+from lrl.types import Group, Prompt, Rollout
 
 
 class Replay:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
-from lrl.by_name import function, is_name
-from lrl.faults import ConfigError
+from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.import_by_name import function, is_name
 
 Row = dict[str, Any]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from lrl.data import Group, MicroBatch, Step
-from lrl.ranks import Ranks
 from lrl.rollouts.packing import Packer, Round
-from lrl.stopwatch import Stopwatch
+from lrl.runtime.ranks import Ranks
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.types import Group, MicroBatch, Step
 
 
 class Counts(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lrl.faults import ConfigError
+from lrl.runtime.config_errors import ConfigError
 from lrl.weights.base import Control, Transport, Weights
 
 __all__ = ["TRANSPORTS", "Control", "Transport", "Weights", "choose_transport", "make_transport"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrl.generators.client import TooLate
 from lrl.generators.generator import Generator, gather
-from lrl.generators.loop import LoopThread
+from lrl.runtime.event_loop import LoopThread
 
 Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from lrl.generators.listening import LOOPBACK, is_loopback
+from lrl.generators.endpoint import LOOPBACK, is_loopback
 from lrl.weights.base import Control
 from lrl.weights.vllm_engine import VllmTransport
 

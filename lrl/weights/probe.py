@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from lrl.generators.client import GeneratorError
-from lrl.generators.crew import Probe
+from lrl.generators.generator import Generator
+from lrl.generators.pool import Probe
 from lrl.weights.yardstick import FIRST, Yardstick, off
-
-if TYPE_CHECKING:
-    from lrl.generators.generator import Generator
-    from lrl.policy import PolicyModule
 
 
 class Probes:
@@ -31,9 +28,18 @@ class Probes:
         self._made = 0
         self._yardsticks: WeakKeyDictionary[Generator, Yardstick] = WeakKeyDictionary()
 
-    def make(self, policy: PolicyModule, tokens: list[int], version: int) -> Probe:
-        """A comparison with what `policy` computes for `tokens` now; it must be `version`."""
-        expected = policy.prompt_logprobs(tokens)
+    def make(
+        self, prompt_logprobs: Callable[[list[int]], list[float]], policy_dtype: str, tokens: list[int], version: int
+    ) -> Probe:
+        """Makes the comparison of a generator with the policy as it is now.
+
+        Args:
+            prompt_logprobs: The policy's log-probs of a text's tokens, in nats, each given those before it.
+            policy_dtype: Number format of the policy: float32 or bfloat16.
+            tokens: The text.
+            version: The policy's version.
+        """
+        expected = prompt_logprobs(tokens)
         self.difference = 0.0
         self._made += 1
         salt = f"probe-{self._made}"  # never the keys and values of an earlier probe
@@ -41,7 +47,7 @@ class Probes:
         async def probe(generator: Generator) -> None:
             found = await generator.client.prompt_logprobs(tokens, salt=salt, deadline_s=self.deadline_s)
             self.difference = max(self.difference, off(expected, found))
-            dtype = max(policy.dtype_name, generator.server.settings.dtype, key=FIRST.__getitem__)
+            dtype = max(policy_dtype, generator.server.settings.dtype, key=FIRST.__getitem__)
             if (fault := self._fault(generator, dtype, expected, found)) is not None:
                 raise GeneratorError(
                     f"{generator.name} does not compute what the policy computes after the sync to version {version}: "

@@ -26,7 +26,7 @@ from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEM
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from lrl.freed_memory import give_memory_back
+from lrl.runtime.malloc_trim import give_memory_back
 from lrl.weights.checksum import checksum
 
 

@@ -39,7 +39,7 @@ class Sync:
         control: The way to its generators.
         make_transport: Makes what moves the weights.
         name: Of the connection, unique on this machine.
-        entered: Told of each phase of `move`, which the trainer's time goes into (`lrl.stopwatch.SYNC`).
+        entered: Told of each phase of `move`, which the trainer's time goes into (`lrl.runtime.stopwatch.SYNC`).
         keys_and_values: What a pause does with those of what is being written (`Generator.pause`).
     """
 

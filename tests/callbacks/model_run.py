@@ -9,10 +9,10 @@ from typing import Any
 
 import lrl
 from lrl.callbacks import WeightSync
-from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
-from lrl.generators.loop import LoopThread
-from lrl.generators.patience import Patience
+from lrl.generators.health import Patience
+from lrl.generators.pool import Crew
+from lrl.runtime.event_loop import LoopThread
 from tests.weights.model_sync import Client, make_generators, weights
 
 

@@ -17,9 +17,9 @@ from lrl.callbacks import RolloutLog
 from lrl.callbacks.counts import Counts
 from lrl.callbacks.overview import overview
 from lrl.callbacks.rollout_log import resumed_scalars, scalars_by_lag
-from lrl.data import Group, Prompt, Rollout
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
-from lrl.rollouts.saved import Resumed
+from lrl.rollouts.serialisation import Resumed
+from lrl.types import Group, Prompt, Rollout
 from tests.event_files import overview_of
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.callbacks import Evaluation, Export, Health, Progress, RolloutLog, Summary, Throughput, Timeline, WeightSync
-from lrl.callbacks.standing import put_in_order
+from lrl.callbacks.default_callbacks import put_in_order
 
 
 class Users(L.Callback):

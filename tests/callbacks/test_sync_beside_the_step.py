@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lrl.callbacks import weight_sync
-from lrl.weights.crew_sync import RunEnded
+from lrl.weights.pool_sync import RunEnded
 from tests.callbacks.model_run import ModelRun, proved, until
 from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, Direct, make_generators
 

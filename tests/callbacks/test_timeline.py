@@ -14,13 +14,13 @@ import torch
 
 from lrl.advantages import GroupMean
 from lrl.callbacks import Throughput, Timeline
-from lrl.data import Group
 from lrl.generators.fleet import Fleet
-from lrl.planning.timeline import GroupRecord, MicroBatchRecord, Record, StepRecord, read
+from lrl.planning.profiling.timeline import GroupRecord, MicroBatchRecord, Record, StepRecord, read
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepLoader, StepStream
-from lrl.stopwatch import Stopwatch
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 from tests.run_without_generators import trainer
 

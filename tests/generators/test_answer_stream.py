@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Rollout
-from lrl.generators.answer_stream import STREAM_INTERVAL, AnswerStream, MalformedAnswer
+from lrl.generators.response_stream import STREAM_INTERVAL, AnswerStream, MalformedAnswer
+from lrl.types import Rollout
 
 
 def chunk(tokens: list[int], finish: str | None = None, spans: Any = None, index: int = 0) -> dict[str, Any]:

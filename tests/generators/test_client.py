@@ -10,9 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from lrl.data import Rollout
 from lrl.generators.client import GeneratorClient, GeneratorError, Refused, TooLate
-from lrl.generators.sampling import Sampling
+from lrl.types import Rollout, Sampling
 
 T = TypeVar("T")
 GENERATE = "/inference/v1/generate"

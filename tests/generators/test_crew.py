@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Prompt, Rollout
 from lrl.generators.client import GeneratorError, Refused
-from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
-from lrl.generators.sampling import Sampling
-from lrl.planning.clock import Deadlock, run
-from lrl.rollouts.dispatch import Dispatch, LeastLoaded, Loaded, Request
+from lrl.generators.pool import Crew
+from lrl.planning.simulator.clock import Deadlock, run
+from lrl.routing.dispatch import Dispatch, LeastLoaded, Loaded, Request
+from lrl.types import Prompt, Rollout, Sampling
 
 TOKENS = 1_000
 

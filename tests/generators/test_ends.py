@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from lrl.generators import keeper
+from lrl.generators import supervisor
 from lrl.generators.server import Server, ServerError
 from lrl.generators.settings import ServerSettings
 from tests.leftovers import lives
@@ -91,7 +91,7 @@ class Seen:
     def look(self, keeping: int) -> int:
         """Note it all; the number of processes."""
         self.processes = [psutil.Process(keeping), *psutil.Process(keeping).children(recursive=True)]
-        self.shared = keeper.mapped(process.pid for process in self.processes)
+        self.shared = supervisor.mapped(process.pid for process in self.processes)
         return len(self.processes)
 
 
@@ -103,7 +103,7 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     seen = Seen()
     yield seen
     wait_for(lambda: not living(seen.processes, mark), 180.0, "the end of all processes")
-    wait_for(lambda: not seen.shared & inodes(keeper.SHM), 180.0, "the removal of the shared memory")
+    wait_for(lambda: not seen.shared & inodes(supervisor.SHM), 180.0, "the removal of the shared memory")
     wait_for(lambda: not os.listdir(scratch), 180.0, "an empty temporary folder")
     os.rmdir(scratch)
 

@@ -11,7 +11,7 @@ import pytest
 from lrl.generators import fleet as fleet_module
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
-from lrl.generators.patience import NoGenerators
+from lrl.generators.health import NoGenerators
 from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lrl.generators.guard import TOKEN_VARIABLE, Guard
+from lrl.generators.auth import TOKEN_VARIABLE, Guard
 from tests.http_call import call
 from tests.lent_server import LentServer
 from tests.test_async_run import fit

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lrl.generators import keeper
+from lrl.generators import supervisor
 from tests.leftovers import lives
 
 TREE = """
@@ -62,17 +62,26 @@ class Run:
     @property
     def shared(self) -> Path:
         """A file of vLLM's in /dev/shm."""
-        return keeper.SHM / f"psm_{self.id}"
+        return supervisor.SHM / f"psm_{self.id}"
 
     @property
     def weights(self) -> Path:
         """A file of the run's own in /dev/shm."""
-        return keeper.SHM / f"lrl-{self.id}-weights"
+        return supervisor.SHM / f"lrl-{self.id}-weights"
 
     def command(self, owner: int, *program: str) -> list[str]:
         """The keeper's command line."""
         program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
-        return [sys.executable, keeper.__file__, "--owner", str(owner), "--prefix", f"lrl-{self.id}-", "--", *program]
+        return [
+            sys.executable,
+            supervisor.__file__,
+            "--owner",
+            str(owner),
+            "--prefix",
+            f"lrl-{self.id}-",
+            "--",
+            *program,
+        ]
 
     def start(self, *program: str) -> subprocess.Popen[bytes]:
         """A keeper whose owner is this test."""
@@ -114,7 +123,7 @@ def gone(process: psutil.Process) -> bool:
 def words_of(process: psutil.Process) -> list[str]:
     """Its command line: the keeper's own until it has become its program."""
     try:
-        return [] if keeper.__file__ in process.cmdline() else process.cmdline()
+        return [] if supervisor.__file__ in process.cmdline() else process.cmdline()
     except psutil.NoSuchProcess:
         return []
 
@@ -140,7 +149,7 @@ def test_nothing_of_the_tree_is_left_and_the_runs_own_files_stay(end: str, run: 
     elif end == "SIGTERM to the keeper":
         keeping.terminate()
     else:
-        time.sleep(3 * keeper.LOOK_S)  # its shared memory is known only once it was looked at
+        time.sleep(3 * supervisor.LOOK_S)  # its shared memory is known only once it was looked at
         root.kill()
     keeping.wait(60)
     assert_nothing_is_left(run, (root, orphan))
@@ -178,7 +187,7 @@ def test_ctrl_c_and_a_closed_terminal_are_the_trainers_business(run: Run) -> Non
     tree = run.tree()
     keeping.send_signal(signal.SIGINT)
     keeping.send_signal(signal.SIGHUP)
-    time.sleep(3 * keeper.TICK_S)
+    time.sleep(3 * supervisor.TICK_S)
     assert keeping.poll() is None and not any(map(gone, tree))
     ask(keeping)
     keeping.wait(60)

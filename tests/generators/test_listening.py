@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from lrl import serve
-from lrl.generators import listening
+from lrl.cli import serve
+from lrl.generators import endpoint
 from lrl.generators.client import GeneratorClient, GeneratorError
-from lrl.generators.listening import Listening, connect, trust_only
+from lrl.generators.endpoint import Listening, connect, trust_only
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from tests.certificates import openssl, self_signed, signed_by
@@ -53,7 +53,7 @@ def make(folder: Path, number: int = 0, **settings: Any) -> Server:
 def shake_hands(trust: ssl.SSLContext, cert: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handshake of a client with `trust` and a server with this certificate."""
     monkeypatch.setattr(Listening, "trust", lambda self: trust)
-    listening._shake_hands(*Listening(tls_cert=cert, tls_key=key)._ends())
+    endpoint._shake_hands(*Listening(tls_cert=cert, tls_key=key)._ends())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "gpu7", "localhost.example.com", "127.0.0.1.nip.io"])
@@ -183,7 +183,7 @@ def outside_addresses() -> dict[str, str]:
         name: address.address
         for name, addresses in psutil.net_if_addrs().items()
         for address in addresses
-        if address.family == socket.AF_INET and not listening.is_loopback(address.address)
+        if address.family == socket.AF_INET and not endpoint.is_loopback(address.address)
     }
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Prompt
-from lrl.generators.crew import Crew
-from lrl.planning.clock import run
-from lrl.rollouts.dispatch import LeastLoaded, Loaded, Moving, Request
+from lrl.generators.pool import Crew
+from lrl.planning.simulator.clock import run
+from lrl.routing.dispatch import LeastLoaded, Loaded, Moving, Request
+from lrl.types import Prompt
 from tests.generators.test_crew import Known, ModelClient, ask, gather, make_crew, resync
 
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from lrl.generators.loop import LoopThread
-from lrl.generators.quarters import Quarters
+from lrl.runtime.cpu_affinity import Quarters
+from lrl.runtime.event_loop import LoopThread
 
 EVERY = os.sched_getaffinity(0)
 SOME = {max(EVERY)}
@@ -95,7 +95,7 @@ def test_a_machine_that_binds_nothing_is_told_once_and_the_run_goes_on(
 def test_only_a_long_wait_opens_the_cores_and_its_end_closes_them(
     moment_s: float, entered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lrl.generators.loop.MOMENT_S", moment_s)
+    monkeypatch.setattr("lrl.runtime.event_loop.MOMENT_S", moment_s)
     seen: list[str] = []
 
     @contextmanager

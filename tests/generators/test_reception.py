@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.generators import fleet as fleet_module
-from lrl.generators import reception
 from lrl.generators.client import GeneratorClient, Refused
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
-from lrl.generators.reception import JoinedServer
-from lrl.generators.register import Address, Register, Standing, Terms
 from lrl.generators.settings import ServerSettings
-from lrl.planning.clock import run
+from lrl.membership import admission
+from lrl.membership.admission import JoinedServer
+from lrl.membership.registry import Address, Register, Standing, Terms
+from lrl.planning.simulator.clock import run
 from tests.generators.test_crew import ModelClient, ask, resync
 from tests.generators.test_fleet import ModelServer, until
 
@@ -38,7 +38,7 @@ class LiveRun:
             server.token = TOKEN
         self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
-        self.fleet.open_to_others(Register(folder), TERMS)
+        admission.admit_others(self.fleet, Register(folder), TERMS)
         self.others = Register(folder)
         self.sync(0)
 
@@ -89,7 +89,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answers)
     monkeypatch.setattr(GeneratorClient, "heartbeat", answers)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(reception, "LOOK_S", 0.01)
+    monkeypatch.setattr(admission, "LOOK_S", 0.01)
     made = LiveRun(tmp_path)
     yield made
     made.fleet.stop()

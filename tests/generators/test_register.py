@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from lrl import join
-from lrl.generators import register as register_module
-from lrl.generators import whereabouts
-from lrl.generators.listening import first_certificate
-from lrl.generators.private_folder import NotBelieved
-from lrl.generators.register import Address, Register, Terms
-from lrl.generators.running import NotRunning
+from lrl.generators.endpoint import first_certificate
 from lrl.generators.settings import ServerSettings
-from lrl.generators.whereabouts import Whereabouts
+from lrl.membership import join
+from lrl.membership import registry as register_module
+from lrl.membership.discovery import NotRunning
+from lrl.membership.registry import Address, Register, Terms
+from lrl.runtime import process_identity
+from lrl.runtime.owner_only_files import NotBelieved
+from lrl.runtime.process_identity import Whereabouts
 from tests.certificates import self_signed
 
 ELSEWHERE = Whereabouts(machine="another one", pid=1, started=1)
@@ -100,7 +100,7 @@ def test_a_run_that_was_killed_is_told_from_one_that_goes_on(
 
 def test_a_process_that_nobody_has_collected_yet_has_ended() -> None:
     child = subprocess.Popen(["sleep", "600"])
-    whose = Whereabouts(pid=child.pid, started=whereabouts.started(child.pid))
+    whose = Whereabouts(pid=child.pid, started=process_identity.started(child.pid))
     assert not whose.ended
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.generators.listening import LOOPBACK
+from lrl.generators.endpoint import LOOPBACK
 from lrl.generators.server import Server, ServerError
 from lrl.generators.settings import OWNED, ServerSettings
 from tests.leftovers import wait_for

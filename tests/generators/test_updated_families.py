@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lrl.generators import on_cpu
+from lrl.generators import cpu_backend
 from lrl.generators.settings import ServerSettings
 
 TRIED = ("Qwen2", "Qwen3Moe", "Mixtral", "Gemma2", "Phi3", "Olmo2", "GPTNeoX")
@@ -20,7 +20,7 @@ SAME = 1e-5
 def test_after_an_update_every_family_computes_what_the_policy_computes(tmp_path: Path) -> None:
     own = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "VLLM_PLUGINS": "lrl", "VLLM_NO_USAGE_STATS": "1"}
     command = [sys.executable, "-m", "tests.generators.updated_families", str(tmp_path), *TRIED]
-    environment = own | on_cpu.environment(ServerSettings(), dict(own))
+    environment = own | cpu_backend.environment(ServerSettings(), dict(own))
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert ended.returncode == 0, ended.stderr[-5000:]
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]

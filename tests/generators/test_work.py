@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from lrl.data import Rollout
-from lrl.generators.work import Work
+from lrl.generators.stats import Work
+from lrl.types import Rollout
 
 
 class Watched(Rollout):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import transformers
 
-from lrl.network import checkpoint_weights
+from lrl.training.model import checkpoint_weights
 from lrl.weights.shared_memory import SharedMemory
 
 TINY = {

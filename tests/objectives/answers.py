@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from lrl.data import MicroBatch
 from lrl.objectives import Tokens
+from lrl.types import MicroBatch
 
 VERSION = 20
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.data import Rollout
-from lrl.planning.answers import Lognormal, Runs, Seen, fill
+from lrl.planning.simulator.length_sampling import Lognormal, Runs, Seen, fill
+from lrl.types import Rollout
 
 
 def test_a_length_depends_on_prompt_and_answer_and_seed_alone() -> None:

@@ -17,9 +17,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from lrl.cli import main
-from lrl.planning.command import parser, plan
-from lrl.whole_tables import print_whole
+from lrl.cli.main import main
+from lrl.cli.plan import parser, plan
+from lrl.planning.planner.tables import print_whole
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
 
 LENGTHS = ("--lengths", "lognormal:mean=500,max=2000")
@@ -52,7 +52,7 @@ def test_it_prints_ranked_forecasts_what_binds_and_the_price(qwen: str, capsys: 
 
 def test_it_needs_neither_torch_nor_vllm(qwen: str) -> None:
     code = (
-        "import sys; from lrl.cli import main\n"
+        "import sys; from lrl.cli.main import main\n"
         f"assert main(['plan', '--model', {qwen!r}, '--cluster', '8xH100', *{SMALL!r}]) == 0\n"
         "print(sorted({'torch', 'vllm', 'transformers', 'lightning'} & sys.modules.keys()))"
     )
@@ -95,8 +95,8 @@ def test_what_it_writes_is_a_recipe_that_lrl_fit_builds(
 def test_plans_go_through_the_simulator_when_asked_and_the_recipe_has_the_fastest_rule(
     qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fastest = {"class_path": "lrl.rollouts.dispatch.LeastTokens"}
-    monkeypatch.setattr("lrl.planning.simulated_plan.best_dispatch", lambda outcomes: fastest)
+    fastest = {"class_path": "lrl.routing.dispatch.LeastTokens"}
+    monkeypatch.setattr("lrl.planning.simulator.simulated_plan.best_dispatch", lambda outcomes: fastest)
     out = tmp_path / "planned.yaml"
     words = ["plan", "--model", qwen, "--cluster", "2xH100", *SMALL, "--simulate", "1", "--out", str(out)]
     assert main(words) == 0

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lrl.cli import main
-from lrl.planning.answers import Lognormal, Replayed
-from lrl.planning.compare import PARTS, read_run
-from lrl.planning.recipe import THROUGHPUT, TIMELINE, with_timeline
-from lrl.planning.simulate import Simulation
-from lrl.planning.timeline import Record, StepRecord, write
+from lrl.cli.main import main
+from lrl.planning.planner.recipe import THROUGHPUT, TIMELINE, with_timeline
+from lrl.planning.profiling.timeline import Record, StepRecord, write
+from lrl.planning.simulator.compare import PARTS, read_run
+from lrl.planning.simulator.length_sampling import Lognormal, Replayed
+from lrl.planning.simulator.simulate import Simulation
 from tests.planning.test_fit import GENERATOR, TRAINER
 
 DATA = {"groups_per_step": 6, "rollouts_per_group": 4, "max_lag": 1, "stragglers": "wait", "micro_batch_tokens": 2000}

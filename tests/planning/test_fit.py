@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.planning.answers import Lognormal
-from lrl.planning.fit import fit_generator, fit_trainer
-from lrl.planning.linear import LinearGenerator, LinearTrainer
-from lrl.planning.simulate import Simulation
-from lrl.planning.timeline import KINDS, GeneratorRecord, Record, StepRecord, append, keep, read, write
+from lrl.planning.profiling.calibration import fit_generator, fit_trainer
+from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.profiling.timeline import KINDS, GeneratorRecord, Record, StepRecord, append, keep, read, write
+from lrl.planning.simulator.length_sampling import Lognormal
+from lrl.planning.simulator.simulate import Simulation
 
 GENERATOR = LinearGenerator(
     kv_tokens=50_000, step_s=0.01, answer_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.planning.answers import Answer
-from lrl.planning.clock import run
-from lrl.planning.generator_model import ModelGenerator
-from lrl.planning.linear import LinearGenerator
-from lrl.planning.timeline import GeneratorRecord
+from lrl.planning.profiling.linear_costs import LinearGenerator
+from lrl.planning.profiling.timeline import GeneratorRecord
+from lrl.planning.simulator.clock import run
+from lrl.planning.simulator.generator_model import ModelGenerator
+from lrl.planning.simulator.length_sampling import Answer
 
 COSTS = LinearGenerator(kv_tokens=10_000, step_s=1.0, answer_s=0.1, context_token_s=0.01, prefill_token_s=0.001)
 

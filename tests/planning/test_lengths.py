@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.planning.batching import drained, slots_of, steady
 from lrl.planning.lengths import Quantiles, parse_lengths
-from lrl.planning.workload import Workload
+from lrl.planning.planner.batching import drained, slots_of, steady
+from lrl.planning.planner.workload import Workload
 
 LOGNORMAL = "lognormal:mean=2000,max=8000"
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from lrl.planning.model_shape import ModelShape, read_shape
+from lrl.planning.planner.model_shape import ModelShape, read_shape
 
 SIZES: dict[str, Any] = dict(
     hidden_size=96,

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from lrl.planning.problems import Problem, Side
+from lrl.planning.planner.optimisation import Problem, Side
 
 INSTANCES = 10_000
 SIZES = (1, 2)

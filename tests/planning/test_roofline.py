@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.decode_curve import FIGURE_6, curve
-from lrl.planning import memory
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
-from lrl.planning.devices import SHEETS, Cluster, parse_cluster
-from lrl.planning.roofline import RooflineGenerator, RooflineTrainer
+from lrl.planning.planner import memory
+from lrl.planning.planner.devices import SHEETS, Cluster, parse_cluster
+from lrl.planning.planner.roofline import RooflineGenerator, RooflineTrainer
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 POWERS = st.integers(0, 3).map(lambda power: 2**power)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from lrl.planning import memory
-from lrl.planning.devices import parse_cluster
-from lrl.planning.ideal import llamarl_problem
 from lrl.planning.lengths import parse_lengths
-from lrl.planning.search import Plan, across, asynchronous, best, split, synchronous
-from lrl.planning.sides import Sides
-from lrl.planning.today import plans_today, runs_today, why_none
-from lrl.planning.workload import Workload
+from lrl.planning.planner import memory
+from lrl.planning.planner.devices import parse_cluster
+from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.llamarl_bounds import llamarl_problem
+from lrl.planning.planner.runnable_today import plans_today, runs_today, why_none
+from lrl.planning.planner.search import Plan, across, asynchronous, best, split, synchronous
+from lrl.planning.planner.workload import Workload
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Prompt, Rollout
-from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
-from lrl.generators.sampling import Sampling
-from lrl.planning.answers import Lengths, Lognormal, fill
-from lrl.planning.clock import run
-from lrl.planning.fleet_model import ModelFleet
-from lrl.planning.linear import LinearGenerator, LinearTrainer
-from lrl.planning.simulate import Simulation
-from lrl.planning.timeline import GeneratorRecord, MicroBatchRecord, Record
-from lrl.rollouts.dispatch import LeastLoaded, Request
+from lrl.generators.pool import Crew
+from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record
+from lrl.planning.simulator.clock import run
+from lrl.planning.simulator.fleet_model import ModelFleet
+from lrl.planning.simulator.length_sampling import Lengths, Lognormal, fill
+from lrl.planning.simulator.simulate import Simulation
+from lrl.routing.dispatch import LeastLoaded, Request
+from lrl.types import Prompt, Rollout, Sampling
 
 GENERATOR = LinearGenerator(
     kv_tokens=4000, step_s=0.01, answer_s=0.001, context_token_s=1e-6, prefill_token_s=1e-5, pause_s=0.2

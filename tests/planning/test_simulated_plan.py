@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from lrl.data import Prompt
-from lrl.planning.answers import Lognormal
-from lrl.planning.devices import parse_cluster
 from lrl.planning.lengths import parse_lengths
-from lrl.planning.search import Plan, asynchronous, synchronous
-from lrl.planning.sides import Sides
-from lrl.planning.simulated_plan import DEFAULT, ByPrompt, Outcome, best_dispatch, outcomes
-from lrl.planning.workload import Workload
-from lrl.rollouts.dispatch import LeastLoaded, LeastTokens, SkewnessAware
+from lrl.planning.planner.devices import parse_cluster
+from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.search import Plan, asynchronous, synchronous
+from lrl.planning.planner.workload import Workload
+from lrl.planning.simulator.length_sampling import Lognormal
+from lrl.planning.simulator.simulated_plan import DEFAULT, ByPrompt, Outcome, best_dispatch, outcomes
+from lrl.routing.dispatch import LeastLoaded, LeastTokens, SkewnessAware
+from lrl.types import Prompt
 from tests.planning.shapes import QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
@@ -81,7 +81,7 @@ def test_a_recipe_gets_a_rule_only_if_it_is_worth_it() -> None:
     usual = took(DEFAULT, default, 10.0)
     assert best_dispatch([usual, took("LeastTokens", least_tokens, 9.95)]) is None
     assert best_dispatch([usual, took("LeastTokens", least_tokens, 9.0)]) == {
-        "class_path": "lrl.rollouts.dispatch.LeastTokens"
+        "class_path": "lrl.routing.dispatch.LeastTokens"
     }
     chosen = best_dispatch([usual, took("SkewnessAware", skewness, 8.0)])
     assert chosen is not None and chosen["init_args"]["decode_time"] == {"step_ms": 8.4, "answer_ms": 0.056}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from lrl.generators.crew import Crew
-from lrl.generators.work import Seen
-from lrl.planning.clock import run
-from lrl.planning.stretches import LOOK_S, SHORTEST_S, STRETCH_S, Stretches
-from lrl.planning.timeline import GeneratorRecord
+from lrl.generators.pool import Crew
+from lrl.generators.stats import Seen
+from lrl.planning.profiling.intervals import LOOK_S, SHORTEST_S, STRETCH_S, Stretches
+from lrl.planning.profiling.timeline import GeneratorRecord
+from lrl.planning.simulator.clock import run
 from tests.generators.test_crew import ask, gather, make_crew, resync
 
 

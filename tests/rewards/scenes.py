@@ -5,8 +5,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from lrl.data import Prompt, Rollout
-from lrl.rewards.tally import KINDS, Tally
+from lrl.rewards.failure_stats import KINDS, Tally
+from lrl.types import Prompt, Rollout
 
 
 def rollouts_of(*responses, finish_reason="stop"):

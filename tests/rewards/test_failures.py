@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rew
 import odd_rewards  # noqa: E402
 from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
 
-from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import Function, RewardFailuresError, RewardPool  # noqa: E402
-from lrl.rewards.tally import FEWEST, KINDS, WINDOW, Tally  # noqa: E402
+from lrl.rewards.failure_stats import FEWEST, KINDS, WINDOW, Tally  # noqa: E402
+from lrl.types import Prompt  # noqa: E402
 
 TIMEOUT_S = 3.0
 """For what never ends; all else has a minute, as a busy machine may need seconds for nothing."""

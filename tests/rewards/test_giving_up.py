@@ -99,7 +99,7 @@ def test_no_formula_loses_a_worker_or_fails(pool, answers, gold):
 
 
 def test_who_gave_up_and_why_is_said_once_with_the_answer(pool, caplog):
-    with caplog.at_level(logging.INFO, logger="lrl.rewards.tally"):
+    with caplog.at_level(logging.INFO, logger="lrl.rewards.failure_stats"):
         scored(pool, *boxed("1000000!", "2^{2^{40}}"), columns={"answer": "4"})
     (said,) = [record.getMessage() for record in caplog.records]
     assert "math: the answer would have more than" in said and "1000000!" in said

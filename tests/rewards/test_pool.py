@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rew
 import odd_rewards  # noqa: E402
 from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
 
-from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import ExactMatch, Function, RewardPool  # noqa: E402
+from lrl.types import Prompt  # noqa: E402
 
 TIMEOUT_S = 3.0
 

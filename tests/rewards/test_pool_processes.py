@@ -18,8 +18,8 @@ sys.path.insert(0, str(HERE))  # reward workers import `odd_rewards` by this nam
 import odd_rewards  # noqa: E402
 from scenes import alive, all_gone, children, is_tracker, rollouts_of, scored  # noqa: E402
 
-from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
+from lrl.types import Prompt  # noqa: E402
 
 
 def test_ctrl_c_does_not_reach_the_workers():

@@ -14,10 +14,10 @@ import numpy  # noqa: E402
 import odd_rewards  # noqa: E402
 from scenes import all_gone, children, is_tracker, scored  # noqa: E402
 
-from lrl import faults  # noqa: E402
-from lrl.data import Prompt  # noqa: E402
 from lrl.rewards import GSM8K, ExactMatch, Function, Math, RewardPool  # noqa: E402
-from lrl.rewards.value import BadValueError, parts_of  # noqa: E402
+from lrl.rewards.validation import BadValueError, parts_of  # noqa: E402
+from lrl.runtime import config_errors  # noqa: E402
+from lrl.types import Prompt  # noqa: E402
 
 
 def prompt(**columns):
@@ -41,7 +41,7 @@ def prompt(**columns):
 def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_left(reward, columns, named):
     before = set(children(os.getpid()))
     pool = RewardPool([reward], workers=1, timeout_s=1.0 if "timeout" in named else 60.0)
-    with pytest.raises(faults.EXPECTED) as caught:
+    with pytest.raises(config_errors.EXPECTED) as caught:
         pool.start(prompt(**columns))
     message = str(caught.value)
     assert named in message and "to prompt 7" in message and "\n" not in message

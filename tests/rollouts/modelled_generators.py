@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from lrl.data import Rollout
 from lrl.generators.generator import Generator
-from lrl.generators.sampling import Sampling
+from lrl.types import Rollout, Sampling
 
 PLACES = 8
 """Answers that one generator writes at once."""

@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lrl.data import Group, Prompt, Rollout
 from lrl.generators.client import GeneratorError, Refused
-from lrl.generators.crew import Crew
 from lrl.generators.generator import Generator
-from lrl.generators.sampling import Sampling
-from lrl.planning.clock import VirtualClock
+from lrl.generators.pool import Crew
+from lrl.planning.simulator.clock import VirtualClock
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.checkpoint_file import as_file, from_file
 from tests.rollouts.modelled_generators import Asked, make_generator
 

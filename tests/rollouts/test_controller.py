@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Group, Prompt, Rollout
-from lrl.generators.sampling import Sampling
-from lrl.planning.clock import Deadlock, run
+from lrl.planning.simulator.clock import Deadlock, run
 from lrl.rollouts.controller import Controller, has_equal_rewards
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from lrl.rollouts.saved import Resumed
+from lrl.rollouts.serialisation import Resumed
+from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.checkpoint_file import through_a_file
 
 TOKENS = 4

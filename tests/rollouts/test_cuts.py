@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.rollouts.cuts import Cuts, Rows
+from lrl.rollouts.bin_packing import Cuts, Rows
 
 
 @dataclass(eq=False)

@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Group, Prompt
-from lrl.generators.sampling import Sampling
-from lrl.planning.clock import run
+from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailRounds
-from lrl.rollouts.dispatch.base import longest_first
-from lrl.rollouts.dispatch.decode_time import DecodeTime
-from lrl.rollouts.dispatch.skewness_aware import generators_for_the_long
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailRounds
+from lrl.routing.dispatch.base import longest_first
+from lrl.routing.dispatch.skewness_aware import generators_for_the_long
+from lrl.types import Group, Prompt, Sampling
 from tests.generators.test_crew import make_crew, resync
 from tests.rollouts.test_controller import ModelRewards
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Group, Prompt, Rollout
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from lrl.types import Group, Prompt, Rollout
 from tests.checkpoint_file import through_a_file
 
 STEPS = 9

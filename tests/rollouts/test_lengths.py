@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.data import Group, Prompt, Rollout
-from lrl.rollouts.lengths import Lengths, recall
-from lrl.rollouts.rankers import NgramRanker
+from lrl.routing.length_predictor import Lengths, recall
+from lrl.routing.rankers import NgramRanker
+from lrl.types import Group, Prompt, Rollout
 from tests.checkpoint_file import as_file, through_a_file
 
 

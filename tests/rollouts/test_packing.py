@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
-from lrl.data import Group, MicroBatch, Prompt, Rollout
 from lrl.rollouts.packing import Packer
+from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 lengths = st.lists(
     st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)), min_size=1, max_size=8

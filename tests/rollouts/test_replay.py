@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Group
 from lrl.rollouts.replay import Replay
+from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.data import Group, Prompt, Rollout
-from lrl.rollouts.saved import Resumed, load_group, save_group
+from lrl.rollouts.serialisation import Resumed, load_group, save_group
+from lrl.types import Group, Prompt, Rollout
 from tests.checkpoint_file import through_a_file
 
 PROMPT = Prompt(id=7, token_ids=[5, 6], text="?")

@@ -3,10 +3,10 @@
 import pytest
 
 from lrl.advantages import GroupMean
-from lrl.data import Group
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepStream
-from lrl.stopwatch import Stopwatch
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lrl.generators.client import GeneratorError
-from lrl.generators.loop import LoopThread
+from lrl.runtime.event_loop import LoopThread
 from lrl.weights import Control
 from lrl.weights.base import CollectiveBroken
 from lrl.weights.ipc import Ipc

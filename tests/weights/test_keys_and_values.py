@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from lrl.data import Prompt, Rollout
-from lrl.generators.answer_stream import STREAM_INTERVAL
 from lrl.generators.generator import Generator, KeysAndValues
-from lrl.generators.loop import LoopThread
-from lrl.generators.sampling import Sampling
+from lrl.generators.response_stream import STREAM_INTERVAL
+from lrl.runtime.event_loop import LoopThread
+from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights import Control, make_transport
 from lrl.weights.sync import Sync
 from tests.lent_server import LentServer

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
-from lrl.generators.loop import LoopThread
+from lrl.runtime.event_loop import LoopThread
 from lrl.weights import Control
 from lrl.weights.base import Weights
 from lrl.weights.probe import Probes
@@ -66,7 +66,7 @@ class Scene:
 
     def sync(self) -> None:
         """Raises GeneratorError if it is not proved."""
-        probe = self.probes.make(self.policy, TOKENS, self.version)  # type: ignore[arg-type]
+        probe = self.probes.make(self.policy.prompt_logprobs, "float32", TOKENS, self.version)
         weights = self.policy.network.named_parameters
         failed = self.syncs.move(weights, [self.generator], self.version, lambda resumed: None)
         assert failed == {}

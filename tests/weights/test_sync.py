@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.data import Rollout
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator, KeysAndValues
-from lrl.generators.loop import LoopThread
+from lrl.runtime.event_loop import LoopThread
+from lrl.types import Rollout
 from lrl.weights import Control
 from lrl.weights.sync import Sync
 from tests.weights.model_sync import Collective, Direct, make_generators, weights

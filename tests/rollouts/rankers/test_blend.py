@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lrl.rollouts.rankers.blend import LEAST, Blend
+from lrl.routing.rankers.language_model import LEAST, Blend
 from tests.checkpoint_file import through_a_file
 
 DRAW = np.random.default_rng(0)

@@ -19,9 +19,9 @@ import numpy as np
 import psutil
 import pytest
 
-from lrl.data import Prompt
-from lrl.rollouts.rankers import LanguageModelRanker
-from lrl.rollouts.rankers.finetuning import FineTuned, Recipe
+from lrl.routing.rankers import LanguageModelRanker
+from lrl.routing.rankers.finetuning import FineTuned, Recipe
+from lrl.types import Prompt
 from tests.checkpoint_file import through_a_file
 from tests.leftovers import wait_for
 from tests.tiny_policies import tiny_llama, tiny_qwen2
@@ -149,7 +149,7 @@ def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Pa
     script = tmp_path / "trainer.py"
     script.write_text(
         "import time\n"
-        "from lrl.rollouts.rankers import LanguageModelRanker\n"
+        "from lrl.routing.rankers import LanguageModelRanker\n"
         'if __name__ == "__main__":\n'
         f"    ranker = LanguageModelRanker({model!r}, 'cpu')\n"
         "    ranker.start()\n"

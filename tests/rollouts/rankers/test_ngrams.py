@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lrl.rollouts.rankers import NgramRanker
-from lrl.rollouts.rankers.ngrams import BUCKETS, NEWEST, features
+from lrl.routing.rankers import NgramRanker
+from lrl.routing.rankers.ngrams import BUCKETS, NEWEST, features
 
 
 def test_features_are_alike_for_alike_prompts_and_bounded_for_long_ones() -> None:

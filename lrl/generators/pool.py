@@ -1,0 +1,228 @@
+"""Generators that hold the same version: asked through one door, which finds another one when one fails.
+
+A fleet has one crew for rollouts and may have one for evaluation. A generator joins its crew at a sync, and serves when
+that is proved; it leaves at its first failure, and the answers it was writing go on elsewhere with the tokens they
+have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from lrl.generators.client import GeneratorError, Refused, TooLate
+from lrl.generators.generator import Generator
+from lrl.routing.dispatch import Dispatch, LeastLoaded, Request
+from lrl.routing.request_queue import Desk
+from lrl.types import Prompt, Rollout, Sampling
+
+log = logging.getLogger(__name__)
+
+Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
+"""Compares a generator with the policy; raises GeneratorError if they disagree."""
+LOG_LINES_IN_ERRORS = 20
+SPARE_PLACES = 32
+"""Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
+
+
+class Crew:
+    """Generators that hold the same version.
+
+    Args:
+        generators: Its members.
+        dispatch: Which of them answers which prompt, and in which order.
+    """
+
+    def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
+        self.generators = list(generators)
+        self.newcomers: list[Generator] = []
+        """They answer already and wait for the next sync, at which they join."""
+        self.desk = Desk(dispatch or LeastLoaded(), lambda: self.serving)
+        self.reissued = 0
+        """Answers that went on elsewhere because their generator was taken out."""
+        self.lost: Callable[[Generator], None] = lambda generator: None
+        """Told of each generator that was taken out."""
+        self.syncing = False
+        """Whether a sync is going on."""
+        self.has_served = False
+        """Whether any of them was ever proved to hold a version."""
+        self.alone_since: float | None = None
+        """When a trainer first found none of them serving, since one last did; on `time.monotonic`."""
+        self.last_loss = ""
+        """Why the last one was."""
+        self._changed = asyncio.Condition()
+
+    @property
+    def serving(self) -> list[Generator]:
+        """The members that may be asked."""
+        return [generator for generator in self.generators if generator.open]
+
+    @property
+    def alive(self) -> list[Generator]:
+        """The members that serve, that wait for their proof, or that a sync has in hand."""
+        return [one for one in self.generators if one.open or one.unproved or self.syncing]
+
+    @property
+    def capacity(self) -> int:
+        """Answers that the whole crew writes at once."""
+        return sum(generator.capacity for generator in self.generators)
+
+    async def answer(
+        self,
+        prompt: Prompt,
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        deadline_s: float,
+        due: int = 0,
+    ) -> None:
+        """Have every unfinished rollout written to its end, by whichever generator dispatch picks and has room.
+
+        Should that one fail, another goes on with what is there; so this waits as long as there is none.
+
+        Args:
+            prompt: What to answer.
+            rollouts: They grow in place.
+            sampling: How to draw.
+            priority: Lower goes first.
+            deadline_s: Seconds for a request, once it has a generator.
+            due: The step that trains the answers, for dispatch.
+
+        Raises:
+            GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
+        """
+        target: Generator | None = None
+        while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
+            written = sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished)
+            request = Request(prompt, len(unfinished), priority, due, written)
+            generator = await self.desk.enter(request, unfinished, target)
+            try:
+                if generator.open:  # the door may have closed since it was chosen
+                    ended = partial(self.desk.release, generator, request)
+                    await self._write(generator, prompt, unfinished, sampling, priority, deadline_s, ended)
+            finally:
+                target = self.desk.leave(generator, request)
+
+    async def spare(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+    ) -> None:
+        """Like `answer`, in the places kept beside those for rollouts: neither waits for the other."""
+        while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
+            async with self._changed:
+                while not self.serving:
+                    await self._changed.wait()
+            generator = min(self.serving, key=lambda generator: generator.in_flight)
+            await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
+
+    async def _write(
+        self,
+        generator: Generator,
+        prompt: Prompt,
+        rollouts: list[Rollout],
+        sampling: Sampling,
+        priority: int,
+        deadline_s: float,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Have one generator write; its failure takes it out, and leaves rollouts unfinished."""
+        try:
+            await generator.write(prompt, rollouts, sampling, priority, deadline_s, ended)
+        except TooLate as error:
+            raise TooLate(f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens.") from error
+        except Refused:
+            raise
+        except GeneratorError as error:
+            self.take_out(generator, str(error))
+            self.reissued += sum(not rollout.finished for rollout in rollouts)
+
+    def take_out(self, generator: Generator, why: str) -> None:
+        """Leave out a generator that failed, for good; does nothing when it is out already."""
+        if generator.out is not None:
+            return
+        state = "is running" if generator.server.alive else "has ended"
+        tail = generator.server.log_tail(LOG_LINES_IN_ERRORS)
+        name = generator.name.capitalize()
+        log.warning("%s is taken out: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail)
+        self.last_loss = why
+        self.let_go(generator, why)
+        self.lost(generator)
+
+    def let_go(self, generator: Generator, why: str) -> None:
+        """Leave out a generator; what it writes goes on elsewhere, with the tokens it has."""
+        generator.take_out(why)
+        members = self.newcomers if generator in self.newcomers else self.generators
+        members.remove(generator)
+
+    async def take_in(self) -> None:
+        """A sync begins: make the newcomers members; they are closed until it is proved."""
+        self.syncing = True
+        self.generators += self.newcomers
+        self.newcomers.clear()
+
+    async def shut(self, generators: Sequence[Generator]) -> None:
+        """Nothing begins any more under what these hold."""
+        for generator in generators:
+            generator.shut()
+
+    async def settle(self, failed: Mapping[Generator, str]) -> None:
+        """A sync is over: leave out who failed it."""
+        for generator, why in failed.items():
+            self.take_out(generator, why)
+        self.syncing = False
+        await self._wake()
+
+    async def prove(self, generators: Sequence[Generator], probe: Probe) -> dict[Generator, str]:
+        """Open the door to each of `generators` as soon as it passes the probe; who fails is taken out.
+
+        Until one has ever passed, nobody is: the run is set up wrongly then, which whoever waits for this will say.
+
+        Returns:
+            Who failed, and why.
+        """
+        failed: dict[Generator, str] = {}
+        clock = asyncio.get_running_loop().time
+
+        async def prove(generator: Generator) -> None:
+            started = clock()
+            try:
+                await probe(generator)
+            except GeneratorError as error:
+                seconds = clock() - started
+                why = f"probe for weight version {generator.version} failed after {seconds:.1f} s: {error}"
+                failed[generator] = why
+                if self.has_served:
+                    self.take_out(generator, why)
+            else:
+                generator.prove()
+                await self._wake()
+
+        await asyncio.gather(*(prove(generator) for generator in generators))
+        return failed
+
+    async def drop_unproved(self, why: str) -> None:
+        """End what is written since a resume that nobody has proved, and take it back; the run is ending."""
+        for generator in self.generators:
+            if generator.unproved:
+                generator.take_out(why)
+
+    async def lap(self) -> dict[str, float]:
+        """Generator-seconds by what they went into since the last lap (`lrl.runtime.stopwatch.GENERATOR`)."""
+        seconds = defaultdict[str, float](float)
+        for generator in self.generators:
+            for state, of_one in generator.stopwatch.lap().items():
+                seconds[state] += of_one
+        return dict(seconds)
+
+    async def _wake(self) -> None:
+        if self.serving:
+            self.has_served, self.alone_since = True, None
+        for generator in self.serving:  # while its door was closed the desk did not tell it
+            generator.note_waiting(self.desk.keeps)
+        self.desk.send_soon()
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,105 @@
+"""What a generator has done so far, counted while its answers grow in place: its speed is told from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lrl.generators.response_stream import STREAM_INTERVAL
+from lrl.types import Rollout
+
+
+class Seen(NamedTuple):
+    """A look at a generator's work."""
+
+    since: float | None
+    """Since when it has been writing without a break, on the clock of the loop; None when it does not write."""
+    written: float
+    """Tokens written so far."""
+    read: int
+    """Tokens read so far: prompts, and half-written answers that went on here."""
+    answers: int
+    """Answers being written."""
+    context_tokens: int
+    """Sum of their contexts, prompt and answer so far."""
+
+
+class Request(NamedTuple):
+    """Answers that are asked for together."""
+
+    prompt_tokens: int
+    had: int
+    """Tokens that each of them had when it came here."""
+    rollouts: Sequence[Rollout]
+
+
+class Work:
+    """The work of one generator, answers of evaluations included."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> its prompt's tokens, and the answer
+        self._written = 0  # tokens of answers that left, less what all had when they came
+        self._read = 0
+        self._unread: dict[int, Request] = {}  # id of its first answer -> what has no token of its own yet
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The answers in it."""
+        return [rollout for _, rollout in self._writing.values()]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no answer in it."""
+        return not self._writing
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose keys and values it holds for what it is writing: those of every answer that has begun and not
+        ended, with its prompt. What is on its way is estimated (`seen`)."""
+        begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
+        return sum(prompt + len(rollout.token_ids) + STREAM_INTERVAL // 2 for prompt, rollout in begun)
+
+    def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
+        """The answers to one prompt begin, or go on behind what they have; those of one request share its reading."""
+        for rollouts in requests:
+            self._unread[id(rollouts[0])] = Request(prompt_tokens, len(rollouts[0].token_ids), rollouts)
+            self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
+            self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
+
+    def end(self, rollouts: Sequence[Rollout]) -> None:
+        """These have begun and are not written any more, whether they have ended or not."""
+        self._count_read([id(rollout) for rollout in rollouts if id(rollout) in self._unread])
+        for rollout in rollouts:
+            self._unread.pop(id(rollout), None)
+            del self._writing[id(rollout)]
+            self._written += len(rollout.token_ids)
+
+    def goes_on(self, writes: bool, now: float) -> None:
+        """Whether it writes from `now` on."""
+        self._since = (now if self._since is None else self._since) if writes else None
+
+    def seen(self) -> Seen:
+        """All of it at this moment.
+
+        Tokens arrive `STREAM_INTERVAL` at a time, so of an answer that has not ended half as many are on their way.
+        """
+        self._count_read(list(self._unread))
+        unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
+        arrived = sum(len(rollout.token_ids) for _, rollout in self._writing.values())
+        on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
+        return Seen(
+            since=self._since,
+            written=self._written + arrived + on_their_way,
+            read=self._read,
+            answers=len(unfinished),
+            context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),
+        )
+
+    def _count_read(self, keys: list[int]) -> None:
+        """Whatever of these has got a token was read before it."""
+        for key in keys:
+            request = self._unread[key]
+            if any(len(rollout.token_ids) > request.had for rollout in request.rollouts):
+                self._read += request.prompt_tokens + request.had
+                del self._unread[key]

@@ -1,0 +1,240 @@
+"""`lrl serve --join` and `--leave`: one more generator for a run that goes on, or one less; both from outside the run.
+
+A newcomer is a vLLM server under a keeper, like the run's own; its trainer's place is this process's. It stays in the
+foreground for as long as the generator lives, and the generator dies with it, whichever way it ends.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lrl.generators.endpoint import first_certificate, is_loopback
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.membership.discovery import NotRunning
+from lrl.membership.registry import Address, Register, Standing, Terms
+
+LOOK_S = 0.5
+"""How often the register is looked into."""
+ANSWER_S = 120.0
+"""Within so many seconds a run says whether a generator leaves; a shared file system alone may take a minute."""
+
+WORDS = {
+    "waits": "the run has reached it. It joins at the next sync",
+    "serves": "serves since version {version}. Ctrl-C has it leave",
+    "left": "has left; what it was writing goes on elsewhere",
+    "lost": "the run has taken it out: {why}",
+    "refused": "the run has not taken it in: {why}",
+}
+"""What is said of each `Standing`."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a newcomer does not have from the run.
+
+    Args:
+        devices: CUDA indices; none on a CPU.
+        listening: Those of the fields of `Listening` that are this machine's own.
+    """
+
+    devices: list[int]
+    listening: dict[str, Any]
+
+
+class Over(Exception):
+    """The generator is to end; the message says why.
+
+    Args:
+        why: Words for the user.
+        status: Exit status of the command.
+    """
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def join(run: Path, own: Own) -> int:
+    """Start a generator, have it join, and stay until it has left or the run has ended.
+
+    Args:
+        run: The run's folder.
+        own: What the run does not decide.
+
+    Returns:
+        Exit status: 1 if the run did not take it in, or took it out.
+
+    Raises:
+        NotRunning: No run goes on there, or its token is not to be had.
+        ValueError: A generator here cannot be what the run asks for.
+        ServerError: It did not start, or has ended.
+    """
+    register = Register(run)
+    terms = register.terms()
+    settings = settings_here(run, terms, own)
+    token = register.token(terms)
+    number = register.claim(terms.generators)
+    try:
+        # A run id of its own: what stands in /dev/shm under the run's is not this keeper's to remove.
+        run_id = f"{terms.run_id}-joined-{number}"
+        server = Server(terms.model, settings, terms.transport, own.devices, run, number, run_id, token)
+        return Newcomer(register, terms, server).stay()
+    finally:
+        register.withdraw(number)
+
+
+def settings_here(run: Path, terms: Terms, own: Own) -> ServerSettings:
+    """The run's settings with what is this machine's own; raises ValueError if they cannot be met here."""
+    if terms.transport == "ipc":
+        raise ValueError(
+            f"{run} moves its weights within one GPU (ipc), which its one generator shares with the trainer. For a "
+            "fleet that grows, start it with strategy.generator_devices above 0."
+        )
+    if terms.on_cpu == bool(own.devices):
+        needed = "are on the CPU: leave it out" if terms.on_cpu else "are on GPUs: give the indices of this one's"
+        raise ValueError(
+            f"--devices {','.join(map(str, own.devices)) or '(not given)'}: the run's generators {needed}."
+        )
+    if not terms.owner.here:
+        _check_other_machine(run, terms, own.listening.get("host", ""))
+    return ServerSettings(**terms.settings | own.listening)
+
+
+def _check_other_machine(run: Path, terms: Terms, host: str) -> None:
+    if terms.transport == "shared_memory":
+        raise ValueError(
+            f"{run} moves its weights through shared memory, which only its own machine has, and this is another one. "
+            "Join there, or start the run on GPUs with strategy.weight_transfer: nccl."
+        )
+    if not host or is_loopback(host) or host in ("0.0.0.0", "::"):
+        raise ValueError(
+            f"--host {host or '(not given)'}: the run is on another machine. Give the address by which it reaches this "
+            "one, with --tls_cert and --tls_key, or --insecure if nobody else is on that network."
+        )
+
+
+class Newcomer:
+    """A generator that joins, from its start to its end.
+
+    Args:
+        register: The run's.
+        terms: The run's.
+        server: Not started yet.
+    """
+
+    def __init__(self, register: Register, terms: Terms, server: Server) -> None:
+        self.register, self.terms, self.server = register, terms, server
+        self._told = self._asked = False
+        self._standing: Standing | None = None
+
+    def stay(self) -> int:
+        """See `join`."""
+        before = {signum: signal.signal(signum, self._take) for signum in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._say(f"starts, with the model {self.terms.model}; its log is {self.server.log_path}")
+            self.server.start()
+            self.server.wait_ready(self._go_on)
+            self.register.announce(self.server.number, address_of(self.server))
+            self._say(f"answers at {self.server.url}; waits for the run")
+            self._follow()
+        except Over as over:
+            self._say(str(over))
+            return over.status
+        finally:
+            self.server.stop()
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+        return 0
+
+    def _follow(self) -> None:
+        """Say what becomes of it until it is over."""
+        number = self.server.number
+        while True:
+            self._note_standing()
+            self._go_on()
+            if not self.server.alive:
+                self.server.ready()  # raises, with the end of the log
+            if self._told and not self._asked:
+                self._say("asks the run to let it go. A second Ctrl-C ends it at once")
+                self.register.ask_to_leave(number)
+                self._asked = True
+            elif self._asked and (why := self.register.refusal(number)):
+                self._say(f"stays: {why}")
+                self._asked = self._told = False
+            time.sleep(LOOK_S)
+
+    def _note_standing(self) -> None:
+        standing = self.register.standing(self.server.number)
+        if standing is None or (self._standing is not None and standing.state == self._standing.state):
+            return
+        self._standing = standing
+        words = WORDS[standing.state].format(version=standing.version, why=standing.why)
+        if standing.over:
+            raise Over(words, status=int(standing.state != "left"))
+        self._say(words)
+
+    def _go_on(self) -> None:
+        """Raise Over if the run has ended, or the generator is to leave and has nothing to leave."""
+        if not self.register.goes_on(self.terms):
+            raise Over("the run has ended, and so does it", status=0)
+        if self._told and self._standing is None:
+            raise Over("ends before it has joined", status=0)
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        """The first signal has it leave; the second one needs no Python to end the process."""
+        self._told = True
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+
+    def _say(self, what: str) -> None:
+        sys.stdout.write(f"{self.server.name}: {what.rstrip('.')}.\n")
+        sys.stdout.flush()
+
+
+def address_of(server: Server) -> Address:
+    """Where and how the run reaches a server of this machine."""
+    settings = server.settings
+    if not settings.tls_cert:
+        return Address(server.url)
+    certificate = first_certificate(settings.tls_cert) if settings.tls_trust == "certificate" else ""
+    return Address(server.url, settings.tls_trust, certificate)
+
+
+def leave(run: Path, number: int | None) -> int:
+    """Have a generator leave a run, and wait until it has.
+
+    Args:
+        run: The run's folder.
+        number: Of the generator; by default the last that joined.
+
+    Returns:
+        Exit status 0.
+
+    Raises:
+        NotRunning: No run goes on there, there is no such generator, or the run does not let it go.
+    """
+    register = Register(run)
+    terms = register.terms()
+    if number is None:
+        if not (joined := register.joined()):
+            raise NotRunning(f"{run}: no generator has joined. One that the run started leaves by --generator N.")
+        number = max(joined)
+    register.ask_to_leave(number)
+    deadline = time.monotonic() + ANSWER_S
+    while (why := register.refusal(number)) is None:
+        if not register.goes_on(terms) or time.monotonic() > deadline:
+            raise NotRunning(
+                f"{run} has not said within {ANSWER_S:g} s whether generator {number} leaves, or has ended."
+            )
+        time.sleep(LOOK_S)
+    if why:
+        raise NotRunning(f"--leave {run}: {why}")
+    sys.stdout.write(f"generator {number} has left {run}; what it was writing goes on elsewhere.\n")
+    return 0

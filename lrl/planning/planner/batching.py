@@ -1,0 +1,148 @@
+"""How long generators take for a step's answers: continuous batching, drained or in a steady flow.
+
+On-policy a generator starts with all its answers and ends with the longest: its batch drains, and the makespan is added
+up event by event. With lag the next step's answers follow at once, the batch stays full, and the mean of a steady flow
+is a closed form; the longest answer then only bounds how soon its own step can end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lrl.planning.costs import GeneratorCosts
+from lrl.planning.planner.workload import Workload
+
+REPRESENTATIVES = 96
+"""Most answers that are followed one by one in a drain; of more, each stands for several."""
+SHARES = 33
+"""Points of the curve of whole groups."""
+GOLDEN = 0.6180339887498949
+"""Its multiples modulo 1 spread evenly: an order of arrival that knows nothing of lengths, and has no seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A step's answers on one generator."""
+
+    busy_s: float
+    """Seconds a step that the generator needs if nothing holds it up."""
+    span_s: float
+    """Seconds from the admission of the step's answers to the end of the last one."""
+    slots: int
+    """Answers it writes at the same time, at most."""
+    group_ends_s: tuple[float, ...] = ()
+    """Seconds from admission until even shares of the groups (none to all) are whole; empty in a steady flow."""
+
+    def trained_s(self, training_s: float, last_s: float) -> float:
+        """Seconds from admission to the end of a training that takes groups as they become whole.
+
+        Args:
+            training_s: Of all groups.
+            last_s: Of the last micro-batch, which begins when all are whole.
+        """
+        shares = np.linspace(1, 0, len(self.group_ends_s))
+        fed = [end + share * training_s for end, share in zip(self.group_ends_s, shares, strict=True)]
+        return max(*fed, self.span_s + last_s)
+
+
+def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
+    """Answers whose keys and values fit on average at the same time; 0 if the longest alone does not fit."""
+    if costs.kv_tokens < workload.longest:
+        return 0
+    return max(1, int(costs.kv_tokens / workload.live_tokens))
+
+
+def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Writing:
+    """A step that starts with nothing in flight: the makespan of the generator that has the longest answer.
+
+    Answers start in an order that knows nothing of their lengths, as soon as one before has ended.
+
+    Args:
+        costs: Of one generator.
+        workload: The step's, spread evenly over the fleet.
+        generators: How many there are.
+    """
+    answers = -(-workload.samples // generators)
+    slots = min(slots_of(costs, workload), answers)
+    followed = min(answers, REPRESENTATIVES)
+    lengths = workload.lengths.of(followed)
+    lengths[-1] = workload.lengths.of(workload.samples)[-1]
+    order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
+    ends = _drain(costs, workload, lengths[order].tolist(), answers / followed, slots)
+    return Writing(ends[-1], ends[-1], slots, _group_ends(ends, workload.answers))
+
+
+def _group_ends(ends: list[float], answers: int) -> tuple[float, ...]:
+    """When shares of the groups are whole: of n answers that end independently all have ended with a probability that
+    is the n-th power of one's."""
+    shares = np.linspace(0, 1, SHARES) ** (1 / answers)
+    return tuple(np.interp(shares, (np.arange(len(ends)) + 1) / len(ends), ends).tolist())
+
+
+def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weight: float, slots: int) -> list[float]:
+    """Seconds until each of `lengths` ends, ascending; each stands for `weight` answers.
+
+    All prompts are read first. What is being written advances together, so one count of tokens orders all ends.
+    """
+    ends: list[tuple[float, float]] = []  # (count at the end, count at the start), a heap
+    over: list[float] = []
+    count = starts = 0.0
+    clock = _prefill_s(costs, workload, len(lengths) * weight)
+    waiting = iter(lengths)
+    upcoming = next(waiting, None)
+    while upcoming is not None or ends:
+        while upcoming is not None and (not ends or (len(ends) + 1) * weight <= slots):
+            heapq.heappush(ends, (count + upcoming, count))
+            starts += count
+            upcoming = next(waiting, None)
+        end, start = heapq.heappop(ends)
+        alive = (len(ends) + 1) * weight
+        middle = (count + end) / 2
+        context = alive * (workload.prompt_tokens + middle) - starts * weight
+        clock += (end - count) * costs.decode_s(math.ceil(alive), round(context))
+        count, starts = end, starts - start
+        over.append(clock)
+    return over
+
+
+def _prefill_s(costs: GeneratorCosts, workload: Workload, answers: float) -> float:
+    """Seconds to read the prompts of `answers` answers; a group's answers share theirs."""
+    return costs.prefill_s(int(answers * workload.prompt_tokens / workload.answers))
+
+
+def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> Writing:
+    """A step of a flow in which the next answers start at once: `lag` at least 1.
+
+    Pacing lets between `lag` and `lag + 1` steps' answers be in flight, half of them between on average, or as many as
+    fit. With so many the generator is as fast as it can be. If the longest answer is then too slow for the bound on
+    lag, steps take longer and fewer are in flight, until both agree: the more answers share the generator, the sooner a
+    step's worth is written, and the later each of them ends.
+
+    Args:
+        costs: Of one generator.
+        workload: The step's, spread evenly over the fleet.
+        generators: How many there are.
+        lag: Most versions between writing and training.
+    """
+    answers = workload.samples / generators
+    longest = float(workload.lengths.of(workload.samples)[-1])
+    prompts_s = _prefill_s(costs, workload, answers)
+
+    def token_s(batch: int) -> float:
+        return costs.decode_s(batch, round(batch * workload.live_tokens))
+
+    def step_s(batch: int) -> float:
+        return answers * workload.lengths.mean * token_s(batch) / batch + prompts_s
+
+    fitting = slots_of(costs, workload)
+    most = min(fitting, math.ceil((lag + 0.5) * answers))
+    batch, too_many = 1, most + 1
+    while too_many - batch > 1:
+        middle = (batch + too_many) // 2
+        in_time = longest * token_s(middle) <= (lag + 1) * step_s(middle)
+        batch, too_many = (middle, too_many) if in_time else (batch, middle)
+    return Writing(step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * answers)))

@@ -1,0 +1,123 @@
+"""What is printed: the workload that is planned for, plans as a table, and in words what bounds the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lrl.planning.planner import memory
+from lrl.planning.planner.devices import GB, Cluster
+from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.runnable_today import runs_today
+from lrl.planning.planner.search import Plan
+from lrl.planning.planner.tables import print_whole, room_of, width_of
+from lrl.planning.planner.workload import Workload
+
+HOUR = 3600
+
+
+def assumed(asked: Mapping[str, Any], defaults: Mapping[str, Any], sides: Sides, cluster: Cluster) -> str:
+    """The workload and the limits that the plans are for, each with its setting, and which of them nobody gave.
+
+    Args:
+        asked: The settings by name.
+        defaults: Those that have one.
+        sides: The policy and the workload.
+        cluster: Where the trainer runs.
+    """
+
+    def of(name: str) -> str:
+        flag = f"--{name.replace('_', '-')}"
+        return f"({flag}, by default)" if asked[name] == defaults.get(name) else f"({flag})"
+
+    work = sides.workload
+    lengths = f"{work.lengths.mean:,.0f} tokens in the mean and {work.lengths.longest:,.0f} at most"
+    return (
+        f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} tokens each "
+        f"{of('prompt_tokens')}, {work.answers} answers to each {of('answers')}, of {lengths} (--lengths "
+        f"{asked['lengths']}). That is {work.samples:,} answers and {work.tokens:,.0f} tokens to train.\n"
+        f"Policy of {sides.shape.parameters / 1e9:.3g} billion parameters on {cluster}, {cluster.devices_per_node} "
+        f"to a node {of('devices_per_node')}; lag up to {asked['max_lag']} {of('max_lag')}; precision "
+        f"{asked['precision']} {of('precision')}."
+    )
+
+
+def print_plans(
+    console: Console, plans: Sequence[Plan], cluster: Cluster, workload: Workload, price: float | None
+) -> None:
+    """Print a table of all plans, or several below each other where a terminal is too narrow for one."""
+    numbered = list(enumerate(plans, start=1))
+    while numbered:
+        some = numbered
+        while len(some) > 1 and width_of(table(some, cluster, workload, price), console) > room_of(console):
+            some = some[:-1]
+        print_whole(console, table(some, cluster, workload, price))
+        numbered = numbered[len(some) :]
+
+
+def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workload, price: float | None) -> Table:
+    """One column a plan.
+
+    Args:
+        plans: With their numbers.
+        cluster: Where the trainer runs.
+        workload: What a step has to do.
+        price: Of a device and hour; None leaves the row out.
+    """
+    rows: dict[str, Callable[[Plan], str]] = {
+        "today's lrl": lambda plan: "runs it" if runs_today(plan, cluster) else "cannot yet",
+        "devices": _devices,
+        "lag, at most": lambda plan: f"{plan.lag}",
+        "trainer": lambda plan: f"TP {plan.training.tp}",
+        "  state spread over": lambda plan: f"{plan.training.shards}",
+        "  micro-batch": lambda plan: f"{plan.training.micro_batch_tokens:,}",
+        "generators": lambda plan: f"{plan.generation.generators}, {plan.generation.precision}",
+        "  each": lambda plan: f"TP {plan.generation.tp}",
+        "  answers at once": lambda plan: f"{plan.generation.writing.slots:,}",
+        "step (s)": lambda plan: f"{plan.step_s:.3g}",
+        "answers a second": lambda plan: f"{workload.samples / plan.step_s:.3g}",
+        "trainer waits": lambda plan: f"{plan.trainer_waits:.0%}",
+        "generators wait": lambda plan: f"{plan.generators_wait:.0%}",
+        "sync": lambda plan: f"{plan.sync_share:.1%}",
+        "GB a device": lambda plan: f"{plan.memory / GB:.0f} of {memory.usable(cluster.device) / GB:.0f}",
+    }
+    if price is not None:
+        rows["price of a step"] = lambda plan: f"{price * plan.devices * plan.step_s / HOUR:.3g}"
+    shown = Table("plan", *(str(number) for number, _ in plans), title="Forecasts; nothing here was measured")
+    for name, cell in rows.items():
+        shown.add_row(name, *(cell(plan) for _, plan in plans))
+    return shown
+
+
+def _devices(plan: Plan) -> str:
+    if plan.placement == "shared":
+        return f"{plan.devices} in turn"
+    return f"{plan.training.devices} + {plan.generation.devices}"
+
+
+def what_binds(plan: Plan, workload: Workload) -> str:
+    """What a plan's time is, and what would shorten it."""
+    training, writing = plan.training, plan.generation.writing
+    longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
+    if plan.bound == "training":
+        return (
+            f"Training binds: it takes {training.seconds:.3g} s on {training.devices} devices, and pacing holds the "
+            "generators back. A larger cluster or fewer answers would shorten the step; more lag would not."
+        )
+    if plan.bound == "writing":
+        return (
+            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's answers. A larger cluster, fewer "
+            "or shorter answers, or --precision fp8 would shorten the step."
+        )
+    if plan.bound == "longest answer":
+        return (
+            f"The longest answer binds: {longest} take {writing.span_s:.3g} s from admission, and a lag of {plan.lag} "
+            f"gives them {plan.lag + 1} steps. More lag or a lower limit on answers would shorten the step."
+        )
+    return (
+        f"Both sides take turns: writing ends with the longest answer, {longest}, after {writing.span_s:.3g} s, and "
+        f"training takes {training.seconds:.3g} s. Devices of its own for each side would let them overlap."
+    )

@@ -1,0 +1,1 @@
+"""The simulator: the real controller, routing and packing on a virtual clock."""

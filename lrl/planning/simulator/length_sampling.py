@@ -1,0 +1,201 @@
+"""How long answers are: drawn by a seed as a function of prompt and answer, so that every simulation of a scene sees
+the same ones whatever its dispatch.
+
+Answers to one prompt are alike, for length is largely a matter of how hard the prompt is (StreamRL, 2504.15930, ranks
+prompts by it). So the normal number behind a length is a sum of two, one of the prompt and one of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from lrl.types import Rollout
+
+V = TypeVar("V", int, float)
+
+
+class Lengths(ABC):
+    """A distribution of lengths in tokens.
+
+    Args:
+        prompt_share: Share of the variance that lies between prompts, in [0, 1]; 1 makes all answers to a prompt alike.
+        seed: Another seed draws other lengths.
+
+    Raises:
+        ValueError: `prompt_share` is outside its range.
+    """
+
+    def __init__(self, prompt_share: float = 0.5, seed: int = 0) -> None:
+        if not 0 <= prompt_share <= 1:
+            raise ValueError(f"prompt_share is {prompt_share}; it is a share and must be in [0, 1].")
+        self.prompt_share = prompt_share
+        self.seed = seed
+
+    @abstractmethod
+    def tokens(self, normal: np.ndarray) -> np.ndarray:
+        """Lengths in tokens, at least 1, int64 [n], of numbers from the standard normal distribution, float64 [n]."""
+
+    def of(self, prompt: int, index: int, answers: int) -> list[int]:
+        """Tokens of each answer of a group.
+
+        Args:
+            prompt: `Prompt.id`.
+            index: `Group.index`: another epoch's answers to the same prompt are others.
+            answers: How many.
+        """
+        own = np.random.default_rng([self.seed, 1, index]).standard_normal(answers)
+        normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * own
+        return self.tokens(normal).tolist()
+
+    def middle(self, prompt: int) -> float:
+        """Tokens that half of the answers to a prompt (`Prompt.id`) exceed: what the prompt says of their length."""
+        return float(self.tokens(np.array([self._of_prompt(prompt)]))[0])
+
+    def quantile(self, share: float) -> float:
+        """Tokens that this share of all answers does not exceed."""
+        return float(self.tokens(np.array([ndtri(share)]))[0])
+
+    def _of_prompt(self, prompt: int) -> float:
+        return math.sqrt(self.prompt_share) * np.random.default_rng([self.seed, 0, prompt]).standard_normal()
+
+
+class Lognormal(Lengths):
+    """exp of a normal number with mean log(`median`), cut at a limit, as answers are.
+
+    Args:
+        median: Tokens.
+        sigma: Standard deviation of the logarithm; 0 makes all answers equally long.
+        longest: Limit in tokens.
+        prompt_share: See `Lengths`.
+        seed: See `Lengths`.
+
+    Raises:
+        ValueError: A setting is outside its range.
+    """
+
+    def __init__(self, median: float, sigma: float, longest: int, prompt_share: float = 0.5, seed: int = 0) -> None:
+        super().__init__(prompt_share, seed)
+        if not 1 <= median <= longest or sigma < 0:
+            raise ValueError(
+                f"median is {median:g}, longest {longest} and sigma {sigma:g}; there must be 1 <= median <= longest "
+                "and sigma >= 0."
+            )
+        self.median, self.sigma, self.longest = median, sigma, longest
+
+    def tokens(self, normal: np.ndarray) -> np.ndarray:
+        """See `Lengths.tokens`."""
+        return (self.median * np.exp(self.sigma * normal)).clip(1, self.longest).astype(np.int64)
+
+
+class Seen(Lengths):
+    """Lengths that were seen, each as likely as another: a run's own.
+
+    Args:
+        lengths: In tokens, each at least 1.
+        prompt_share: See `Lengths`.
+        seed: See `Lengths`.
+
+    Raises:
+        ValueError: There are none, or one is below 1.
+    """
+
+    def __init__(self, lengths: Sequence[int], prompt_share: float = 0.5, seed: int = 0) -> None:
+        super().__init__(prompt_share, seed)
+        self._sorted = np.sort(np.asarray(lengths, dtype=np.int64))
+        if not len(self._sorted) or self._sorted[0] < 1:
+            raise ValueError(f"lengths has {len(self._sorted)} answers; there must be some, each of 1 token or more.")
+
+    def tokens(self, normal: np.ndarray) -> np.ndarray:
+        """See `Lengths.tokens`."""
+        places = (ndtr(normal) * len(self._sorted)).astype(np.int64)
+        return self._sorted[places.clip(max=len(self._sorted) - 1)]
+
+
+class Replayed(Seen):
+    """A run's lengths, group by group in the order of its prompts; behind them, lengths like them.
+
+    Args:
+        groups: Of each group, the tokens of its answers.
+
+    Raises:
+        ValueError: There are none, or one is below 1.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__([length for group in groups for length in group])
+        self._groups = groups
+
+    def of(self, prompt: int, index: int, answers: int) -> list[int]:
+        """See `Lengths.of`."""
+        if index < len(self._groups) and len(self._groups[index]) == answers:
+            return list(self._groups[index])
+        return super().of(prompt, index, answers)
+
+
+@dataclass(eq=False, slots=True)
+class Answer:
+    """One answer that is being written."""
+
+    prompt_tokens: int
+    length: int
+    order: tuple[int, int]
+    """(priority, arrival): the smallest joins first, the largest leaves first."""
+    ended: Callable[[Answer], None]
+    written: int = 0
+    """Tokens when it last joined or left the batch."""
+    joined: int = 0
+    """The generator's decode steps at that moment."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(version, tokens it wrote), in order; of what was written then."""
+
+    @property
+    def last_step(self) -> int:
+        """The generator's decode steps at its end, if it stays in the batch."""
+        return self.joined + self.length - self.written
+
+
+class Runs(Sequence[V]):
+    """A list with few different neighbours: (value, how often in a row), in order."""
+
+    __slots__ = ("runs", "_length")
+
+    def __init__(self, runs: Sequence[tuple[V, int]]) -> None:
+        self.runs: list[tuple[V, int]] = [(value, count) for value, count in runs if count]
+        self._length: int = sum(count for _, count in self.runs)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[V]:
+        return (value for value, count in self.runs for _ in range(count))
+
+    @overload
+    def __getitem__(self, place: int) -> V: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[V]: ...
+
+    def __getitem__(self, place: int | slice) -> V | list[V]:
+        return list(self)[place]
+
+
+def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
+    """End `rollout` as a model writes it: tokens that say nothing, log-probs of 0, and who wrote how many.
+
+    A list of 20,000 versions would take 160 kB; these take a few hundred bytes and are read like lists.
+
+    Args:
+        rollout: Without a token so far.
+        versions: (version, tokens that it wrote), in order.
+    """
+    written: Any = Runs(versions)
+    rollout.token_ids, rollout.versions = range(len(written)), written  # type: ignore[assignment]
+    rollout.logprobs = Runs([(0.0, len(written))])  # type: ignore[assignment]
+    rollout.finish_reason = "stop"

@@ -1,0 +1,161 @@
+"""A run before it is paid for: the real controller, ledger, pacing, dispatch and cuts on a virtual clock, between a
+model of a fleet and a model of a trainer.
+
+    admit -> generate -> queue -> micro-batches as groups arrive -> update -> sync -> admit ...
+
+The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after every step in the
+order of `lrl.weights.sync`: what can be done beside the generators is, then they pause. Rewards take no time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lrl.planning.costs import GeneratorCosts, TrainerCosts
+from lrl.planning.profiling.timeline import Record, StepRecord
+from lrl.planning.simulator import clock
+from lrl.planning.simulator.fleet_model import ModelFleet
+from lrl.planning.simulator.generator_model import ModelGenerator
+from lrl.planning.simulator.length_sampling import Lengths
+from lrl.planning.simulator.trainer_model import ModelTrainer, Piece
+from lrl.rollouts.bin_packing import Cuts
+from lrl.rollouts.controller import Controller
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+from lrl.routing.dispatch import Dispatch, LeastLoaded
+from lrl.types import Prompt, Rollout, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """A run to forecast. Settings have the names and meanings that they have in a run.
+
+    Args:
+        generators: What the work of each costs.
+        trainer: What its work costs.
+        lengths: Of the answers.
+        steps: Optimizer steps.
+        groups_per_step: Prompts that a step trains.
+        rollouts_per_group: Answers to each.
+        max_lag: Most versions between the one that wrote a token and the one that trains it.
+        stragglers: What to do with a group that has reached that bound and still runs; see `RolloutDataModule`.
+        micro_batch_tokens: Most tokens in one forward pass, padding included.
+        ranks: Trainer ranks, which train a micro-batch each at the same time.
+        max_num_seqs: Answers a generator writes at once.
+        prompt_tokens: Length of every prompt.
+        prompts: Prompts in the data set.
+        dispatch: Makes the rule by which prompts are sent.
+        placement: `split` gives trainer and generators devices of their own. `shared` alternates on the same ones: no
+            micro-batch begins while answers are being written, and max_lag must be 0; the costs are then those of all
+            devices on both sides.
+
+    Raises:
+        ValueError: A setting is outside its range, or max_lag is not 0 on shared devices.
+    """
+
+    generators: Sequence[GeneratorCosts]
+    trainer: TrainerCosts
+    lengths: Lengths
+    steps: int
+    groups_per_step: int = 16
+    rollouts_per_group: int = 8
+    max_lag: int = 1
+    stragglers: Literal["wait", "mask"] = "wait"
+    micro_batch_tokens: int = 8192
+    ranks: int = 1
+    max_num_seqs: int = 256
+    prompt_tokens: int = 256
+    prompts: int = 1_000_000
+    dispatch: Callable[[], Dispatch] = LeastLoaded
+    placement: Literal["split", "shared"] = "split"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rollouts_per_group", "ranks", "max_num_seqs", "prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not self.generators:
+            raise ValueError("generators is empty; without a generator nothing is written.")
+        if self.placement == "shared" and self.max_lag:
+            raise ValueError(f"max_lag is {self.max_lag} with placement shared, which alternates; set it to 0.")
+
+    @property
+    def pacing(self) -> Pacing:
+        """When groups may start, and by when they must be trained."""
+        return Pacing(
+            prompts_per_epoch=self.prompts,
+            groups_per_step=self.groups_per_step,
+            max_lag=self.max_lag,
+            last_step=self.steps,
+            wait_for_stragglers=self.stragglers == "wait",
+        )
+
+    def run(self, record: Callable[[Record], None] | None = None) -> Forecast:
+        """Simulate it.
+
+        Args:
+            record: Told of every record of the timeline, as soon as it is made; None for nobody.
+        """
+        return clock.run(self._run(record))
+
+    async def _run(self, record: Callable[[Record], None] | None) -> Forecast:
+        fleet = ModelFleet(self.generators, self.max_num_seqs, self.lengths, self.dispatch(), record)
+        controller = Controller(
+            Row(self.prompts, self.prompt_tokens),
+            fleet,
+            NoRewards(),
+            Ledger(self.pacing),
+            Sampling(n=self.rollouts_per_group),
+            decode=lambda tokens: "",
+            deadline_s=float("inf"),
+        )
+        oldest_lag = self.max_lag if self.stragglers == "mask" else None
+        alternates = self.placement == "shared"
+        cuts = Cuts[Piece](self.micro_batch_tokens, ranks=self.ranks)
+        trainer = ModelTrainer(self.trainer, fleet, controller, cuts, oldest_lag, alternates, record)
+        await controller.new_version(0)
+        steps = [await trainer.step(number) for number in range(self.steps)]
+        for generator in fleet.generators:
+            generator.end()
+        return Forecast(steps, fleet.generators)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What became of a simulated run."""
+
+    steps: list[StepRecord]
+    generators: list[ModelGenerator]
+    """At the run's end: seconds busy, idle and paused, and tokens, of each."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run."""
+        return self.steps[-1].started_s + self.steps[-1].seconds
+
+    @property
+    def lags(self) -> Counter[int]:
+        """lag -> trained answer tokens of that lag."""
+        return sum((Counter(step.lags) for step in self.steps), Counter())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The run's row of prompts, which have a length and no words."""
+
+    prompts: int
+    prompt_tokens: int
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(id=index % self.prompts, token_ids=range(self.prompt_tokens), text="")  # type: ignore[arg-type]
+
+
+class NoRewards:
+    """Every answer is worth the same, at once."""
+
+    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        """See `lrl.rollouts.controller.Scores`."""
+        for rollout in rollouts:
+            rollout.reward = 0.0

@@ -1,0 +1,182 @@
+"""Memory and disk, estimated from the model's shapes before a weight is loaded.
+
+Only what surely cannot work is a fault: the parts counted here are the ones that every run has, and activations, the
+Python processes and CUDA's own share come on top. What is merely tight is a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import psutil
+import torch
+
+from lrl.preflight import run_folder
+from lrl.preflight.model import Shape
+from lrl.routing.rankers import LanguageModelRanker
+from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
+from lrl.runtime.config_errors import fault
+from lrl.weights.shared_memory import SHARED_MEMORY
+
+if TYPE_CHECKING:
+    from lrl.datamodule import RolloutDataModule
+    from lrl.preflight.protocols import Policy
+
+log = logging.getLogger(__name__)
+
+GIB = 2**30
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TRAINED = 4
+"""Copies of the weights that training holds: themselves, their gradients and AdamW's two moments."""
+SAVED = 3
+"""Copies in a checkpoint: the weights and the two moments."""
+
+
+def check(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int = 0) -> None:
+    """Faults for what surely has no room, warnings for what is tight. Does nothing without generators to plan for.
+
+    Args:
+        trainer: With its strategy.
+        policy: What is trained.
+        data: What it is trained on.
+        shape: The policy's.
+        ranker: Parameters of the language model that guesses lengths.
+    """
+    strategy: Any = trainer.strategy
+    if not hasattr(strategy, "server_settings"):
+        return
+    weights = shape.parameters * BYTES[policy.dtype_name]
+    asked = strategy.server_settings.dtype
+    copy = shape.parameters * BYTES[policy.dtype_name if asked == "auto" else asked]
+    fits = trainer.state.fn == "fit"
+    copies = (TRAINED if fits else 1) + (1 if fits and policy.reference is not None else 0)
+    beside: dict[torch.device, int] = {}
+    if fits and data.lengths is not None and isinstance(data.lengths.ranker, LanguageModelRanker):
+        beside[data.lengths.ranker.device] = ranker * BYTES_A_PARAMETER
+    on_cuda = strategy.root_device.type == "cuda"
+    if on_cuda:
+        check_gpus(strategy, copies * weights, copy, beside)
+    else:
+        ranks, generators = len(strategy.parallel_devices or ()) or 1, max(1, len(strategy.generator_devices))
+        kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
+        in_memory = beside.get(torch.device("cpu"), 0)
+        _check_memory(ranks * copies * weights, generators * copy, generators * kv_cache, in_memory)
+        _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
+    if not on_cuda or strategy.weight_transfer == "shared_memory":
+        _check_shared_memory(weights, crews=1 + bool(strategy.num_evaluation_generators))
+    if fits:
+        _check_disk(trainer, weights)
+
+
+def memory_here() -> int:
+    """Bytes of memory and swap that this process may use: the machine's, or its container's if that is less."""
+    machine = psutil.virtual_memory().total + psutil.swap_memory().total
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return min(machine, int(text)) if text.isdigit() else machine
+
+
+def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> None:
+    needed, here = trainer + generators + kv_cache + ranker, memory_here()
+    parts = (
+        f"trainer {trainer / GIB:.1f}, generators' weights {generators / GIB:.1f}, their keys and values "
+        f"{kv_cache / GIB:.1f}{_and_ranker(ranker)}"
+    )
+    if needed > here:
+        fault(
+            f"Memory: at least {needed / GIB:.1f} GiB are needed ({parts}), and there are {here / GIB:.1f}. Take a "
+            "smaller model.model, model.dtype bfloat16, fewer strategy.generator_devices or a smaller "
+            "strategy.server.kv_cache_gib."
+        )
+    elif needed > (free := psutil.virtual_memory().available):
+        log.warning("Memory: at least %.1f GiB are needed (%s), and %.1f are free.", needed / GIB, parts, free / GIB)
+
+
+def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
+    """One answer at full length must fit, or vLLM does not start. Models that keep less than every key are left out."""
+    config = shape.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    names = ("num_hidden_layers", "num_key_value_heads", "hidden_size", "num_attention_heads")
+    sparing = getattr(config, "sliding_window", None) or getattr(config, "kv_lora_rank", None)
+    if (
+        sparing
+        or kinds != {"full_attention"}
+        or not all(isinstance(getattr(config, name, None), int) for name in names)
+    ):
+        return
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    needed = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size * (server.max_model_len or tokens)
+    if needed > server.kv_cache_gib * GIB > 0:
+        fault(
+            f"strategy.server.kv_cache_gib is {server.kv_cache_gib:g}, and one answer at full length takes "
+            f"{needed / GIB:.3g} GiB: raise it, or lower data.max_prompt_tokens and data.max_response_tokens."
+        )
+
+
+def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int]) -> None:
+    """Each GPU by itself: every rank has the whole policy; `beside` are a ranker's bytes on its device."""
+    root: torch.device = strategy.root_device
+    total = torch.cuda.get_device_properties(root).total_memory
+    server = strategy.server_settings
+    shared = not strategy.generator_devices
+    generator = int(server.gpu_memory_utilization * total)
+    for device in strategy.parallel_devices:
+        writes = generator if shared and device == root else 0
+        ranker = beside.get(device, 0)
+        if trainer + ranker + writes > total:
+            what = (
+                f" beside the generator's {writes / GIB:.1f} (strategy.server.gpu_memory_utilization)" if writes else ""
+            )
+            fault(
+                f"GPU memory: weights, gradients and moments take {trainer / GIB:.1f} GiB{_and_ranker(ranker)}{what}, "
+                f"and the GPU has {total / GIB:.1f}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
+            )
+    for device in strategy.generator_devices:
+        if (ranker := beside.get(device, 0)) + generator > total:
+            fault(
+                f"GPU memory: data.lengths.ranker takes {ranker / GIB:.1f} GiB of {device}, where a generator has "
+                f"{generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that, or "
+                "set data.lengths.ranker.device."
+            )
+    if copy // server.tensor_parallel_size > generator:
+        fault(
+            f"GPU memory: a generator's weights take {copy / server.tensor_parallel_size / GIB:.1f} GiB on each GPU, "
+            f"of {generator / GIB:.1f}. Raise strategy.server.gpu_memory_utilization or tensor_parallel_size."
+        )
+
+
+def _and_ranker(ranker: int) -> str:
+    return f", data.lengths.ranker {ranker / GIB:.1f}" if ranker else ""
+
+
+def _check_shared_memory(weights: int, crews: int) -> None:
+    """Each crew's file, and one that is being written: a new version stands beside the old one at first."""
+    needed, free = (crews + 1) * weights, shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        fault(
+            f"{SHARED_MEMORY} has {free / GIB:.2f} GiB free, and strategy.weight_transfer shared_memory takes "
+            f"{needed / GIB:.2f}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or "
+            "`docker run --shm-size` for a container."
+        )
+
+
+def _check_disk(trainer: L.Trainer, weights: int) -> None:
+    """One checkpoint must fit; a new one is written before the old one goes."""
+    checkpoints = [callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "save_weights_only")]
+    if not checkpoints:
+        return
+    needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
+    setting, folder = next(iter(run_folder.folders(trainer)))
+    disk = shutil.disk_usage(run_folder.nearest(folder))
+    if disk.total and needed > disk.free:
+        fault(
+            f"{setting} is {str(folder)!r}, where {disk.free / GIB:.2f} GiB are free, and a checkpoint takes "
+            f"{needed / GIB:.2f}. Free some, choose another folder, or set ModelCheckpoint.save_weights_only."
+        )
+    elif disk.total and 2 * needed > disk.free:
+        log.warning("A checkpoint takes %.2f GiB and %.2f are free in %s.", needed / GIB, disk.free / GIB, folder)

@@ -1,0 +1,94 @@
+"""From a row of a data set to the words and the tokens of a prompt: messages, template, chat template."""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from lrl.rollouts.sources import Row
+from lrl.runtime.config_errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+
+
+def filled(template: str, row: Row, where: str) -> str:
+    """`template` with a row's columns in it; raises ValueError that begins with `where`."""
+    try:
+        return template.format_map(row)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: `template={template!r}` cannot be filled: {error}. Mend template or row."
+        ) from error
+
+
+def template_fields(template: str) -> set[str]:
+    """The columns a template names."""
+    remedy = "Name a column in braces, and write a brace that is only text twice: \\boxed{{}}."
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ConfigError(f"`template={template!r}`: {error}. {remedy}") from error
+    if not fields or any(not field or field.isdigit() for field in fields):
+        raise ConfigError(f"`template={template!r}`: there must be fields, each with a column's name. {remedy}")
+    return {re.split(r"[.\[]", field)[0] for field in fields}
+
+
+def messages_of(value: Any, where: str) -> list[Message]:
+    """A column's value as chat messages that end with a question: strings become one user message."""
+    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise ConfigError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
+    # Arrow gives every message of a file the same keys, with None where the row had none.
+    messages = [{key: part for key, part in message.items() if part is not None} for message in messages]
+    questions = [message.get("content") for message in messages if message["role"] == "user"]
+    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
+        raise ConfigError(f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row.")
+    if messages[-1]["role"] == "assistant":
+        raise ConfigError(f"{where}: the last message is the assistant's, which the policy is to write. Remove it.")
+    return messages
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bool, where: str) -> list[int]:
+    """The token ids of a prompt up to where the answer begins.
+
+    Args:
+        tokenizer: The policy's.
+        messages: Of them all, or without `chat` of the last one's text alone.
+        chat: Use the tokenizer's chat template.
+        where: Row and column; errors about the text begin with it.
+
+    Raises:
+        ConfigError: The chat template refuses the messages, or the tokenizer their text.
+    """
+    try:
+        if not chat:
+            return tokenizer.encode(messages[-1]["content"])
+        return list(
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        )
+    except TemplateError as error:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        raise ConfigError(
+            f"The tokenizer's chat template refuses messages with the roles {roles}: {error}. Change the messages (or "
+            "leave out `system_prompt`), or set `chat=false`."
+        ) from error
+    except Exception as error:  # what tokenizers raises has no class of its own
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise ConfigError(
+            f"{where}: the tokenizer cannot encode it, {_unwritable(messages) or reason}. Mend it."
+        ) from error
+
+
+def _unwritable(messages: list[Message]) -> str:
+    """The first character that is not Unicode text: JSON's \\ud800 is half a character, and no tokenizer takes it."""
+    for message in messages:
+        for place, letter in enumerate(message["content"] if isinstance(message["content"], str) else ""):
+            if "\ud800" <= letter <= "\udfff":
+                return f"character {place} of the {message['role']} message is {letter!a}, half of a surrogate pair"
+    return ""

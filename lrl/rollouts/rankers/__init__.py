@@ -1,7 +1,0 @@
-"""Which prompts will have long answers, from the prompt alone. One class a way, named in YAML by its `class_path`."""
-
-from lrl.rollouts.rankers.base import Ranker
-from lrl.rollouts.rankers.language_model import LanguageModelRanker
-from lrl.rollouts.rankers.ngrams import NgramRanker
-
-__all__ = ["LanguageModelRanker", "NgramRanker", "Ranker"]

@@ -1,0 +1,160 @@
+"""How long answers will be: a ranking of prompts, learnt from the answers of every step.
+
+A prompt that was answered before is expected to be answered at that length again; another one by what it says
+(`lrl.routing.rankers`). Both are kept relative to the length of all answers at that time, because the policy changes:
+when all answers grow, what was seen an epoch ago still ranks right.
+
+Nothing but dispatch and the log reads it, so a wrong guess costs time and never changes what is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lrl.routing.rankers import NgramRanker, Ranker
+from lrl.runtime.config_errors import at_least, fault
+from lrl.types import Group, Prompt, Rollout
+
+RECENT_ANSWERS = 4096
+"""Answers whose lengths are the distribution that `quantile` is of."""
+RECENT_GROUPS = 512
+"""Groups over which recall is counted."""
+TAILS = (20, 10, 5)
+"""Per cent of the groups that recall looks at."""
+
+
+class Lengths:
+    """Expects the lengths of answers from those seen so far. One thread learns; another may ask meanwhile.
+
+    Args:
+        newest_weight: Weight of a prompt's newest answers against the older ones, in (0, 1].
+        seen_prompts: Prompts whose lengths are remembered, the newest; 12 bytes each in a checkpoint.
+        ranker: Guesses from the prompt alone; default `lrl.routing.rankers.NgramRanker`.
+
+    Raises:
+        ValueError: A setting is outside its range.
+    """
+
+    def __init__(self, newest_weight: float = 0.5, seen_prompts: int = 100_000, ranker: Ranker | None = None) -> None:
+        if not 0 < newest_weight <= 1:
+            fault(f"data.lengths.newest_weight is {newest_weight}; it must be above 0 and at most 1.")
+        at_least(1, "data.lengths", seen_prompts=seen_prompts)
+        self.newest_weight = newest_weight
+        self.seen_prompts = seen_prompts
+        self.ranker = ranker or NgramRanker()
+        self._level: float | None = None  # mean log length, the newest step's weighing most
+        self._seen: dict[int, float] = {}  # prompt id -> log length less the level, least recently seen first
+        self._recent = np.empty(0)  # tokens of single answers, ascending, replaced as a whole
+        self._answers = deque[int](maxlen=RECENT_ANSWERS)  # the same in the order of their coming
+        self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)  # (expected, found) of groups, log tokens
+
+    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+        """Expected tokens of a whole answer, more than `written`; 1 more before anything was seen.
+
+        An answer that is as long already as was expected is expected to be as long as those seen that became longer.
+        """
+        if self._level is None:
+            return written + 1.0
+        tokens = math.exp(self._log_length(prompt))
+        if tokens >= written + 1.0:
+            return tokens
+        longer = self._recent[np.searchsorted(self._recent, written, side="right") :]
+        return float(longer.mean()) if len(longer) else written + 1.0
+
+    def quantile(self, share: float) -> float:
+        """The length, in tokens, that `share` of the answers seen lately does not exceed; 1 before any was seen."""
+        recent = self._recent
+        return float(recent[math.ceil(share * len(recent)) - 1]) if len(recent) else 1.0
+
+    def end_step(self, groups: Sequence[Group]) -> None:
+        """Learn from the answers of a step; first note how well they were expected, for `recall`."""
+        groups = [group for group in groups if group.has_tokens]
+        if not groups:
+            return
+        found = [math.log(self._mean_length(group)) for group in groups]
+        if self._level is not None:
+            expected = [self._log_length(group.prompt) for group in groups]
+            self._guesses.extend(zip(expected, found, strict=True))
+        mean = math.fsum(found) / len(found)
+        self._level = mean if self._level is None else self._mixed(self._level, mean)
+        for group, log_length in zip(groups, found, strict=True):
+            self._note(group.prompt.id, log_length - self._level)
+        self.ranker.learn([group.prompt for group in groups], [log - self._level for log in found])
+        self._answers.extend(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        self._recent = np.sort(self._answers)
+
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:
+        """`prompts` start soon; those that were never answered are the ranker's. Call it where `expected` is asked."""
+        self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
+
+    def recall(self) -> dict[str, float]:
+        """Of the longest 20, 10 and 5 % of the last few hundred groups, the share that was expected among so many.
+
+        Empty until there is one group in 5 %. By chance it would be 0.2, 0.1 and 0.05.
+        """
+        if len(self._guesses) * min(TAILS) < 100:
+            return {}
+        expected, found = np.array(self._guesses).T
+        return {f"lengths/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS}
+
+    def figures(self) -> dict[str, float]:
+        """What the log says: recall, and what the ranker says of itself."""
+        return self.recall() | self.ranker.figures()
+
+    def _log_length(self, prompt: Prompt) -> float:
+        assert self._level is not None, "something was seen"
+        known = self._seen.get(prompt.id)
+        return self._level + (self.ranker.guess(prompt) if known is None else known)
+
+    def _mean_length(self, group: Group) -> float:
+        """Mean tokens of a group's answers; one that was cut is at least as long as it was expected to be."""
+        return max(1.0, sum(self._length(group.prompt, rollout) for rollout in group.rollouts) / len(group.rollouts))
+
+    def _length(self, prompt: Prompt, rollout: Rollout) -> float:
+        tokens = len(rollout.token_ids)
+        if rollout.finish_reason != "length" or self._level is None:
+            return tokens
+        return max(tokens, math.exp(self._log_length(prompt)))
+
+    def _note(self, prompt_id: int, relative: float) -> None:
+        before = self._seen.pop(prompt_id, None)
+        self._seen[prompt_id] = relative if before is None else self._mixed(before, relative)
+        if len(self._seen) > self.seen_prompts:
+            del self._seen[next(iter(self._seen))]
+
+    def _mixed(self, old: float, new: float) -> float:
+        return (1 - self.newest_weight) * old + self.newest_weight * new
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt, in plain numbers and tensors, of bounded size."""
+        return {
+            "level": self._level,
+            "seen_ids": torch.tensor(list(self._seen), dtype=torch.int64),
+            "seen": torch.tensor(list(self._seen.values()), dtype=torch.float32),
+            "rankers": {type(self.ranker).__name__: self.ranker.state_dict()},
+            "answers": torch.tensor(self._answers, dtype=torch.int32),
+            "guesses": torch.tensor(self._guesses, dtype=torch.float32).reshape(-1, 2),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._level = state["level"]
+        self._seen = dict(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
+        if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:  # else it begins anew
+            self.ranker.load_state_dict(learnt)
+        self._answers = deque(state["answers"].tolist(), maxlen=RECENT_ANSWERS)
+        self._recent = np.sort(self._answers)
+        self._guesses = deque(map(tuple, state["guesses"].tolist()), maxlen=RECENT_GROUPS)
+
+
+def recall(expected: NDArray[np.float64], found: NDArray[np.float64], share: float) -> float:
+    """Share of the largest `share` of `found` [n], at least one, that is among as many largest of `expected` [n]."""
+    count = max(1, round(share * len(found)))
+    return len(set(np.argsort(-expected)[:count]) & set(np.argsort(-found)[:count])) / count

@@ -1,0 +1,262 @@
+"""The division of the job's devices: the first ones train, the last ones are kept back for generators.
+
+`trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to agree. On a CPU a
+device is a process: `devices: 2, generator_devices: 1` is one trainer and one generator. With `generator_devices: 0`
+one generator shares the trainer's device.
+
+`placement: shared` is the synchronous design that lrl is measured against: both sides take turns, each with the whole
+machine. A step waits for all of its groups, then trains, and nothing is written meanwhile.
+
+The mixin does it through the setter of `parallel_devices`, which Lightning's connector fills before anything is derived
+from it. Generators start in `setup`, when model and data are loaded: what is wrong with those is said before a server
+runs. They stop in `teardown`, the one hook Lightning calls at every end it lives to see; for the others there is the
+keeper.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import secrets
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lrl.generators.fleet import Fleet
+from lrl.generators.pool import SPARE_PLACES
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.membership.admission import admit_others
+from lrl.membership.registry import Register, Terms
+from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.config_errors import ConfigError, above, at_least, fault
+from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
+from lrl.runtime.ranks import Ranks
+from lrl.runtime.run_folder import Claim, run_folder
+from lrl.strategies.graceful_shutdown import EndsInOrder
+from lrl.training.schedule import check_optimizers
+from lrl.weights import choose_transport
+
+if TYPE_CHECKING:
+    import lightning as L
+
+
+class GeneratorDevices(EndsInOrder):
+    """Mixin for a Lightning strategy: keeps devices back and owns the generators on them.
+
+    Args:
+        generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
+            trainer's device.
+        placement: `split` has both sides work at once, each on its own devices or its half of the CPU's cores.
+            `shared` has them take turns with all of them; it needs `data.max_lag: 0`, and `generator_devices: 0` on
+            GPUs.
+        evaluation_generators: How many of the generators answer only evaluations, each at one pinned version.
+        heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds it has for that: it is
+            replaced if none comes.
+        generator_timeout_s: Seconds a run waits for a replacement when no generator is left, before it ends.
+        weight_transfer: How weights travel: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or `nccl`.
+        server: Settings of the vLLM servers.
+        **kwargs: The base strategy's own.
+    """
+
+    def __init__(
+        self,
+        generator_devices: int = 1,
+        placement: Literal["split", "shared"] = "split",
+        evaluation_generators: int = 0,
+        heartbeat_s: float = 30.0,
+        generator_timeout_s: float = 900.0,
+        weight_transfer: str = "auto",
+        server: ServerSettings | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if generator_devices < 0:
+            fault(f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more.")
+        at_least(0, "strategy", evaluation_generators=evaluation_generators)
+        self.num_generator_devices = generator_devices
+        above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
+        self.num_evaluation_generators = evaluation_generators
+        self.placement = placement
+        self.heartbeat_s, self.generator_timeout_s = heartbeat_s, generator_timeout_s
+        self.weight_transfer = weight_transfer
+        self.server_settings = server or ServerSettings()
+        self.generator_devices: list[torch.device] = []
+        self.fleet: Fleet | None = None
+        self.register: Register | None = None
+        """Where other processes' generators ask to join and to leave."""
+        self.transport: str | None = None
+        self.run_id = secrets.token_hex(4)
+        self.token = secrets.token_urlsafe(32)
+        self.ranks = Ranks()
+        """The processes that train."""
+        self.claim = Claim()
+        """On the run's folder, from the checks before the run to its end."""
+        self._parallel_devices: list[torch.device] | None = None
+        super().__init__(**kwargs)
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The devices that train."""
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        kept = self.num_generator_devices
+        if not devices:
+            self._parallel_devices = devices
+            return
+        if kept >= len(devices):
+            raise ConfigError(
+                f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no device is left to "
+                f"train. trainer.devices counts the whole job: set it to at least {kept + 1}, or generator_devices to "
+                "0 to share."
+            )
+        split = len(devices) - kept
+        self._parallel_devices, self.generator_devices = devices[:split], devices[split:]
+
+    def setup(self, trainer: L.Trainer) -> None:
+        """Set up training, then start the generators and wait until they answer."""
+        super().setup(trainer)
+        if trainer.state.fn == "fit":
+            check_optimizers(trainer)
+        if self.root_device.type != "cuda" and self.placement == "split":
+            share_cores(ranks=len(self.parallel_devices or ()) or 1)
+        if trainer.is_global_zero and getattr(trainer, "datamodule", None) is not None:
+            self.start_generators(trainer)
+
+    def start_generators(self, trainer: L.Trainer) -> None:
+        """Start one vLLM server per group of `server.tensor_parallel_size` generator devices."""
+        self.transport, placements = self.plan()
+        servers = self.make_servers(trainer, placements)
+        rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
+        on_cuda, threads = self.root_device.type == "cuda", [server.settings.threads for server in servers]
+        self.fleet = Fleet(
+            servers,
+            capacity=self.server_settings.max_num_seqs,
+            reserved=self.num_evaluation_generators,
+            heartbeat_s=self.heartbeat_s,
+            patience_s=self.generator_timeout_s,
+            cores=() if on_cuda else cores_of_generators(threads),
+        )
+        self.fleet.loop.interrupted = lambda: stop_if_told(trainer)
+        self.fleet.start(lambda: stop_if_told(trainer))
+        self.register = register = Register(servers[0].log_path.parent)
+        with may_be_refused("What generators need to join", register.files.path):
+            admit_others(self.fleet, register, self._terms(servers))
+
+    def plan(self) -> tuple[str, list[list[int]]]:
+        """The transport, and the CUDA indices of each generator; raises ValueError if the devices do not allow it."""
+        on_cuda = self.root_device.type == "cuda"
+        shares_device = on_cuda and not self.generator_devices
+        transport = choose_transport(self.weight_transfer, on_cuda=on_cuda, shares_device=shares_device)
+        return transport, self._placements(on_cuda)
+
+    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+        """One server, not started, for each list of CUDA indices; their logs go to the run's folder."""
+        policy: Any = trainer.lightning_module
+        folder, settings = run_folder(trainer), self._settings(trainer)
+        assert self.transport is not None, "chosen before the servers are made"
+        return [
+            Server(policy.policy_folder, settings, self.transport, devices, folder, number, self.run_id, self.token)
+            for number, devices in enumerate(placements)
+        ]
+
+    def _settings(self, trainer: L.Trainer) -> ServerSettings:
+        """The servers' settings with what policy and data decide: so no two settings have to agree."""
+        asked: Any = self.server_settings
+        policy: Any = trainer.lightning_module
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        return replace(
+            asked,
+            max_model_len=asked.max_model_len or data.max_model_tokens,
+            max_num_seqs=asked.max_num_seqs + SPARE_PLACES,
+            threads=asked.threads or (os.cpu_count() if self.placement == "shared" else None),
+            dtype=policy.dtype_name if asked.dtype == "auto" else asked.dtype,
+        )
+
+    def _terms(self, servers: list[Server]) -> Terms:
+        """What a generator must be to join: what those are that the run has started."""
+        first = servers[0]
+        return Terms(
+            model=os.path.abspath(first.model) if os.path.exists(first.model) else first.model,
+            settings=asdict(first.settings),
+            transport=first.backend,
+            run_id=self.run_id,
+            on_cpu=self.root_device.type != "cuda",
+            generators=len(servers),
+        )
+
+    def _placements(self, on_cuda: bool) -> list[list[int]]:
+        """CUDA indices of each generator; an empty list is a generator on the CPU."""
+        if not on_cuda:
+            return self._enough([[] for _ in range(max(1, len(self.generator_devices)))])
+        shared: torch.device = self.root_device
+        indices = [device.index for device in self.generator_devices or [shared]]
+        size = self.server_settings.tensor_parallel_size
+        if len(indices) % size:
+            raise ConfigError(
+                f"strategy.server.tensor_parallel_size is {size}, which does not divide the {len(indices)} "
+                "generator devices."
+            )
+        return self._enough([indices[start : start + size] for start in range(0, len(indices), size)])
+
+    def _enough(self, placements: list[list[int]]) -> list[list[int]]:
+        if self.num_evaluation_generators >= len(placements):
+            raise ConfigError(
+                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are {len(placements)} "
+                "generators: none is left for rollouts. Lower it, or raise generator_devices and trainer.devices."
+            )
+        return placements
+
+    def on_train_start(self) -> None:
+        """Spare the garbage collector what is there by now, most of it the libraries' and there to stay.
+
+        A look at all of it took 0.3 s, in which no thread of Python moves, and came so rarely that garbage gathered for
+        minutes.
+        """
+        super().on_train_start()
+        gc.collect()
+        gc.freeze()
+
+    def teardown(self) -> None:
+        """Stop the generators, then what the base strategy holds."""
+        gc.unfreeze()
+        try:
+            if self.fleet is not None:
+                self.fleet.stop()
+        finally:
+            self.fleet, register, self.register = None, self.register, None
+            if register is not None:
+                with may_be_refused("The end of the run", register.files.path):
+                    register.close()
+        super().teardown()
+        self.claim.give_up()
+
+
+def stop_if_told(trainer: L.Trainer) -> None:
+    """Raise `lrl.runtime.signals.Stopped` if a signal has told the run to end."""
+    if isinstance(trainer.strategy, EndsInOrder):
+        trainer.strategy.signals.check()
+
+
+class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
+    """One trainer process on one device, and the rest of the job's devices for generators; see `GeneratorDevices`."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """The one device that trains."""
+        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
+
+    @GeneratorDevices.parallel_devices.setter  # type: ignore[attr-defined]
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        """Refuse a second trainer device: this strategy would leave it idle."""
+        GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
+        if self._parallel_devices and len(self._parallel_devices) > 1:
+            raise ConfigError(
+                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} minus "
+                f"strategy.generator_devices {self.num_generator_devices} leaves {len(self._parallel_devices)}. "
+                "Raise generator_devices, lower devices, or train on all of them with lrl.AsyncDDP."
+            )

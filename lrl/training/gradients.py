@@ -1,0 +1,66 @@
+"""From the gradient of a sum to the one the optimizer may use: averaged over ranks, scaled, clipped, and finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lrl.runtime.ranks import counting_on
+
+
+def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
+    """Gives each of several ranks the mean of all their gradients, a rank without one counting as zero; a collective.
+
+    Sharded parameters are left out: their gradients have been averaged within the backward pass.
+
+    Raises:
+        RuntimeError: Another rank has ended.
+    """
+    if ranks == 1:
+        return
+    weights = [weight for weight in parameters if weight.requires_grad and not isinstance(weight, DTensor)]
+    here = [weight.grad is not None for weight in weights]
+    anywhere = torch.tensor(here, dtype=torch.uint8, device=weights[0].device if weights else None)
+    with counting_on("Another rank"):
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+    gradients = []
+    for weight, somebody_has_one in zip(weights, anywhere.tolist(), strict=True):
+        if somebody_has_one:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            gradients.append(weight.grad)
+    with counting_on("Another rank"):
+        sums = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
+        for each in sums:
+            each.wait()
+    for gradient in gradients:
+        gradient.div_(ranks)
+
+
+def scale_and_clip(parameters: Iterable[torch.nn.Parameter], scale: float, max_norm: float | None, step: int) -> Tensor:
+    """Multiplies gradients by `scale`, then limits their L2 norm over all parameters to `max_norm`.
+
+    Returns:
+        float32 [], the norm before it was limited.
+
+    Raises:
+        RuntimeError: The norm is not finite.
+    """
+    weights = [parameter for parameter in parameters if parameter.grad is not None]
+    for weight in weights:
+        assert weight.grad is not None
+        weight.grad.mul_(scale)
+    norm = torch.nn.utils.clip_grad_norm_(weights, math.inf if max_norm is None else max_norm)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if not torch.isfinite(norm):
+        raise RuntimeError(
+            f"step {step}: the gradient norm is {norm.item()}. The weights were not touched. Look at policy/ratio_max "
+            "and policy/kl_behaviour of the steps before, then lower model.lr or model.max_grad_norm, or set "
+            "model.dtype to float32."
+        )
+    return norm

@@ -1,0 +1,255 @@
+"""The Hugging Face side of the policy: opening a model, its log-probs over packed rows, its weights by their checkpoint
+names.
+
+What could make the trainer's log-probs differ from the generator's is dealt with here: dropout and router noise are
+off, and a model that changes its logits in a way `LogitTransform` does not know is refused when it is opened. That
+answers do not see each other is tried in `lrl.training.isolation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
+
+from lrl.runtime import import_by_name
+from lrl.runtime.config_errors import ConfigError
+from lrl.training.logprobs import LogitTransform, token_logprobs
+from lrl.types import MicroBatch
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def is_made(model: str) -> bool:
+    """Whether the setting `model` names a Python function that makes the model."""
+    return import_by_name.is_name(model) and not Path(model).exists()
+
+
+def find_model(model: str) -> str:
+    """The folder or hub name behind the setting `model`; runs the function that it may name instead.
+
+    Raises:
+        ValueError: There is no such folder or function, or the function raised.
+    """
+    if not is_made(model):
+        folder = str(Path(model).expanduser()) if model.startswith("~") else model
+        check_folder(folder)
+        return folder
+    try:
+        maker = import_by_name.function(model)
+    except ValueError as error:
+        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
+    try:
+        return str(maker())
+    except Exception as error:
+        raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
+
+
+def check_folder(model: str) -> None:
+    """Raise ValueError if `model` can only be a folder, and there is none. On the hub it is `name` or `owner/name`."""
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if is_path and not Path(model).exists():
+        here = f" (looked for {Path(model).resolve()})" if not Path(model).is_absolute() else ""
+        raise ConfigError(f"model={model!r}: there is no such folder{here}. Give one in Hugging Face format.")
+
+
+def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub name; raises ValueError when there is none."""
+    return _from_pretrained(AutoTokenizer, folder)
+
+
+def open_network(
+    folder: str,
+    dtype: Dtype,
+    attention: str | None,
+    gradient_checkpointing: bool,
+    device: torch.device | str = "cpu",
+) -> PreTrainedModel:
+    """The model of a folder or hub name, in training mode, without noise, on the device on which it will be used.
+
+    Raises:
+        ValueError: It cannot be opened, or its log-probs cannot be computed from its last hidden state.
+    """
+    config = _from_pretrained(AutoConfig, folder)
+    _silence_noise(config.get_text_config())
+    settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
+    if unset := sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"]):
+        raise ConfigError(
+            f"model={folder!r}: {len(unset)} weights are missing or of another shape than config.json says, the first "
+            f"{unset[0]}. They would be random: give a complete folder."
+        )
+    if gradient_checkpointing:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
+    _drop_ignored_sampling(network.generation_config)
+    _check_logits(network.train().to(device))
+    return network
+
+
+def open_skeleton(folder: str, attention: str | None) -> PreTrainedModel:
+    """The model of a folder or hub name without its weights: shapes only. Raises ValueError if it cannot be built."""
+    config = _from_pretrained(AutoConfig, folder)
+    with torch.device("meta"), _named(AutoModelForCausalLM, folder, attention):
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention, trust_remote_code=False)
+
+
+def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
+    """Log-probs of the labels at the micro-batch's temperature.
+
+    Args:
+        network: A causal language model.
+        micro: R rows of L tokens on the network's device.
+        chunk_tokens: As for `token_logprobs`.
+
+    Returns:
+        float32 [R, L] in nats, 0 where the mask is false.
+    """
+    # Flash attention reads where sequences begin from position_ids, but only when all of them are in one row.
+    flat = "flash" in (network.config._attn_implementation or "")
+    shape = (1, -1) if flat else micro.input_ids.shape
+    outputs = decoder_of(network)(
+        input_ids=micro.input_ids.view(shape), position_ids=micro.position_ids.view(shape), use_cache=False
+    )
+    hidden = outputs.last_hidden_state.view(*micro.input_ids.shape, -1)
+    head = network.get_output_embeddings()
+    logprobs = token_logprobs(
+        hidden[micro.mask].to(head.weight.dtype),  # Mamba's residual stream is float32 whatever the weights are
+        head.weight,
+        micro.labels[micro.mask],
+        bias=getattr(head, "bias", None),
+        temperature=micro.temperature,
+        transform=LogitTransform.from_config(network.config.get_text_config()),
+        chunk_tokens=chunk_tokens,
+    )
+    return torch.zeros(micro.mask.shape, device=logprobs.device).masked_scatter(micro.mask, logprobs)
+
+
+def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
+    """The part of a causal language model that makes the last hidden state."""
+    decoder = network.get_decoder()
+    # Llama 4 and the text side of Mllama name another part as their base, and get the whole back.
+    return network.model if decoder is network else decoder
+
+
+def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatch:
+    """One row in which every token but the first is a label, at temperature 1."""
+    input_ids = torch.tensor([token_ids], device=device)
+    mask = torch.ones_like(input_ids, dtype=torch.bool)
+    mask[:, -1] = False
+    zeros = torch.zeros(mask.shape, device=device)
+    return MicroBatch(
+        input_ids=input_ids,
+        position_ids=torch.arange(len(token_ids), device=device)[None],
+        labels=input_ids.roll(-1, dims=1),
+        mask=mask,
+        behaviour_logprobs=zeros,
+        advantages=zeros,
+        versions=torch.zeros_like(input_ids),
+        sequence_ids=torch.zeros_like(input_ids),
+        group_ids=torch.zeros_like(input_ids),
+        temperature=1.0,
+    )
+
+
+def own_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the network once, whole, by its name in memory; a collective of all ranks when sharded."""
+    seen: set[int] = set()
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """As `own_weights`, by the names of a Hugging Face checkpoint.
+
+    Layer by layer, because transformers keeps some weights (the experts of a mixture) in another layout than
+    checkpoints do, and only whole layers convert back.
+    """
+    for _, layer in groupby(own_weights(network), key=lambda item: _layer_of(item[0])):
+        yield from revert_weight_conversion(network, dict(layer)).items()
+
+
+def _layer_of(name: str) -> str:
+    """`model.layers.3` for all of layer 3's weights, the name itself outside of layers."""
+    head, dot, tail = name.partition(".layers.")
+    return head + dot + tail.partition(".")[0] if dot else name
+
+
+def _silence_noise(config: Any) -> None:
+    """Switches off dropout and router jitter: log-probs in training must be those the generator samples from."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("drop" in name or "jitter" in name):
+            setattr(config, name, 0.0)
+
+
+def _drop_ignored_sampling(generation: Any) -> None:
+    """Clears sampling settings of a greedy generation config: transformers ignores them, yet refuses to save them."""
+    if generation is not None and not generation.do_sample:
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+            setattr(generation, name, None)
+
+
+def _check_logits(network: PreTrainedModel) -> None:
+    """Compares log-probs from the last hidden state with the model's own, so that no logit change goes unnoticed."""
+    ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
+    micro = text_as_micro_batch(ids.tolist(), network.device)
+    with torch.no_grad(), runs(network):
+        ours = label_logprobs(network, micro, chunk_tokens=len(ids))[0, :-1]
+        logits = network(input_ids=micro.input_ids, use_cache=False).logits[0, :-1].float()
+    theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
+    gap = (ours - theirs).abs().max().item()
+    if not gap < (1e-3 if network.dtype == torch.float32 else 0.25):
+        raise ConfigError(
+            f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after the head in a way lrl "
+            f"does not know (log-probs differ by {gap:.3g} nats). Add it to lrl.training.logprobs.LogitTransform."
+        )
+
+
+@contextmanager
+def runs(network: PreTrainedModel) -> Iterator[None]:
+    """Turns what a model raises that wants to be called in another way into a ValueError that names it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:  # a RuntimeError, and no fault of the model
+        raise
+    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
+        raise ConfigError(
+            f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for tokens and their "
+            f"positions alone ({type(error).__name__}: {' '.join(str(error).split()):.200}). Take another model."
+        ) from error
+
+
+def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
+    with _named(kind, folder, settings.get("attn_implementation")):
+        return kind.from_pretrained(folder, trust_remote_code=False, **settings)
+
+
+@contextmanager
+def _named(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
+    """Turns what transformers raises for a bad folder into a ValueError that names the setting."""
+    check_folder(folder)
+    try:
+        yield
+    except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        if "custom code" in reason:
+            reason = "It brings code of its own, which is never run."
+        elif "/" in folder and not Path(folder).exists() and Path(folder).parent.is_dir():
+            reason = f"There is no such folder in {Path(folder).parent}, and as a name on the hub: {reason}"
+        raise ConfigError(
+            f"model={folder!r}: {kind.__name__} cannot open it{f' with attention={attention!r}' if attention else ''}. "
+            f"{reason:.300}\n"
+            "Give a folder in Hugging Face format, a name on the hub (and a way to reach it), or module:function."
+        ) from None

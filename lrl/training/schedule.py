@@ -1,0 +1,79 @@
+"""The learning rate over a run's steps: of lrl's own schedule, and of any scheduler that a user brings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from lrl.runtime.config_errors import ConfigError
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def check_end(schedule: Schedule, max_steps: int) -> None:
+    """Raises ValueError for a schedule that falls to 0 at the end of a run without one."""
+    if schedule != "constant" and max_steps < 1:
+        raise ConfigError(f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})")
+
+
+def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
+    """Learning rate of `step` (from 0) over its peak: up to 1 during warm-up, then down to 0 at `max_steps`."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+
+
+def check_optimizers(trainer: L.Trainer) -> None:
+    """Raises ValueError if a step cannot use what `configure_optimizers` gave; call it when they are set up."""
+    optimizers, module = trainer.optimizers, trainer.lightning_module
+    if len(optimizers) != 1:
+        raise ConfigError(
+            f"{type(module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, and a version of the "
+            "policy is one optimizer step: give one, with a parameter group for each setting."
+        )
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        raise ConfigError(
+            f"{type(module).__name__}.configure_optimizers gives LBFGS, which computes the loss of a step many times, "
+            "and rollouts are trained once: give another optimizer."
+        )
+    plateaus = [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
+    if plateaus and not is_overridden("lr_scheduler_step", module, L.LightningModule):
+        # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
+        raise ConfigError(
+            f"{type(module).__name__}.configure_optimizers gives ReduceLROnPlateau, whose metric nobody chooses. "
+            "Override lr_scheduler_step(self, scheduler, metric) and call scheduler.step(...) in it with one of "
+            "self.trainer.callback_metrics, or give another scheduler."
+        )
+
+
+def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
+    """Step what is due behind the optimizer step of batch `batch_idx`, as Lightning does for automatic optimisation.
+
+    A scheduler of interval `step` is due after every `frequency` steps, one of interval `epoch` (Lightning's default)
+    behind the last step of every `frequency` epochs. Behind the step and not in a hook after it: a checkpoint that is
+    saved in the hook has to hold it.
+    """
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "step":
+            done = trainer.global_step
+        elif batch_idx + 1 == trainer.num_training_batches:
+            done = trainer.current_epoch + 1
+        else:
+            continue
+        if done % config.frequency == 0:
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
+
+
+def restart_at(optimizer: torch.optim.Optimizer, scheduler: LambdaLR, lr: float, settings: dict[str, Any]) -> None:
+    """Let the peak learning rate `lr` and AdamW's `settings` win over those in the state of a checkpoint."""
+    scheduler.base_lrs = [lr] * len(optimizer.param_groups)
+    for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+        group.update(lr=lr * factor(scheduler.last_epoch), initial_lr=lr, **settings)

@@ -31,13 +31,18 @@ class ServerHandle(Protocol):
 
     number: int
     """Of the generator."""
-    name: str
-    """What errors and logs call it."""
-    url: str
     trust: ssl.SSLContext | None
     """The certificates that its client accepts; None without TLS."""
     token: str
     settings: ServerSettings
+
+    @property
+    def name(self) -> str:
+        """Its name in errors and logs."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
 
     @property
     def alive(self) -> bool:

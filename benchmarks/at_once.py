@@ -20,14 +20,14 @@ from benchmarks import timed_run
 from benchmarks.lent_server import LentServer
 from benchmarks.ready_answers import train_alone
 from benchmarks.timed_run import System, Timed
-from lrl.planning.simulator.length_sampling import Lengths
+from lrl.planning.simulator.length_sampling import LengthSampler
 
 PATIENCE_S = 300.0
 """For one step of the other side."""
 
 
 def both_at_once(
-    system: System, server: LentServer, policy: Path, lengths: Lengths, counted: int, folder: Path, warm_up: int
+    system: System, server: LentServer, policy: Path, lengths: LengthSampler, counted: int, folder: Path, warm_up: int
 ) -> tuple[list[float], list[Timed]]:
     """Of the counted steps: the seconds that both sides took, and the times of the one that trained.
 
@@ -50,7 +50,9 @@ def both_at_once(
     return pace.seconds[warm_up:], pace.times[warm_up:]
 
 
-def train_for(other: Connection, system: System, policy: Path, lengths: Lengths, steps: int, folder: Path) -> None:
+def train_for(
+    other: Connection, system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path
+) -> None:
     """Train so many steps alone, from the moment that the other side writes; tell it of each step."""
     train_alone(system, policy, lengths, steps, folder, Tells(other))
 
@@ -71,7 +73,7 @@ class Tells(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         """Wait for the other side."""
-        self.other.send(trainer.datamodule.keeper.times[-1])  # type: ignore[attr-defined]
+        self.other.send(trainer.datamodule.supervisor.times[-1])  # type: ignore[attr-defined]
         heard(self.other)
 
 

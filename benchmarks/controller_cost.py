@@ -3,7 +3,7 @@
     python -m benchmarks.controller_cost
     python -m benchmarks.controller_cost --in-flight 100 1000 --repeats 3
 
-The real controller, ledger, pacing, dispatch and crew on the virtual clock; in place of vLLM a client that waits for as
+The real controller, ledger, pacing, dispatch and pool on the virtual clock; in place of vLLM a client that waits for as
 long as an answer takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
 256 answers, answers of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. An answer is
 one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import records
 from lrl.generators.generator import Generator
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.length_sampling import fill
 from lrl.planning.simulator.simulate import NoRewards, Row
@@ -69,7 +69,7 @@ def make_controller(in_flight: int, steps: int) -> Controller:
         generator.client = ModelClient()  # type: ignore[assignment]
     pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // ANSWERS, max_lag=0, last_step=steps)
     prompts, sampling = Row(10**9, 1), Sampling(n=ANSWERS)
-    return Controller(prompts, Crew(generators), NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 1e9)
+    return Controller(prompts, GeneratorPool(generators), NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 1e9)
 
 
 async def seconds(in_flight: int, steps: int, collects: bool) -> float:
@@ -97,8 +97,8 @@ async def size(in_flight: int) -> int:
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    crew: Any = controller.fleet
-    assert sum(generator.in_flight for generator in crew.generators) == in_flight // ANSWERS * ANSWERS
+    pool: Any = controller.fleet
+    assert sum(generator.in_flight for generator in pool.generators) == in_flight // ANSWERS * ANSWERS
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     return held

@@ -2,7 +2,7 @@
 
 Every answer is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
 the run's limit it counts as ended and not as cut. Those of a group that are equally long share a request, the others
-have one each. A simulation with the same `Lengths` has the same answers.
+have one each. A simulation with the same `LengthSampler` has the same answers.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ import numpy as np
 
 from lrl.generators import generator
 from lrl.generators.client import GeneratorClient
-from lrl.planning.simulator.length_sampling import Lengths, Lognormal
+from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
 from lrl.types import Rollout, Sampling
 
 GROUPS = 1_000_000
 """More than a run has."""
 
 
-def equal(tokens: int = 64) -> Lengths:
+def equal(tokens: int = 64) -> LengthSampler:
     """All answers have so many tokens."""
     return Lognormal(tokens, 0.0, tokens)
 
 
-def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> Lengths:
+def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
     """Lognormal, mean 64 after the cut, at most 512 tokens; of 128 answers the longest has about 460.
 
     Args:
         seed: Of the draw.
-        prompt_share: See `lrl.planning.simulator.length_sampling.Lengths`.
+        prompt_share: See `lrl.planning.simulator.length_sampling.LengthSampler`.
     """
     return Lognormal(40, 1.0, 512, prompt_share, seed)
 
 
-class Before(Lengths):
+class Before(LengthSampler):
     """Other answers to the same prompts, as an epoch before might have drawn them.
 
     Args:
         drawn: The run's own lengths.
     """
 
-    def __init__(self, drawn: Lengths) -> None:
+    def __init__(self, drawn: LengthSampler) -> None:
         super().__init__(drawn.prompt_share, drawn.seed)
         self._drawn = drawn
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """See `Lengths.tokens`."""
+        """See `LengthSampler.tokens`."""
         return self._drawn.tokens(normal)
 
     def of(self, prompt: int, index: int, answers: int) -> list[int]:
-        """See `Lengths.of`."""
+        """See `LengthSampler.of`."""
         return super().of(prompt, index + GROUPS, answers)
 
 
@@ -69,7 +69,7 @@ class Exactly(Sampling):
 
 
 @contextmanager
-def forced(lengths: Lengths, prompts: int) -> Iterator[None]:
+def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
     """Within it a run's answers have these lengths; enter it before the run starts.
 
     Args:

@@ -33,7 +33,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.random_policy import make_tokenizer
 from benchmarks.records import append, rounded
-from lrl.routing.length_predictor import TAILS, Lengths, recall
+from lrl.routing.length_predictor import TAILS, LengthPredictor, recall
 from lrl.routing.rankers import LanguageModelRanker, NgramRanker, Ranker
 from lrl.types import Group, Prompt, Rollout
 
@@ -127,7 +127,7 @@ def learn(
         and milliseconds for learning a step, in this process; with a language model also of its seconds a step, and the
         last correlations of both guesses with what was found.
     """
-    lengths, expected = Lengths(ranker=ranker), []
+    lengths, expected = LengthPredictor(ranker=ranker), []
     guesses, fits, waits = [], [], []
     for start in tqdm(range(0, len(groups), step), unit="step", disable=None):
         part = groups[start : start + step]

@@ -16,7 +16,7 @@ from typing import Any
 import lightning as L
 
 import lrl
-from lrl.generators.pool import SPARE_PLACES
+from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.server import Server
 
 
@@ -51,7 +51,7 @@ class Borrowing(lrl.AsyncSingleDevice):
         devices = 1 + len(others)
         super().__init__(generator_devices=devices, weight_transfer=server.backend, server=settings, **how)
         self.lent = [server, *others]
-        self.run_id = server.run_id  # the server's keeper removes the weights' file if this process is killed
+        self.run_id = server.run_id  # the server's supervisor removes the weights' file if this process is killed
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""
@@ -68,7 +68,7 @@ def lent_servers(count: int, model: Path, settings: lrl.ServerSettings, folder: 
         settings: As for a run of its own: `max_num_seqs` rollouts, and places for evaluations are added.
         folder: Of their logs.
     """
-    places = replace(settings, max_num_seqs=settings.max_num_seqs + SPARE_PLACES)
+    places = replace(settings, max_num_seqs=settings.max_num_seqs + SPARE_SLOTS)
     run_id = secrets.token_hex(4)
     with ExitStack() as ends:
         servers = [LentServer(str(model), places, "shared_memory", [], folder, n, run_id) for n in range(count)]

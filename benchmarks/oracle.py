@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lrl.planning.simulator.length_sampling import Lengths
+from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.routing.length_predictor import recall
 from lrl.types import Prompt
 
@@ -21,7 +21,7 @@ class Oracle:
         blur: Standard deviation of the logarithm of a factor by which each prompt's length is misjudged.
     """
 
-    def __init__(self, lengths: Lengths, prompts: int, answers: int = 1, blur: float = 0.0) -> None:
+    def __init__(self, lengths: LengthSampler, prompts: int, answers: int = 1, blur: float = 0.0) -> None:
         drawn = np.array([lengths.of(prompt, prompt, answers) for prompt in range(prompts)])
         self._found = drawn.mean(axis=1)
         self._expected = self._found * np.exp(np.random.default_rng([lengths.seed, 2]).normal(0, blur, prompts))

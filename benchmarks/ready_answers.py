@@ -23,7 +23,7 @@ from benchmarks.timed_run import (
     quiet_trainer,
 )
 from lrl.advantages import GroupMean
-from lrl.planning.simulator.length_sampling import Lengths
+from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepLoader, StepStream
 from lrl.runtime.stopwatch import Stopwatch
@@ -32,16 +32,16 @@ from lrl.types import Group, Rollout
 
 
 def train_alone(
-    system: System, policy: Path, lengths: Lengths, steps: int, folder: Path, *also: L.Callback
+    system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path, *also: L.Callback
 ) -> list[Timed]:
     """The times of the same steps when all of their answers are there at once: no server runs for it."""
-    data = ReadyAnswers(policy, lengths, system.micro_batch_tokens)
+    data = ReadyResponses(policy, lengths, system.micro_batch_tokens)
     torch.set_num_threads(system.trainer_threads)
-    quiet_trainer(steps, folder, callbacks=[data.keeper, *also]).fit(make_module(policy), data)
-    return data.keeper.times
+    quiet_trainer(steps, folder, callbacks=[data.supervisor, *also]).fit(make_module(policy), data)
+    return data.supervisor.times
 
 
-class ReadyAnswers(L.LightningDataModule):
+class ReadyResponses(L.LightningDataModule):
     """Steps of made-up answers: prompts and lengths of the runs, random tokens, random rewards.
 
     Args:
@@ -50,11 +50,11 @@ class ReadyAnswers(L.LightningDataModule):
         micro_batch_tokens: Of the trainer.
     """
 
-    def __init__(self, policy: Path, lengths: Lengths, micro_batch_tokens: int) -> None:
+    def __init__(self, policy: Path, lengths: LengthSampler, micro_batch_tokens: int) -> None:
         super().__init__()
         self.lengths, self.micro_batch_tokens = lengths, micro_batch_tokens
         self.stopwatch = Stopwatch()
-        self.keeper = Laps(self.stopwatch)
+        self.supervisor = Laps(self.stopwatch)
         self.prompts = lrl.Prompts("lrl.quickstart.task:problems", shuffle=False)
         self.prompts.load(open_tokenizer(str(policy)), PROMPT_TOKENS)
         self.vocabulary = llama("5m").vocab_size

@@ -30,7 +30,7 @@ from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
 from lrl.planning.profiling.linear_costs import LinearTrainer
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Loaded, SkewnessAware
 from lrl.routing.dispatch.skewness_aware import LONG, REST
 
@@ -69,13 +69,13 @@ class Ends(Oracle):
         return super().quantile({LONG: 1.0, REST: 0.8}[share])
 
 
-RULES: dict[str, Callable[[DecodeTime], Dispatch]] = {
-    "Random": lambda decode_time: Random(),
-    "LeastLoaded": lambda decode_time: LeastLoaded(),
-    "LeastTokens": lambda decode_time: LeastTokens(),
-    "SkewnessAware": lambda decode_time: SkewnessAware(decode_time=decode_time),
-    "SkewnessAware-sum": lambda decode_time: SkewnessAware(combine="sum", decode_time=decode_time),
-    "SkewnessAware-5%": lambda decode_time: SkewnessAware(long_tail=0.05, decode_time=decode_time),
+RULES: dict[str, Callable[[DecodeLatency], Dispatch]] = {
+    "Random": lambda decode_latency: Random(),
+    "LeastLoaded": lambda decode_latency: LeastLoaded(),
+    "LeastTokens": lambda decode_latency: LeastTokens(),
+    "SkewnessAware": lambda decode_latency: SkewnessAware(decode_latency=decode_latency),
+    "SkewnessAware-sum": lambda decode_latency: SkewnessAware(combine="sum", decode_latency=decode_latency),
+    "SkewnessAware-5%": lambda decode_latency: SkewnessAware(long_tail=0.05, decode_latency=decode_latency),
 }
 BEST = {"BestDivision": 0.2, "BestDivision-5%": 0.05}
 """By the share of the answers that is long."""
@@ -123,8 +123,8 @@ def case_s(model: Model, case: str, longest: int, seed: int) -> float:
     if rule in BEST:
         divided = [partial(Divided, number, BEST[rule]) for number in range(1, model.generators)]
         return min(generation_s(model, make, oracle, longest, seed) for make in divided)
-    decode_time = model.decode_time(oracle.mean)
-    return generation_s(model, lambda: RULES[rule](decode_time), oracle, longest, seed)
+    decode_latency = model.decode_latency(oracle.mean)
+    return generation_s(model, lambda: RULES[rule](decode_latency), oracle, longest, seed)
 
 
 def floor_s(model: Model, longest: int, seed: int) -> float:

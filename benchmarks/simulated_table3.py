@@ -131,7 +131,7 @@ def make_rule(scene: Scene, model: Model, args: argparse.Namespace) -> Dispatch:
     if not scene.skewness_aware:
         return Random()
     oracle = Oracle(drawn(LONGEST, args.seed), args.steps * PROMPTS, blur=RANKER_BLUR)
-    rule = SkewnessAware(decode_time=model.decode_time(oracle.mean))
+    rule = SkewnessAware(decode_latency=model.decode_latency(oracle.mean))
     rule.lengths = oracle
     return rule
 

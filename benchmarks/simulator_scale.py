@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
     args = parser.parse_args(words)
     generator = LinearGenerator(
-        kv_tokens=2_000_000, step_s=0.01, answer_s=2e-5, context_token_s=1e-9, prefill_token_s=1e-5, pause_s=1.0
+        kv_tokens=2_000_000, step_s=0.01, response_s=2e-5, context_token_s=1e-9, prefill_token_s=1e-5, pause_s=1.0
     )
     scene = Simulation(
         generators=[generator] * args.generators,

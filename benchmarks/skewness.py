@@ -3,14 +3,14 @@
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
     python -m benchmarks.skewness --plot-only                     draw and print what is there
-    python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailRounds:seen
+    python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailBatching:seen
 
 What is measured is generation: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
 nothing. Its weights are random and stay as they are; they are synced after every step all the same. The lengths are
 forced: at the same step all cases have the same answers. The time of a step is what the trainer waits for its groups.
 
 Two things come before. The time of a token is measured for several numbers of answers on each generator, while both
-write: `SkewnessAware.decode_time`. And one run answers every prompt once, so that lrl's own lengths have seen them all;
+write: `SkewnessAware.decode_latency`. And one run answers every prompt once, so that lrl's own lengths have seen them all;
 each run begins with what was learnt then. An oracle knows the lengths that are about to be drawn.
 """
 
@@ -34,10 +34,10 @@ from benchmarks.oracle import Oracle
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from benchmarks.skewness_report import draw, table
 from lrl.callbacks import Throughput, WeightSync
-from lrl.planning.simulator.length_sampling import Lengths as Drawn
-from lrl.routing.decode_latency import DecodeTime
-from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailRounds
-from lrl.routing.length_predictor import Lengths
+from lrl.planning.simulator.length_sampling import LengthSampler as Drawn
+from lrl.routing.decode_latency import DecodeLatency
+from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailBatching
+from lrl.routing.length_predictor import LengthSampler
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ EQUAL_TOKENS = 128
 """Of every answer while the time of a token is measured."""
 BATCHES = (2, 8, 32)
 """Answers on each generator then."""
-RULES: dict[str, Callable[[DecodeTime], Dispatch]] = {
-    "RoundRobin": lambda decode_time: RoundRobin(),
-    "LeastLoaded": lambda decode_time: LeastLoaded(),
-    "LeastTokens": lambda decode_time: LeastTokens(),
-    "SkewnessAware": lambda decode_time: SkewnessAware(decode_time=decode_time),
-    "TailRounds": lambda decode_time: TailRounds(),
+RULES: dict[str, Callable[[DecodeLatency], Dispatch]] = {
+    "RoundRobin": lambda decode_latency: RoundRobin(),
+    "LeastLoaded": lambda decode_latency: LeastLoaded(),
+    "LeastTokens": lambda decode_latency: LeastTokens(),
+    "SkewnessAware": lambda decode_latency: SkewnessAware(decode_latency=decode_latency),
+    "TailBatching": lambda decode_latency: TailBatching(),
 }
 CASES = ["RoundRobin:nothing", "LeastLoaded:nothing"]
 CASES += [f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")]
@@ -100,7 +100,7 @@ def generate(
         groups: Prompts of a step.
         answers: To each.
         data: More settings of the data module.
-        oracle: What the rule is told of lengths in the place of `data.lengths`.
+        oracle: What the rule is told of lengths in the place of `data.length_predictor`.
     """
     throughput = Throughput()
     waits = Waits(throughput)
@@ -136,7 +136,7 @@ def generate(
     return waits.seconds
 
 
-def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeTime:
+def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
     """The line through the milliseconds of a token with so many answers on each generator, in the fastest step."""
     batches = [batch for batch in BATCHES if batch <= args.places]
     per_token = []
@@ -145,8 +145,8 @@ def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> Decode
         seconds = generate(servers, args, equal(EQUAL_TOKENS), groups, 2, {"dispatch": RoundRobin()})
         per_token.append(1e3 * min(seconds) / EQUAL_TOKENS)
         log.info("%d answers on each generator: %.2f ms a token", batch, per_token[-1])
-    answer_ms, step_ms = np.polyfit(batches, per_token, 1)
-    return DecodeTime(step_ms=float(step_ms), answer_ms=max(0.0, float(answer_ms)))
+    response_ms, step_ms = np.polyfit(batches, per_token, 1)
+    return DecodeLatency(step_ms=float(step_ms), response_ms=max(0.0, float(response_ms)))
 
 
 def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
@@ -158,15 +158,15 @@ def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
 def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: str) -> None:
     """All cases in turn, `args.repeats` times; a record for each run."""
     on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))  # with lag, steps are written ahead of their waits
-    decode_time, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
+    decode_latency, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
     drawn = long_tailed(args.seed, args.prompt_share)
-    before = Lengths()
+    before = LengthSampler()
     generate(servers, args, Before(drawn), args.groups, args.answers, {"lengths": before})
     oracle = Oracle(drawn, args.steps * args.groups, args.answers)
     for repeat in range(args.repeats):
         for case in args.cases:
             rule, knows = case.split(":")
-            data: dict[str, Any] = {"dispatch": RULES[rule](decode_time), "lengths": Lengths()}
+            data: dict[str, Any] = {"dispatch": RULES[rule](decode_latency), "lengths": LengthSampler()}
             data["lengths"].load_state_dict(before.state_dict())
             told = oracle if knows == "oracle" else None
             seconds = generate(servers, args, drawn, args.groups, args.answers, data, told)
@@ -175,8 +175,8 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: st
                 "settings": settings_of(args),
                 "case": case,
                 "repeat": repeat,
-                "step_ms": records.rounded(decode_time.step_ms),
-                "answer_ms": records.rounded(decode_time.answer_ms),
+                "step_ms": records.rounded(decode_latency.step_ms),
+                "response_ms": records.rounded(decode_latency.response_ms),
                 "alone_ms": records.rounded(alone),
                 "longest": longest(drawn, args),
                 "seconds": [records.rounded(step) for step in seconds],

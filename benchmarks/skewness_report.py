@@ -44,7 +44,7 @@ def table(rows: Sequence[Row]) -> str:
     for case in cases_of(rows):
         lines.append(f"| {title(case)} | {spread(list(seconds(rows, case).values()))} | {spread(ratios(rows, case))} |")
     lines.append(f"| the longest group alone | {floor(rows):.2f} | |")
-    times = {(row["step_ms"], row["answer_ms"]) for row in rows}
+    times = {(row["step_ms"], row["response_ms"]) for row in rows}
     said = ", ".join(f"{step:.2f} ms and {answer:.3f} ms for each answer" for step, answer in sorted(times))
     return "\n".join([*lines, "", f"decode_time: {said}"])
 

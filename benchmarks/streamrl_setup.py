@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lrl.planning.simulator.length_sampling import Lengths, Lognormal
-from lrl.routing.decode_latency import DecodeTime
+from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
+from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import LeastLoaded, Loaded, Request
 
 PROMPTS = 1024
@@ -79,17 +79,17 @@ class Model:
         """See `GeneratorCosts.sync_pause_s`."""
         return self.pause_s
 
-    def decode_time(self, answer_tokens: float) -> DecodeTime:
+    def decode_latency(self, answer_tokens: float) -> DecodeLatency:
         """What a rule is told of it, with answers of so many tokens on the average: they are half written."""
-        seven = DecodeTime()
+        seven = DecodeLatency()
         reading_ms = 1e3 * self._reading_s(PROMPT_TOKENS + answer_tokens / 2) * self.reads_contexts
-        return DecodeTime(seven.step_ms * self.slower, seven.answer_ms * self.slower + reading_ms)
+        return DecodeLatency(seven.step_ms * self.slower, seven.response_ms * self.slower + reading_ms)
 
 
 MODELS = {"7B": Model(7e9, 28, 1, 20), "32B": Model(32e9, 64, 4, 10), "72B": Model(72e9, 80, 8, 10)}
 
 
-def drawn(longest: int, seed: int) -> Lengths:
+def drawn(longest: int, seed: int) -> LengthSampler:
     """The answers' lengths."""
     return Lognormal(longest / 8, SIGMA, longest, prompt_share=0.0, seed=seed)
 

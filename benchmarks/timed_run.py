@@ -23,11 +23,11 @@ from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import hashed, llama, make_policy
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.throughput import StepTimes
-from lrl.planning.simulator.length_sampling import Lengths
+from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.quickstart.task import problems
 from lrl.training.model import Dtype
 
-LENGTHS: dict[str, Lengths] = {"equal": equal(), "long-tailed": long_tailed()}
+LENGTHS: dict[str, LengthSampler] = {"equal": equal(), "long-tailed": long_tailed()}
 """Of answers: 64 tokens each; lognormal, mean 64, at most 512."""
 GROUPS, ANSWERS = 8, 16
 """Prompts of a step, and answers to each: 128 a step."""
@@ -161,7 +161,7 @@ def run(
     system: System,
     server: LentServer,
     policy: Path,
-    lengths: Lengths,
+    lengths: LengthSampler,
     counted: int,
     folder: Path,
     warm_up: int = WARM_UP,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-class Counts:
+class NonzeroCounts:
     """Leaves a count out until it is not zero for the first time; from then on every step has its value, zeros too.
 
     So a chart that is there has something to show, and no gaps. Who reads such a count takes an absent one for zero.

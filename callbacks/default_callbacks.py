@@ -27,7 +27,7 @@ ORDER: tuple[type[L.Callback], ...] = (
 )
 
 
-def standing(trainer: L.Trainer) -> list[L.Callback]:
+def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
     """Those that the trainer does not have yet and needs; what is only for rank 0 is taken from any other."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if not trainer.is_global_zero:

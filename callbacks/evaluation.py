@@ -22,12 +22,12 @@ from rich.console import Console
 
 from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.evaluation import Report, evaluate, write_answers
+from lrl.evaluation import Report, evaluate, write_responses
 from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
-from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.run_folder import run_folder
 from lrl.types import Group, Prompt, Rollout, Sampling
@@ -162,12 +162,12 @@ class Evaluation(OnRankZero):
         assert self._pool is not None, "setup comes first"
         weight_sync = find(trainer, WeightSync)
         assert weight_sync is not None, "a run without it is refused"
-        crew, version = data.fleet.rollouts, weight_sync.newest
+        pool, version = data.fleet.rollouts, weight_sync.newest
         if data.fleet.evaluation is not None and trainer.training:
-            crew, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
-            weight_sync.move(trainer, trainer.lightning_module, crew)
-        places = self.concurrency if beside_rollouts else crew.capacity
-        work = self._answer_all(data, crew.spare if beside_rollouts else crew.answer, places // self.sampling.n)
+            pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
+            weight_sync.move(trainer, trainer.lightning_module, pool)
+        places = self.concurrency if beside_rollouts else pool.capacity
+        work = self._answer_all(data, pool.spare if beside_rollouts else pool.answer, places // self.sampling.n)
         self._running = version, data.fleet.loop.submit(work)
 
     async def _answer_all(self, data: RolloutDataModule, ask: Callable[..., Any], at_a_time: int) -> list[Group]:
@@ -193,8 +193,8 @@ class Evaluation(OnRankZero):
         metrics = report.metrics(before=(earlier for _, earlier in self.reports))
         self.reports.append((step, report))
         path = self._answers_file(trainer, step)
-        with may_be_refused(f"The answers to {self.prompts.name}", path):
-            write_answers(path, self.prompts.name, groups)
+        with best_effort(f"The answers to {self.prompts.name}", path):
+            write_responses(path, self.prompts.name, groups)
         if trainer.training:
             # `log` is not allowed in every hook that comes here, and its step would be the trainer's.
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})

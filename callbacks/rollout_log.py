@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lrl.callbacks.base import OnRankZero, find_all
-from lrl.callbacks.counts import Counts
+from lrl.callbacks.counts import NonzeroCounts
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.overview import overview
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
@@ -26,7 +26,7 @@ MAX_TEXT = 2000
 
 
 class RolloutLog(OnRankZero):
-    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `lengths/*` every step, histograms and sample answers every few.
+    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms and sample answers every few.
 
     TensorBoard gets an overview of the run, too (`lrl.callbacks.overview`).
 
@@ -40,7 +40,7 @@ class RolloutLog(OnRankZero):
         at_least(0, "RolloutLog", samples=samples)
         self.every_n_steps = every_n_steps
         self.samples = samples
-        self._counts = Counts()
+        self._counts = NonzeroCounts()
         self._overview: Literal["early", "due", "written"] = "early"
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
@@ -80,7 +80,7 @@ class RolloutLog(OnRankZero):
                 }
             )
             | resumed_scalars(data.controller.resumed, stream.step)
-            | (data.lengths.figures() if data.lengths else {}),
+            | (data.length_predictor.figures() if data.length_predictor else {}),
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:

@@ -17,7 +17,7 @@ from lrl.callbacks.export import Export
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.best_effort import best_effort
 from lrl.runtime.run_folder import run_folder
 from lrl.runtime.stopwatch import GENERATOR, shares
 
@@ -55,7 +55,7 @@ class Summary(OnRankZero):
         folder = run_folder(trainer)
         evaluations = find_all(trainer, Evaluation)
         picture = folder / "curve.png"
-        with may_be_refused("The learning curve", picture):
+        with best_effort("The learning curve", picture):
             draw_curve(picture, self.rewards, evaluations)
         console = Console()
         console.print(self._table(trainer, evaluations))

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 
 from lrl.callbacks.base import OnRankZero, find
-from lrl.callbacks.counts import Counts
+from lrl.callbacks.counts import NonzeroCounts
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.runtime.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
@@ -59,7 +59,7 @@ class Throughput(OnRankZero):
         self.times = StepTimes()
         self.generated_tokens_per_s = 0.0
         self._generated = self._recomputed = 0
-        self._counts = Counts()
+        self._counts = NonzeroCounts()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first step begins when everything before it is done."""

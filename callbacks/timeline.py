@@ -17,12 +17,12 @@ import torch
 from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.generators.generator import Generator
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 from lrl.planning.profiling.intervals import LOOK_S, Stretches
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord, append, keep
 from lrl.planning.profiling.wait_breakdown import by_cause, generation_s, group_record
 from lrl.rollouts.stream import StepStream
-from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.run_folder import run_folder
 from lrl.types import Group
@@ -63,7 +63,7 @@ class Timeline(OnRankZero):
         """Go on behind the steps that are done, and begin to look at the generators."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with may_be_refused("The timeline", path):
+        with best_effort("The timeline", path):
             known = keep(path, trainer.global_step)
             self._now_s = known[-1].started_s + known[-1].seconds if known else 0.0
         self._update.attach(trainer.optimizers[0])
@@ -81,7 +81,7 @@ class Timeline(OnRankZero):
         step = step_record(throughput.times, data.step_stream, self._update.lap(), self._now_s)
         self._now_s += step.seconds
         groups = [group_record(group) for group in data.step_stream.groups]
-        with may_be_refused("The timeline", path := self.path(trainer)):
+        with best_effort("The timeline", path := self.path(trainer)):
             append(path, [*self._watch.lap(), *pass_records(data.step_stream), *groups, step])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -205,11 +205,11 @@ class Watch:
             self._looking.result()
         return [self._records.popleft() for _ in range(len(self._records))]
 
-    async def _look(self, crew: Crew) -> None:
+    async def _look(self, pool: GeneratorPool) -> None:
         known: dict[Generator, Stretches] = {}
         while True:
             now = asyncio.get_running_loop().time()
-            known = {one: known.get(one) or Stretches(self._records.append) for one in crew.generators}
+            known = {one: known.get(one) or Stretches(self._records.append) for one in pool.generators}
             for generator, stretches in known.items():
-                stretches.look(now, generator.work.seen())
+                stretches.look(now, generator.stats.snapshot())
             await asyncio.sleep(LOOK_S)

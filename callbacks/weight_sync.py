@@ -20,11 +20,11 @@ import lightning as L
 
 from lrl.callbacks.base import OnRankZero
 from lrl.generators.generator import KeysAndValues
-from lrl.generators.pool import Crew, Probe
+from lrl.generators.pool import GeneratorPool, Probe
 from lrl.runtime.config_errors import above, at_least, fault
-from lrl.strategies.base import stop_if_told
+from lrl.strategies.base import raise_if_stopped
 from lrl.weights import Control, make_transport
-from lrl.weights.pool_sync import CrewSync
+from lrl.weights.pool_sync import PoolSync
 from lrl.weights.probe import Probes
 from lrl.weights.sync import Failures, Sync
 
@@ -72,7 +72,7 @@ class WeightSync(OnRankZero):
         self.pause_seconds = 0.0
         """Seconds the generators stood still in the last sync that is over."""
         self.probes = Probes(probe_tolerance, deadline_s)
-        self._syncs: dict[Crew, CrewSync] = {}
+        self._syncs: dict[GeneratorPool, PoolSync] = {}
 
     @property
     def recomputed_tokens(self) -> int:
@@ -101,8 +101,8 @@ class WeightSync(OnRankZero):
         """The policy after its last step is what an evaluation then asks. The last sync is proved, too."""
         if self.newest != trainer.global_step:
             self.sync(trainer, pl_module)
-        for crew in trainer.datamodule.fleet.crews:  # type: ignore[attr-defined]
-            self.wait_for_proof(trainer, crew)
+        for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
+            self.wait_until_verified(trainer, pool)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Take back what is unproved, for a checkpoint may be saved on the way out; release the transports."""
@@ -122,8 +122,8 @@ class WeightSync(OnRankZero):
         With `max_lag` 0 the trainer has nothing to do beside it, and waits.
         """
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        crew, version = data.fleet.rollouts, trainer.global_step
-        sync, self.newest = self._sync_of(trainer, crew), version
+        pool, version = data.fleet.rollouts, trainer.global_step
+        sync, self.newest = self._sync_of(trainer, pool), version
 
         def moved() -> None:
             self.pause_seconds, self.version = sync.pause_seconds, version
@@ -131,13 +131,13 @@ class WeightSync(OnRankZero):
                 data.new_version(version)
 
         with data.stopwatch.within("stage"):
-            self.wait_for_proof(trainer, crew)
-            beside = trainer.training and crew.has_served and data.max_lag > 0
+            self.wait_until_verified(trainer, pool)
+            beside = trainer.training and pool.has_served and data.max_lag > 0
             if not (beside and sync.start(policy.named_weights, version, self._maker(trainer, policy), moved)):
                 self._move(trainer, policy, sync)
                 moved()
 
-    def tend(self, trainer: L.Trainer) -> None:
+    def poll(self, trainer: L.Trainer) -> None:
         """Take in generators that came back, and those that a sync did not reach; a waiting trainer calls it a few
         times a second.
 
@@ -145,57 +145,57 @@ class WeightSync(OnRankZero):
             NoGenerators: None has served for longer than the run may wait.
         """
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
-        for crew in fleet.crews:
-            fleet.patience.expect_one(crew)
-        if fleet.rollouts.newcomers or self._sync_of(trainer, fleet.rollouts).left_behind:
+        for pool in fleet.pools:
+            fleet.patience.check_outage(pool)
+        if fleet.rollouts.pending or self._sync_of(trainer, fleet.rollouts).has_stale:
             self.sync(trainer, trainer.lightning_module)
-        if fleet.evaluation is not None and fleet.evaluation.newcomers:
+        if fleet.evaluation is not None and fleet.evaluation.pending:
             self.move(trainer, trainer.lightning_module, fleet.evaluation)
 
-    def move(self, trainer: L.Trainer, policy: Any, crew: Crew) -> None:
-        """Give `crew` the policy's weights, wait until it has them, and see to it that they are proved.
+    def move(self, trainer: L.Trainer, policy: Any, pool: GeneratorPool) -> None:
+        """Give `pool` the policy's weights, wait until it has them, and see to it that they are proved.
 
         Raises:
             RuntimeError: No generator could be proved in the first sync of the run: it is set up wrongly.
             NoGenerators: None has served for longer than the run may wait.
         """
         with trainer.datamodule.stopwatch.within("stage"):  # type: ignore[attr-defined]
-            self.wait_for_proof(trainer, crew)
-            self._move(trainer, policy, self._sync_of(trainer, crew))
+            self.wait_until_verified(trainer, pool)
+            self._move(trainer, policy, self._sync_of(trainer, pool))
 
-    def wait_for_proof(self, trainer: L.Trainer, crew: Crew) -> Failures:
-        """Wait until all that `crew` writes is proved or taken back; who failed since the last wait, and why."""
-        if crew not in self._syncs:
+    def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Failures:
+        """Wait until all that `pool` writes is proved or taken back; who failed since the last wait, and why."""
+        if pool not in self._syncs:
             return {}
         with trainer.datamodule.stopwatch.within("probe"):  # type: ignore[attr-defined]
-            return self._syncs[crew].wait()
+            return self._syncs[pool].wait()
 
-    def _move(self, trainer: L.Trainer, policy: Any, sync: CrewSync) -> None:
-        fleet, crew = trainer.datamodule.fleet, sync.crew  # type: ignore[attr-defined]
+    def _move(self, trainer: L.Trainer, policy: Any, sync: PoolSync) -> None:
+        fleet, pool = trainer.datamodule.fleet, sync.pool  # type: ignore[attr-defined]
         while True:
             failed = sync.move(policy.named_weights, trainer.global_step, self._maker(trainer, policy))
-            if not (trainer.training and crew.has_served):
-                failed |= self.wait_for_proof(trainer, crew)
-            if failed and not crew.serving and not crew.has_served:
+            if not (trainer.training and pool.has_served):
+                failed |= self.wait_until_verified(trainer, pool)
+            if failed and not pool.serving and not pool.has_served:
                 raise RuntimeError("\n".join(failed.values()))
-            sync.settle(failed)
-            if crew.alive:
+            sync.finish_sync(failed)
+            if pool.alive:
                 return
-            while not crew.newcomers:
-                stop_if_told(trainer)
-                fleet.patience.expect_one(crew)
+            while not pool.pending:
+                raise_if_stopped(trainer)
+                fleet.patience.check_outage(pool)
                 time.sleep(LOOK_S)
 
-    def _sync_of(self, trainer: L.Trainer, crew: Crew) -> CrewSync:
-        if crew not in self._syncs:
+    def _sync_of(self, trainer: L.Trainer, pool: GeneratorPool) -> PoolSync:
+        if pool not in self._syncs:
             strategy: Any = trainer.strategy
             fleet = strategy.fleet
             control = Control(fleet.loop, self.deadline_s, 2 * fleet.heartbeat_s)
             name = f"{strategy.run_id}-{len(self._syncs)}"
             entered = trainer.datamodule.stopwatch.enter  # type: ignore[attr-defined]
             sync = Sync(control, lambda: make_transport(strategy.transport), name, entered, self.keys_and_values)
-            self._syncs[crew] = CrewSync(crew, sync, lambda: stop_if_told(trainer))
-        return self._syncs[crew]
+            self._syncs[pool] = PoolSync(pool, sync, lambda: raise_if_stopped(trainer))
+        return self._syncs[pool]
 
     def _maker(self, trainer: L.Trainer, policy: Any) -> Callable[[], Probe]:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]

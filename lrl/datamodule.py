@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.generators.fleet import Fleet
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 from lrl.rewards import RewardPool
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
@@ -27,15 +27,15 @@ from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.step_observers import Hindsight
-from lrl.rollouts.stream import StepLoader, StepShare, StepStream
-from lrl.routing.dispatch import Dispatch, LeastLoaded, Moving
-from lrl.routing.length_predictor import Lengths
+from lrl.rollouts.step_observers import StepObservers
+from lrl.rollouts.stream import RankStream, StepLoader, StepStream
+from lrl.routing.dispatch import Dispatch, LeastLoaded, Migration
+from lrl.routing.length_predictor import LengthPredictor
 from lrl.runtime import lightning_warnings
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
 from lrl.runtime.stopwatch import Stopwatch
-from lrl.strategies.base import stop_if_told
+from lrl.strategies.base import raise_if_stopped
 from lrl.types import Group, Sampling
 
 T = TypeVar("T")
@@ -46,8 +46,8 @@ lightning_warnings.silence()
 class WeightSyncing(Protocol):
     """The syncs of a run, as far as a waiting trainer must know them (`lrl.callbacks.WeightSync`)."""
 
-    def tend(self, trainer: L.Trainer) -> None: ...
-    def wait_for_proof(self, trainer: L.Trainer, crew: Crew) -> Any: ...
+    def poll(self, trainer: L.Trainer) -> None: ...
+    def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Any: ...
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -74,7 +74,7 @@ class RolloutDataModule(L.LightningDataModule):
         replay: Trains older groups again, beside a step's own; null never does.
         dispatch: Which generator answers which prompt, in which order; default `lrl.routing.dispatch.LeastLoaded`.
         moving: Lets half-written answers go on with idle generators; null never does.
-        lengths: Learns which prompts have long answers; null does so only if `dispatch` or `moving` needs it.
+        length_predictor: Learns which prompts have long answers; null does so only if `dispatch` or `migration` needs it.
         reward_workers: Processes that score answers.
         reward_timeout_s: Seconds a reward may take for one answer.
         reward_memory_gib: What scoring may allocate in one of those processes, in GiB; null for no limit. Linux only.
@@ -100,8 +100,8 @@ class RolloutDataModule(L.LightningDataModule):
         mask_truncated: bool = False,
         replay: Replay | None = None,
         dispatch: Dispatch | None = None,
-        moving: Moving | None = None,
-        lengths: Lengths | None = None,
+        migration: Migration | None = None,
+        length_predictor: LengthPredictor | None = None,
         reward_workers: int = 1,
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
@@ -124,10 +124,12 @@ class RolloutDataModule(L.LightningDataModule):
         self.max_prompt_tokens, self.micro_batch_tokens = max_prompt_tokens, micro_batch_tokens
         self.advantages = advantages or GroupMean()
         self.max_skipped_per_step, self.mask_truncated = max_skipped_per_step, mask_truncated
-        self.replay, self.moving, self.dispatch = replay, moving, dispatch or LeastLoaded()
-        self.lengths = lengths or (Lengths() if moving or self.dispatch.needs_lengths else None)
-        self.dispatch.lengths = self.lengths
-        self._hindsight = Hindsight(self.advantages, replay, self.lengths)
+        self.replay, self.migration, self.dispatch = replay, migration, dispatch or LeastLoaded()
+        self.length_predictor = length_predictor or (
+            LengthPredictor() if migration or self.dispatch.needs_lengths else None
+        )
+        self.dispatch.lengths = self.length_predictor
+        self._observers = StepObservers(self.advantages, replay, self.length_predictor)
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
         self.reward_pool = RewardPool(
             self.rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures
@@ -165,7 +167,7 @@ class RolloutDataModule(L.LightningDataModule):
         if stage == "fit" and self._trainer.is_global_zero:
             self.load(self.prompts)
             self.reward_pool.start(next(iter(self.prompts)))
-            self._hindsight.start()
+            self._observers.start()
 
     def load(self, prompts: Prompts) -> None:
         """Load a data set with the policy's tokenizer."""
@@ -179,14 +181,14 @@ class RolloutDataModule(L.LightningDataModule):
     def teardown(self, stage: str) -> None:
         """End the helper processes. The controller ended with the fleet's loop; the next run makes its own."""
         self.reward_pool.close()
-        self._hindsight.close()
+        self._observers.close()
         self._restored, self._controller = self._ledger_state(), None
         self._loaded.clear()
 
     def on_exception(self, exception: BaseException) -> None:
         """End the helper processes: Lightning does not call `teardown` after an error."""
         self.reward_pool.close()
-        self._hindsight.close()
+        self._observers.close()
 
     @property
     def controller(self) -> Controller:
@@ -196,8 +198,8 @@ class RolloutDataModule(L.LightningDataModule):
         return self._controller
 
     def _make_controller(self) -> Controller:
-        desk = self.fleet.rollouts.desk
-        desk.dispatch, desk.moving = self.dispatch, self.moving
+        requests = self.fleet.rollouts.requests
+        requests.dispatch, requests.migration = self.dispatch, self.migration
         controller = Controller(
             self.prompts,
             self.fleet.rollouts,
@@ -235,13 +237,13 @@ class RolloutDataModule(L.LightningDataModule):
 
     async def _new_version(self, version: int) -> None:
         await self.controller.new_version(version)
-        self._hindsight.look_ahead(self.controller.next_prompts())
+        self._observers.look_ahead(self.controller.next_prompts())
 
     def train_dataloader(self) -> StepLoader:
         """The loader of optimizer steps; rank 0 tells the others how many an epoch has."""
         leads, ranks = self._trainer.is_global_zero, self._strategy.ranks
         steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
-        return StepLoader(steps, lambda: self.next_step(self._trainer.global_step) if leads else StepShare(ranks))
+        return StepLoader(steps, lambda: self.next_step(self._trainer.global_step) if leads else RankStream(ranks))
 
     def next_step(self, step: int) -> StepStream:
         """The stream of optimizer step `step`, on the rank that has the generators."""
@@ -256,7 +258,7 @@ class RolloutDataModule(L.LightningDataModule):
             whole,
             self.mask_truncated,
             ranks.size,
-            self._policy.answers_share_rows,
+            self._policy.responses_share_rows,
         )
         self.step_stream = StepStream(
             lambda: self._next_group(step),
@@ -265,7 +267,7 @@ class RolloutDataModule(L.LightningDataModule):
             step,
             self.controller.ledger.give_up,
             lambda group: self._policy.prepare(group, temperature, self.micro_batch_tokens),
-            lambda groups: self._hindsight.end_step(step, groups),
+            lambda groups: self._observers.end_step(step, groups),
             self.stopwatch,
             self._strategy.placement == "shared",
             self.replay.draw(step) if self.replay else (),
@@ -283,8 +285,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger after the steps that are done, in plain types and tensors; rank 0's is saved."""
-        self._wait_for_proof()
-        return self._hindsight.state_dict() | {"ledger": self._ledger_state()}
+        self._wait_until_verified()
+        return self._observers.state_dict() | {"ledger": self._ledger_state()}
 
     def _ledger_state(self) -> dict[str, Any] | None:
         """The controller's state; before there is one, what was loaded."""
@@ -296,7 +298,7 @@ class RolloutDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue behind what was trained."""
         self._restored = state_dict["ledger"]
-        self._hindsight.load_state_dict(state_dict)
+        self._observers.load_state_dict(state_dict)
 
     # ---- the run around it
 
@@ -364,15 +366,15 @@ class RolloutDataModule(L.LightningDataModule):
 
     def look(self) -> None:
         """What a waiting trainer does a few times a second: end if told to, and take in generators that came back."""
-        stop_if_told(self._trainer)
+        raise_if_stopped(self._trainer)
         if self.weight_sync is not None:
-            self.weight_sync.tend(self._trainer)
+            self.weight_sync.poll(self._trainer)
 
-    def _wait_for_proof(self) -> None:
+    def _wait_until_verified(self) -> None:
         """Wait until all that is written is by weights that are proved: nothing else is saved."""
         fleet = None if self.trainer is None else self._strategy.fleet
         if fleet is not None and self.weight_sync is not None:
-            self.weight_sync.wait_for_proof(self._trainer, fleet.rollouts)
+            self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
 
     @property
     def _trainer(self) -> L.Trainer:

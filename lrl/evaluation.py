@@ -184,7 +184,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def write_answers(path: Path | str, dataset: str, groups: Iterable[Group]) -> None:
+def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> None:
     """Writes every answer, scored or not, as one JSON line; replaces the file, makes its folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
 from lrl import preflight
-from lrl.callbacks.default_callbacks import standing
+from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check, denominator, token_weights
 from lrl.runtime.config_errors import above, at_least, fault
@@ -39,8 +39,8 @@ from lrl.training.model import (
     label_logprobs,
     open_network,
     open_tokenizer,
-    own_weights,
     text_as_micro_batch,
+    unique_parameters,
 )
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule, lr_factor, restart_at, step_schedulers
@@ -108,7 +108,7 @@ class PolicyModule(L.LightningModule):
         self.attention = attention
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
-        self.answers_share_rows = False
+        self.responses_share_rows = False
         """Whether answers in one row do not see each other; not before `configure_model` has tried."""
         self._check()
 
@@ -149,7 +149,7 @@ class PolicyModule(L.LightningModule):
             self.network = open_network(
                 self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing, self.device_of_use
             )
-            self.answers_share_rows = may_share_rows(self.network)
+            self.responses_share_rows = may_share_rows(self.network)
 
     @property
     def device_of_use(self) -> torch.device:
@@ -249,7 +249,7 @@ class PolicyModule(L.LightningModule):
     def configure_callbacks(self) -> list[L.Callback]:
         """What no run is without; and this is the hook in which everything about the run is checked."""
         preflight.check(self.trainer)
-        return standing(self.trainer)
+        return default_callbacks(self.trainer)
 
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training: a wrong name is said before a server starts."""
@@ -285,5 +285,5 @@ class PolicyModule(L.LightningModule):
 
     def export(self, folder: Path) -> None:
         """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM; one rank is enough."""
-        self.network.save_pretrained(folder, state_dict=dict(own_weights(self.network)))
+        self.network.save_pretrained(folder, state_dict=dict(unique_parameters(self.network)))
         self.tokenizer.save_pretrained(folder)

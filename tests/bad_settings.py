@@ -7,7 +7,12 @@ import json
 from tests.bad_words import Case, callback, evaluation, extra, only, setting
 
 SYNC = "lrl.callbacks.WeightSync"
-RANKER = ("--data.lengths", "lrl.routing.length_predictor.Lengths", "--data.lengths.ranker", "LanguageModelRanker")
+RANKER = (
+    "--data.length_predictor",
+    "lrl.routing.length_predictor.LengthPredictor",
+    "--data.length_predictor.ranker",
+    "LanguageModelRanker",
+)
 
 SETTINGS: dict[str, Case] = {
     "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),
@@ -71,12 +76,18 @@ SETTINGS: dict[str, Case] = {
         ("data.replay", "groups_per_step is 0", "null"),
     ),
     "a ranker's model that is not there": (
-        (*RANKER, "--data.lengths.ranker.model", "no/such_model"),
-        ("data.lengths.ranker", "no/such_model", "folder in Hugging Face format"),
+        (*RANKER, "--data.length_predictor.ranker.model", "no/such_model"),
+        ("data.length_predictor.ranker", "no/such_model", "folder in Hugging Face format"),
     ),
     "a ranker on a device that is not there": (
-        (*RANKER, "--data.lengths.ranker.model", "{in}/models/whole", "--data.lengths.ranker.device", "cuda:99"),
-        ("data.lengths.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
+        (
+            *RANKER,
+            "--data.length_predictor.ranker.model",
+            "{in}/models/whole",
+            "--data.length_predictor.ranker.device",
+            "cuda:99",
+        ),
+        ("data.length_predictor.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
     ),
     "a reference that is not there": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),

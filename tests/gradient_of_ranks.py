@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import StepShare, StepStream
+from lrl.rollouts.stream import RankStream, StepStream
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.training.gradients import average_over_ranks
@@ -30,7 +30,7 @@ def main(model: str, folder: Path, rank: int, ranks: int) -> None:
     wait = timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
     policy, them = opened(model), Ranks(dist.new_group(backend="gloo", timeout=wait))
-    step = StepShare(them) if rank else stream(them)
+    step = RankStream(them) if rank else stream(them)
     passes = 0
     print("trains", flush=True)
     for micro in step:

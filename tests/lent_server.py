@@ -49,7 +49,7 @@ class Borrowing(lrl.AsyncSingleDevice):
     def __init__(self, *servers: LentServer, **settings: Any) -> None:
         super().__init__(generator_devices=len(servers), evaluation_generators=len(servers) - 1, **settings)
         self.lent = servers
-        self.run_id = servers[0].run_id  # should the tests be killed, the server's keeper removes the weights' file
+        self.run_id = servers[0].run_id  # should the tests be killed, the server's supervisor removes the weights' file
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lrl.advantages import GroupMean
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
-from lrl.strategies.graceful_shutdown import EndsInOrder
+from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.types import MicroBatch
 from tests.test_policy import FakeStep, make_group
 
@@ -25,7 +25,7 @@ STEPS_PER_EPOCH = 3
 MICRO_BATCHES = 3
 
 
-class WithoutGenerators(EndsInOrder, SingleDeviceStrategy):
+class WithoutGenerators(GracefulShutdown, SingleDeviceStrategy):
     """The ends of a run, and nothing to start."""
 
 

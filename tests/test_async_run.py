@@ -23,7 +23,7 @@ from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
 from lrl.planning.profiling.timeline import GeneratorRecord, GroupRecord, MicroBatchRecord, StepRecord, read
 from lrl.routing.dispatch import LeastTokens
-from lrl.routing.length_predictor import Lengths
+from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import Ranker
 from lrl.runtime.stopwatch import GENERATOR, TRAINER
 from lrl.types import Group, Prompt, Rollout
@@ -178,7 +178,7 @@ def test_a_ranker_sees_every_prompt_before_it_starts_but_those_of_the_first_vers
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     pupil = Pupil()
-    fit(lent_server, policy_folder, tmp_path, max_lag=1, dispatch=LeastTokens(), lengths=Lengths(ranker=pupil))
+    fit(lent_server, policy_folder, tmp_path, max_lag=1, dispatch=LeastTokens(), lengths=LengthPredictor(ranker=pupil))
     assert pupil.told[:2] == ["start", "look ahead"] and pupil.told[-1] == "close"
     assert pupil.told.count("learn") == STEPS
     assert len(pupil.unforeseen) == 2 * GROUPS  # the first version admits max_lag + 1 steps' prompts

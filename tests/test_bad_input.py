@@ -106,7 +106,7 @@ HEALTHY = {
     "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
     "chats for a tokenizer with a template": ("--data.prompts.source", "{in}/data/chats.jsonl"),
     "plain text for one without": ("--model.model", "{in}/models/no-template"),
-    "a language model that ranks prompts": (*RANKER, "--data.lengths.ranker.model", "{in}/models/whole"),
+    "a language model that ranks prompts": (*RANKER, "--data.length_predictor.ranker.model", "{in}/models/whole"),
     "a checkpoint of the run itself": ("--ckpt_path", "{in}/checkpoints/whole.ckpt"),
     "callbacks without a sync, which every run has": only("lrl.callbacks.RolloutLog"),
     "no strategy and no callbacks": ("--config", "{in}/bare.yaml"),
@@ -270,10 +270,10 @@ def test_what_has_no_room_is_said_by_its_parts(
         (0.5, 3, False, None, None),
         (0.9, 11, True, None, "the GPU has 10.0"),
         (0.1, 3, True, None, "gpu_memory_utilization or tensor_parallel_size"),
-        (0.5, 3, False, "cuda:0", "take 3.0 GiB, data.lengths.ranker 4.0 beside the generator's 5.0"),
+        (0.5, 3, False, "cuda:0", "take 3.0 GiB, data.length_predictor.ranker 4.0 beside the generator's 5.0"),
         (0.5, 3, False, "cpu", None),
         (0.5, 3, True, "cuda:1", None),
-        (0.9, 3, True, "cuda:1", "data.lengths.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0"),
+        (0.9, 3, True, "cuda:1", "data.length_predictor.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0"),
     ],
 )
 def test_a_gpu_that_is_too_small_is_said(

@@ -12,7 +12,7 @@ from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import Record
 from lrl.planning.simulator.simulate import Simulation
 
-GENERATOR = LinearGenerator(kv_tokens=40_000, step_s=0.013, answer_s=3e-4, prefill_token_s=4e-3, pause_s=0.1)
+GENERATOR = LinearGenerator(kv_tokens=40_000, step_s=0.013, response_s=3e-4, prefill_token_s=4e-3, pause_s=0.1)
 TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, optimizer_s=0.1, weights_s=0.4)
 ARGS = forecast.make_parser().parse_args(["--steps", "8", "--warmup", "2"])
 

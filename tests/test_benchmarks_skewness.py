@@ -50,7 +50,7 @@ def test_each_part_of_table_3_adds_to_the_throughput() -> None:
 def test_a_case_is_compared_with_the_first_one_of_the_same_repeat() -> None:
     def row(case: str, repeat: int, *seconds: float) -> dict:
         facts = {"case": case, "repeat": repeat, "seconds": list(seconds)}
-        return facts | {"step_ms": 10.0, "answer_ms": 0.5, "alone_ms": 10.0, "longest": [100, 300]}
+        return facts | {"step_ms": 10.0, "response_ms": 0.5, "alone_ms": 10.0, "longest": [100, 300]}
 
     first = [row("RoundRobin:nothing", 0, 4.0, 6.0), row("RoundRobin:nothing", 1, 10.0, 10.0)]
     rows = [*first, row("SkewnessAware:oracle", 0, 4.0, 4.0), row("SkewnessAware:oracle", 1, 5.0, 5.0)]

@@ -191,18 +191,18 @@ def rollout(logprobs: list[float], versions: list[int]) -> Rollout:
 
 def test_tokens_by_the_versions_they_name_are_proved_and_the_version_before_is_told_apart() -> None:
     answers = rollout([logprob(0.0), logprob(1.0)], [0, 1]), rollout([logprob(2.0)], [2])
-    proof = witness_of(*answers).prove(Fixed(0.0), 1.0)
+    proof = witness_of(*answers).verify(Fixed(0.0), 1.0)
     assert proof.tokens == 3 and proof.difference < 1e-5 and proof.largest_lag == 2 and proof.missing == 0
     assert proof.under_the_version_before == pytest.approx(logprob(1.0) - logprob(0.0), abs=1e-5)
 
 
 def test_a_token_by_half_updated_weights_is_found_with_its_version() -> None:
-    proof = witness_of(rollout([logprob(0.0), logprob(0.5)], [0, 1])).prove(Fixed(0.0), 1.0)
+    proof = witness_of(rollout([logprob(0.0), logprob(0.5)], [0, 1])).verify(Fixed(0.0), 1.0)
     assert proof.difference == pytest.approx(logprob(1.0) - logprob(0.5), abs=1e-5) and proof.worst_version == 1
 
 
 def test_only_a_carried_answer_may_be_by_a_newer_version_than_it_names() -> None:
-    proof = witness_of(rollout([logprob(2.0)], [1])).prove(Fixed(0.0), 1.0)
+    proof = witness_of(rollout([logprob(2.0)], [1])).verify(Fixed(0.0), 1.0)
     assert proof.difference == pytest.approx(logprob(2.0) - logprob(1.0), abs=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_a_carried_answer_may_be_younger_than_it_says_and_no_older() -> None:
         carried = rollout([logprob(written_by)], [1])
         witness = witness_of(carried)
         witness._carried.append(carried)
-        proof = witness.prove(Fixed(0.0), 1.0)
+        proof = witness.verify(Fixed(0.0), 1.0)
         assert (proof.carried, proof.difference) == (1, 0.0)
         assert (proof.carried_difference < 1e-5) is within
 
@@ -220,11 +220,11 @@ def test_a_prompt_that_is_trained_twice_or_left_out_is_missing() -> None:
     witness = witness_of(rollout([logprob(2.0)], [2]))
     group = witness.groups[0][1]
     witness.groups.append((2, group))
-    assert witness.prove(Fixed(0.0), 1.0).missing == 2  # place 0 is there twice, place 1 never
+    assert witness.verify(Fixed(0.0), 1.0).missing == 2  # place 0 is there twice, place 1 never
 
 
 def recorded(**fault: Any) -> dict[str, Any]:
-    proof = witness_of(rollout([logprob(2.0)], [2])).prove(Fixed(0.0), 1.0).record()
+    proof = witness_of(rollout([logprob(2.0)], [2])).verify(Fixed(0.0), 1.0).record()
     usual = {"phase": "/pause", "kind": "cut", "stays": False, "version": 1, "hits": 1, "detected_by": "connection"}
     usual |= {"detected_s": 0.04, "outcome": "retried", "sync_s": 0.5, "said": "..."}
     return {"not_met": 0, "steps": 3, "seconds": 1.0, "proof": proof, "faults": [Outcome(**usual | fault).record()]}

@@ -43,8 +43,8 @@ def group(tokens: list[list[int]], *, finished: bool) -> Group:
 
 
 def fleet(members: int = 2, serving: int = 2) -> Any:
-    crew = SimpleNamespace(generators=list(range(members)), serving=list(range(serving)), last_loss="it is gone")
-    return SimpleNamespace(rollouts=crew, generators=[0, 1], alive=serving, restarts=0, reissued=4)
+    pool = SimpleNamespace(generators=list(range(members)), serving=list(range(serving)), last_loss="it is gone")
+    return SimpleNamespace(rollouts=pool, generators=[0, 1], alive=serving, restarts=0, reissued=4)
 
 
 def run_of(one: Group, resumed: Resumed | None = None) -> Any:
@@ -109,11 +109,11 @@ def test_a_fleet_is_whole_again_only_when_all_serve_and_a_pause_is_no_loss(tmp_p
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[int]:
-    """Process id of a trainer with a keeper, and with the processes of a generator, each below the one before.
+    """Process id of a trainer with a supervisor, and with the processes of a generator, each below the one before.
 
     A process of its own: below this one the session's server may be running, which no fault may hit.
     """
-    script = tmp_path / "generators" / "keeper.py"
+    script = tmp_path / "generators" / "supervisor.py"
     script.parent.mkdir()
     script.write_text(TREE)
     starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
@@ -135,9 +135,9 @@ def tree(tmp_path: Path) -> Iterator[int]:
 @pytest.mark.parametrize("part", list(faults.PARTS))
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_fault_hits_the_named_process_alone(tree: int, part: str, freeze: bool) -> None:
-    (keeper,) = faults.keepers_of(tree)
-    assert faults.port(keeper) == 8123
-    processes = {name: faults.part_of(keeper, name) for name in faults.PARTS}
+    (supervisor,) = faults.keepers_of(tree)
+    assert faults.port(supervisor) == 8123
+    processes = {name: faults.part_of(supervisor, name) for name in faults.PARTS}
     faults.Fault(part, (0,), freeze).inject(tree)
     broken = (footprint.psutil.STATUS_ZOMBIE, footprint.psutil.STATUS_STOPPED)
     hit = processes.pop(part)
@@ -146,12 +146,12 @@ def test_a_fault_hits_the_named_process_alone(tree: int, part: str, freeze: bool
 
 
 def test_a_part_that_is_not_there_is_an_error(tree: int) -> None:
-    (keeper,) = faults.keepers_of(tree)
-    worker = faults.part_of(keeper, "Worker")
+    (supervisor,) = faults.keepers_of(tree)
+    worker = faults.part_of(supervisor, "Worker")
     worker.kill()
     wait_for(lambda: not faults.words(worker))
     with pytest.raises(RuntimeError, match="0 processes of the generator at port 8123 are its Worker"):
-        faults.part_of(keeper, "Worker")
+        faults.part_of(supervisor, "Worker")
 
 
 def test_a_footprint_counts_the_children_and_shared_memory_once() -> None:

@@ -108,8 +108,8 @@ def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_i
         """Of the generator and of the loop."""
         assert strategy.fleet is not None
         (server,) = [one.server for one in strategy.fleet.generators]
-        keeper = psutil.Process(server._keeper.pid)
-        (generator,) = keeper.children()
+        supervisor = psutil.Process(server._supervisor.pid)
+        (generator,) = supervisor.children()
         (loop,) = [one for one in threading.enumerate() if one.name == "lrl-loop"]
         return [os.sched_getaffinity(number) for number in (generator.pid, loop.native_id or 0)]
 

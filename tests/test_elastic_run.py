@@ -39,7 +39,7 @@ class Guest(L.Callback):
                 [*LRL, "serve", "--join", str(self.run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
             end = time.monotonic() + START_S
-            while not fleet.rollouts.newcomers:
+            while not fleet.rollouts.pending:
                 assert self.joining.poll() is None and time.monotonic() < end
                 time.sleep(0.1)
         if trainer.global_step == LEAVES_AT:

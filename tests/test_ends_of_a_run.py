@@ -60,7 +60,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing(
 ) -> None:
     process = run(policy_folder, tmp_path)
     wait_for_step(process, 2)
-    assert len(living(mark)) >= 5, "trainer, reward worker, keeper, API server, engine"
+    assert len(living(mark)) >= 5, "trainer, reward worker, supervisor, API server, engine"
     assert weights_in_shared_memory(mark)
     process.send_signal(signum)
     status = process.wait(400)
@@ -78,7 +78,7 @@ def test_a_run_that_is_told_to_end_while_its_server_starts_leaves_nothing(
 ) -> None:
     process = run(policy_folder, tmp_path)
     wait_for(lambda: list(tmp_path.glob("generator-0.log")), 300.0, "the server's log")
-    wait_for(lambda: len(living(mark)) >= 3, 300.0, "trainer, keeper and API server")
+    wait_for(lambda: len(living(mark)) >= 3, 300.0, "trainer, supervisor and API server")
     process.send_signal(signals[0])
     if len(signals) > 1:
         wait_for(lambda: "A second signal" in (tmp_path / "output").read_text(), 300.0, "the word on the first signal")

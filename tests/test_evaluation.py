@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lrl.evaluation import Report, evaluate, mean_interval, pass_at_k, wilson_interval, write_answers
+from lrl.evaluation import Report, evaluate, mean_interval, pass_at_k, wilson_interval, write_responses
 from lrl.types import Group, Prompt, Rollout
 
 
@@ -196,8 +196,8 @@ def test_the_table_says_who_answered_how() -> None:
 
 def test_every_answer_is_written_once_with_what_it_was_worth(tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.jsonl"
-    write_answers(path, "sums", [group(7, [1.0, None], day=Path("x"))])
-    write_answers(path, "sums", [group(7, [1.0, None], day=Path("x"))])
+    write_responses(path, "sums", [group(7, [1.0, None], day=Path("x"))])
+    write_responses(path, "sums", [group(7, [1.0, None], day=Path("x"))])
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert [(row["id"], row["reward"], row["reward_failure"]) for row in rows] == [
         (7, 1.0, None),

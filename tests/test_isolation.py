@@ -77,16 +77,16 @@ def test_a_leaking_policy_trains_one_answer_a_row_and_says_so_once(
     folder = str(save_tiny("opt", tmp_path, 4.0))
     with caplog.at_level(logging.WARNING):
         policy = PolicyModule(folder, reference=Reference())
-        assert not policy.answers_share_rows
+        assert not policy.responses_share_rows
         policy.configure_model()
         policy.setup("fit")
-    assert not policy.answers_share_rows
+    assert not policy.responses_share_rows
     (said,) = [record.getMessage() for record in caplog.records if "see each other" in record.getMessage()]
     assert folder in said and "nats" in said and "rollouts/padding" in said
 
 
 def test_a_policy_that_keeps_answers_apart_shares_rows(folder: str) -> None:
-    assert opened(folder).answers_share_rows
+    assert opened(folder).responses_share_rows
 
 
 def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_leak_in_the_gradient_alone_is_found(folder: str, monkeypatch: pytest.
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_step_packs_as_the_policy_was_found_to_allow(tmp_path: Path, shares: bool) -> None:
     policy = opened(str(tiny_llama(tmp_path)))
-    policy.answers_share_rows = shares
+    policy.responses_share_rows = shares
     data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)
     strategy = SimpleNamespace(ranks=Ranks(), placement="split")
     data.trainer = SimpleNamespace(lightning_module=policy, strategy=strategy, max_steps=1)

@@ -1,4 +1,4 @@
-"""`lrl serve --join` and `--leave` against a live fleet: real keepers and processes, small programs in vLLM's place."""
+"""`lrl serve --join` and `--leave` against a live fleet: real supervisors and processes, small programs in vLLM's place."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.membership import admission, join
-from lrl.membership.registry import Register, Terms
+from lrl.membership.registry import JoinSpec, Registry
 from tests.leftovers import wait_for
 from tests.test_serve import Scripted
 
-TERMS = Terms("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=1)
+TERMS = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=1)
 
 
 class Watched(Scripted):
@@ -42,13 +42,13 @@ def sync(fleet: Fleet, version: int, failing: str = "") -> None:
     """A model of a sync."""
 
     async def work() -> None:
-        await fleet.rollouts.take_in()
+        await fleet.rollouts.admit_pending()
         failed = {one: "it is not the same" for one in fleet.rollouts.generators if one.name == failing}
         for generator in fleet.rollouts.generators:
             if generator not in failed:
                 generator.version = version
-                generator.prove()
-        await fleet.rollouts.settle(failed)
+                generator.verify()
+        await fleet.rollouts.finish_sync(failed)
 
     fleet.call(work(), "a model of a sync")
 
@@ -70,15 +70,15 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     made = Fleet([own], capacity=4)
     try:
         made.start()
-        admission.admit_others(made, Register(tmp_path), TERMS)
+        admission.admit_others(made, Registry(tmp_path), TERMS)
         sync(made, 0)
         yield made
     finally:
         made.stop()
 
 
-def newcomers(fleet: Fleet) -> list[Generator]:
-    return fleet.rollouts.newcomers
+def pending(fleet: Fleet) -> list[Generator]:
+    return fleet.rollouts.pending
 
 
 class Meanwhile(threading.Thread):
@@ -112,7 +112,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Meanwhile(
-        lambda: until(lambda: bool(newcomers(fleet))),
+        lambda: until(lambda: bool(pending(fleet))),
         lambda: sync(fleet, 7),
         lambda: until(lambda: fleet.joined == 1),
         lambda: until(lambda: fleet.alive == 2),
@@ -133,18 +133,18 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
 
 
 def test_its_keeper_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
-    others = Meanwhile(lambda: until(lambda: bool(newcomers(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     weights = f"lrl-{TERMS.run_id}-0.safetensors"  # as `lrl.callbacks.weight_sync` and its transport name it
     assert not weights.startswith(f"lrl-{Watched.made[0].run_id}-")
-    assert Watched.made[0].run_id.startswith(TERMS.run_id), "the run's own keepers may remove the newcomer's"
+    assert Watched.made[0].run_id.startswith(TERMS.run_id), "the run's own supervisors may remove the newcomer's"
 
 
 def test_when_the_run_ends_it_ends_by_itself_and_says_so(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = Meanwhile(lambda: until(lambda: bool(newcomers(fleet))), fleet.stop)
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop)
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
@@ -153,7 +153,7 @@ def test_when_the_run_ends_it_ends_by_itself_and_says_so(
 def test_who_fails_the_probe_is_told_why_and_ends(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = Meanwhile(lambda: until(lambda: bool(newcomers(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
     assert main(["serve", "--join", str(tmp_path)]) == 1
     others.done()
     assert "not taken it in: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
@@ -168,7 +168,7 @@ def test_leave_takes_the_last_that_joined_and_says_why_the_last_of_all_stays(
     assert "generator 0 is the last one that serves" in capsys.readouterr().err.lower()
     statuses: list[int] = []
     others = Meanwhile(
-        lambda: until(lambda: bool(newcomers(fleet))),
+        lambda: until(lambda: bool(pending(fleet))),
         lambda: sync(fleet, 7),
         lambda: until(lambda: fleet.joined == 1),
         lambda: statuses.append(main(["serve", "--leave", str(tmp_path)])),
@@ -195,13 +195,13 @@ def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, mon
     trainer: Any = SimpleNamespace(strategy=strategy)
     try:
         strategy.start_generators(trainer)
-        terms = Register(tmp_path).terms()
-        assert join.settings_here(tmp_path, terms, join.Own([], {})) == ServerSettings(
+        spec = Registry(tmp_path).spec()
+        assert join.settings_here(tmp_path, spec, join.LocalOverrides([], {})) == ServerSettings(
             max_model_len=77, dtype="float32", extra_args={"seed": 3}
         )
-        found = (terms.model, terms.transport, terms.run_id, terms.on_cpu, terms.generators, terms.owner.here)
+        found = (spec.model, spec.transport, spec.run_id, spec.on_cpu, spec.generators, spec.owner.here)
         assert found == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
-        assert Register(tmp_path).token(terms) == strategy.token
+        assert Registry(tmp_path).token(spec) == strategy.token
     finally:
         assert strategy.fleet is not None
         strategy.fleet.stop()

@@ -22,9 +22,9 @@ STEPS, GROUPS = 8, 4
 
 def processes(generator: Generator, name: str) -> list[psutil.Process]:
     """The processes of a generator's tree whose name holds `name`."""
-    keeper = generator.server._keeper
-    assert keeper is not None
-    return [p for p in psutil.Process(keeper.pid).children(recursive=True) if name in " ".join(p.cmdline())]
+    supervisor = generator.server._supervisor
+    assert supervisor is not None
+    return [p for p in psutil.Process(supervisor.pid).children(recursive=True) if name in " ".join(p.cmdline())]
 
 
 class Faults(L.Callback):
@@ -50,7 +50,7 @@ class Faults(L.Callback):
         end = time.monotonic() + 900
         while trainer.datamodule.fleet.alive < 2:  # type: ignore[attr-defined]
             assert sync is not None and time.monotonic() < end
-            sync.tend(trainer)
+            sync.poll(trainer)
             time.sleep(0.1)
 
 

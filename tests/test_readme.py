@@ -33,7 +33,11 @@ COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTIL
 FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|lengths"
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
 LIGHTNINGS_OWN = {"epoch"}
-LENGTHS = {"lengths/ngrams_correlation", "lengths/model_correlation", *(f"lengths/recall_{n}" for n in (20, 10, 5))}
+LENGTHS = {
+    "length_predictor/ngrams_correlation",
+    "length_predictor/model_correlation",
+    *(f"length_predictor/recall_{n}" for n in (20, 10, 5)),
+}
 NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference", *LENGTHS}
 SOMETHING_HAPPENED = {
     *(f"rewards/{kind}" for kind in ("gave_up", *KINDS, "retried", "replaced")),

@@ -123,14 +123,14 @@ def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: P
     rule = {"class_path": "lrl.routing.dispatch.SkewnessAware", "init_args": {"combine": "sum", "long_tail": 0.1}}
     rule["init_args"]["decode_time"] = {"step_ms": 5.0}
     config.write_text(yaml.safe_dump({"data": {"init_args": {"dispatch": rule}}}))
-    moving = ("--data.moving", "Moving", "--data.moving.prefill_ms", "0.5")
-    _, _, data = build("--config", "quickstart", "--config", str(config), *moving)
-    assert (data.dispatch.combine, data.dispatch.long_tail, data.dispatch.decode_time.step_ms) == ("sum", 0.1, 5.0)
-    assert data.dispatch.lengths is data.lengths is not None and data.moving.prefill_ms == 0.5
+    migration = ("--data.migration", "Migration", "--data.migration.prefill_ms", "0.5")
+    _, _, data = build("--config", "quickstart", "--config", str(config), *migration)
+    assert (data.dispatch.combine, data.dispatch.long_tail, data.dispatch.decode_latency.step_ms) == ("sum", 0.1, 5.0)
+    assert data.dispatch.lengths is data.length_predictor is not None and data.migration.prefill_ms == 0.5
 
-    lengths = ("--data.lengths", "Lengths", "--data.lengths.seen_prompts", "9")
+    lengths = ("--data.length_predictor", "Lengths", "--data.length_predictor.seen_prompts", "9")
     _, _, data = build("--config", "quickstart", "--data.dispatch", "LeastLoaded", *lengths)
-    assert isinstance(data.dispatch, LeastLoaded) and data.lengths.seen_prompts == 9 and data.moving is None
+    assert isinstance(data.dispatch, LeastLoaded) and data.length_predictor.seen_prompts == 9 and data.migration is None
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", gsm8k_rows(3)), ("math", math_rows(3))])

@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lrl.callbacks import Export
-from lrl.runtime.best_effort import may_be_refused
+from lrl.runtime.best_effort import best_effort
 from tests.run_without_generators import fit, trainer
 from tests.test_checkpoint_file import full_disk
 from tests.tiny_policies import tiny_llama
@@ -86,8 +86,8 @@ def test_an_export_onto_a_full_disk_says_so(
 
 
 def test_a_file_beside_the_run_may_be_missing_and_a_fault_may_not(caplog: pytest.LogCaptureFixture) -> None:
-    with may_be_refused("The answers to gsm8k", Path("/dev/full")), Path("/dev/full").open("w") as file:
+    with best_effort("The answers to gsm8k", Path("/dev/full")), Path("/dev/full").open("w") as file:
         file.write("answer")
     assert "The answers to gsm8k cannot be written to /dev/full: [Errno 28]" in caplog.text
-    with pytest.raises(ValueError, match="a fault"), may_be_refused("The curve", Path("curve.png")):
+    with pytest.raises(ValueError, match="a fault"), best_effort("The curve", Path("curve.png")):
         raise ValueError("a fault")

@@ -39,18 +39,18 @@ def took(seconds: float) -> dict[str, list[float]]:
 
 def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, tmp_path: Path) -> None:
     lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
-    data = ready_answers.ReadyAnswers(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
+    data = ready_answers.ReadyResponses(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
 
     class Counts(lrl.PolicyModule):
         def training_step(self, step: Any, batch_idx: int) -> None:
             super().training_step(step, batch_idx)
             trained.append(step.num_tokens)
 
-    trainer = timed_run.quiet_trainer(2, tmp_path, callbacks=[data.keeper])
+    trainer = timed_run.quiet_trainer(2, tmp_path, callbacks=[data.supervisor])
     trainer.fit(timed_run.make_module(policy, Counts), data)
     drawn = [sum(lengths.of(group, group, timed_run.ANSWERS)) for group in range(2 * timed_run.GROUPS)]
     assert trained == [sum(drawn[: timed_run.GROUPS]), sum(drawn[timed_run.GROUPS :])]
-    assert all(times.train > 0 and times.sync == 0 for times in data.keeper.times)
+    assert all(times.train > 0 and times.sync == 0 for times in data.supervisor.times)
 
 
 def test_with_both_at_once_no_side_begins_a_step_before_the_other(policy: Path, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ class Fault:
 
     def inject(self, trainer: int) -> None:
         """Send the signal to the generators of the process `trainer`."""
-        keepers = keepers_of(trainer)
-        targets = [part_of(keepers[generator], self.part) for generator in self.generators]
+        supervisors = keepers_of(trainer)
+        targets = [part_of(supervisors[generator], self.part) for generator in self.generators]
         for target in targets:
             target.send_signal(signal.SIGSTOP if self.freeze else signal.SIGKILL)
 
@@ -53,20 +53,22 @@ def in_turn(kills: int, freezes: int, both: bool) -> list[Fault]:
 
 
 def keepers_of(trainer: int) -> list[psutil.Process]:
-    """The keepers of a trainer's generators, by port: each generator keeps its own for the whole run."""
-    keepers = [child for child in psutil.Process(trainer).children() if KEEPER in " ".join(words(child))]
-    return sorted(keepers, key=port)
+    """The supervisors of a trainer's generators, by port: each generator keeps its own for the whole run."""
+    supervisors = [child for child in psutil.Process(trainer).children() if KEEPER in " ".join(words(child))]
+    return sorted(supervisors, key=port)
 
 
-def part_of(keeper: psutil.Process, part: str) -> psutil.Process:
+def part_of(supervisor: psutil.Process, part: str) -> psutil.Process:
     """The process of a generator that is its `part`.
 
     Raises:
         RuntimeError: There is none, or more than one.
     """
-    found = [process for process in keeper.children(recursive=True) if PARTS[part] in " ".join(words(process))]
+    found = [process for process in supervisor.children(recursive=True) if PARTS[part] in " ".join(words(process))]
     if len(found) != 1:
-        raise RuntimeError(f"{len(found)} processes of the generator at port {port(keeper)} are its {part}, not one.")
+        raise RuntimeError(
+            f"{len(found)} processes of the generator at port {port(supervisor)} are its {part}, not one."
+        )
     return found[0]
 
 
@@ -75,9 +77,9 @@ def reward_workers_of(trainer: int) -> Sequence[psutil.Process]:
     return [child for child in psutil.Process(trainer).children() if "spawn_main" in " ".join(words(child))]
 
 
-def port(keeper: psutil.Process) -> int:
-    """Where the keeper's generator answers."""
-    command = words(keeper)
+def port(supervisor: psutil.Process) -> int:
+    """Where the supervisor's generator answers."""
+    command = words(supervisor)
     return int(command[command.index("--port") + 1])
 
 

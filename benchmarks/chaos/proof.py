@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import log_softmax
 
 from lrl.generators.generator import Generator
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 from lrl.types import Group, Prompt, Rollout
 
 BATCH = 64
@@ -73,8 +73,8 @@ class Witness(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Keep the first version, and listen for answers that are carried elsewhere."""
         self._keep(trainer, pl_module)
-        for crew in trainer.datamodule.fleet.crews:  # type: ignore[attr-defined]
-            self._listen(crew)
+        for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
+            self._listen(pool)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Keep the new version and what made it."""
@@ -85,15 +85,15 @@ class Witness(L.Callback):
     def _keep(self, trainer: L.Trainer, policy: Any) -> None:
         self.weights[trainer.global_step] = copy.deepcopy(policy.network.state_dict())
 
-    def _listen(self, crew: Crew) -> None:
+    def _listen(self, pool: GeneratorPool) -> None:
         """An answer that a generator leaves unfinished is carried to another one, whichever way it was lost."""
-        write = crew._write
+        write = pool._write
 
         async def watched(generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any) -> None:
             await write(generator, prompt, rollouts, *how)
             self._carried += [rollout for rollout in rollouts if not rollout.finished]
 
-        crew._write = watched  # type: ignore[method-assign]
+        pool._write = watched  # type: ignore[method-assign]
 
     def prove(self, network: torch.nn.Module, temperature: float) -> Proof:
         """Compute every trained token again; `network` is loaded with one version after the other."""

@@ -125,7 +125,7 @@ def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]
         "heartbeat_s": args.heartbeat,
         "seconds": round(seconds, 1),
         "not_met": len(sync.left),
-        "proof": witness.prove(policy.network, data.sampling.temperature).record(),
+        "proof": witness.verify(policy.network, data.sampling.temperature).record(),
         "faults": [outcome.record() for outcome in sync.outcomes],
     }
 

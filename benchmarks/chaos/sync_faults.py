@@ -152,7 +152,7 @@ class BreakingSync(WeightSync):
     def sync(self, trainer: L.Trainer, policy: Any) -> None:
         """Sync, and meet a fault on the way if one is left that suits what is there."""
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
-        self.wait_for_proof(trainer, fleet.rollouts)
+        self.wait_until_verified(trainer, fleet.rollouts)
         fleet._backoffs.clear()  # a generator that is lost every minute by plan would stay away for five minutes
         self._wait_if_nothing_suits(fleet)
         chosen = self._choose(fleet, trainer.global_step)
@@ -166,7 +166,7 @@ class BreakingSync(WeightSync):
         started = time.monotonic()
         with self._armed(planned, fault, target):
             super().sync(trainer, policy)
-            self.wait_for_proof(trainer, fleet.rollouts)
+            self.wait_until_verified(trainer, fleet.rollouts)
             if len(fleet.rollouts.serving) < len(fleet.rollouts.generators):  # a waiting trainer does as much
                 super().sync(trainer, policy)
             sync_s = time.monotonic() - started
@@ -175,11 +175,11 @@ class BreakingSync(WeightSync):
 
     def _choose(self, fleet: Any, version: int) -> tuple[Planned, Generator] | None:
         """The next fault that can be met by the sync to come, and the generator that meets it."""
-        crew = fleet.rollouts
-        new = [*crew.newcomers, *(generator for generator in crew.generators if generator.version < 0)]
+        pool = fleet.rollouts
+        new = [*pool.pending, *(generator for generator in pool.generators if generator.version < 0)]
         if new:
             return next(((planned, new[-1]) for planned in self.left if planned.phase == INIT), None)
-        serving = crew.serving
+        serving = pool.serving
         if version == self.version or not serving:
             return None
         all_serve = len(serving) == len(self._proxies)
@@ -189,15 +189,15 @@ class BreakingSync(WeightSync):
 
     def _wait_if_nothing_suits(self, fleet: Any) -> None:
         """With only such faults left that need all generators, wait until the lost one is back."""
-        crew, end = fleet.rollouts, time.monotonic() + WAIT_S
+        pool, end = fleet.rollouts, time.monotonic() + WAIT_S
         waits = [fault for fault in self.left if fault.phase == INIT or fault.takes_out]
-        while waits and len(waits) == len(self.left) and not crew.newcomers and self._some_out(crew):
+        while waits and len(waits) == len(self.left) and not pool.pending and self._some_out(pool):
             if time.monotonic() > end:
-                raise TimeoutError(f"No generator came back within {WAIT_S:g} s: {crew.last_loss}")
+                raise TimeoutError(f"No generator came back within {WAIT_S:g} s: {pool.last_loss}")
             time.sleep(0.2)
 
-    def _some_out(self, crew: Any) -> bool:
-        return 0 < len(crew.generators) < len(self._proxies)
+    def _some_out(self, pool: Any) -> bool:
+        return 0 < len(pool.generators) < len(self._proxies)
 
     @contextmanager
     def _armed(self, planned: Planned, fault: Fault, target: Generator) -> Iterator[None]:

@@ -20,7 +20,7 @@ from lrl.membership.discovery import NotRunning, Running, find_generator
 
 PROMPT = "1+1="
 """Asked when no prompt is given: even a vocabulary of digits has it."""
-LONGEST_ANSWER = 256
+LONGEST_RESPONSE = 256
 LONGEST_WAIT_S = 300
 
 LINES = """\
@@ -113,7 +113,9 @@ def _serve(args: argparse.Namespace) -> int:
         return join.leave(args.leave, args.generator)
     given = {name: getattr(args, name) for name in ("host", "tls_cert", "tls_key", "insecure")}
     try:
-        return join.join(args.join, join.Own(args.devices, {name: value for name, value in given.items() if value}))
+        return join.join(
+            args.join, join.LocalOverrides(args.devices, {name: value for name, value in given.items() if value})
+        )
     except ServerError as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 1
@@ -150,7 +152,7 @@ def request(generator: Running, prompt: str) -> tuple[str, str]:
     fields = {
         "model": model["id"],
         **({"messages": chat} if has_template else {"prompt": prompt}),
-        "max_tokens": max(1, min(LONGEST_ANSWER, model["max_model_len"] // 2)),
+        "max_tokens": max(1, min(LONGEST_RESPONSE, model["max_model_len"] // 2)),
     }
     start, end = f'{json.dumps(fields)[:-1]}, "cache_salt": "', '"}'
     body = f'{shlex.quote(start)}"$(date +%s)"{shlex.quote(end)}'

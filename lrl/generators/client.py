@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from lrl.generators.auth import bearer
-from lrl.generators.response_stream import AnswerStream
+from lrl.generators.response_stream import ResponseStream
 from lrl.types import Rollout, Sampling
 
 LONGEST_LINE = 2**24
@@ -89,7 +89,7 @@ class GeneratorClient:
         parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
         body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
         body |= {"cache_salt": self._salted(version()), "stream": True}
-        answers = AnswerStream(rollouts, version, ended)
+        answers = ResponseStream(rollouts, version, ended)
         try:
             async with self._asking("POST", GENERATE, body, deadline_s) as response:
                 async for line in response.content:
@@ -97,7 +97,7 @@ class GeneratorClient:
                     if line.startswith(DATA) and not line.startswith(DONE):
                         answers.take(json.loads(line[len(DATA) :]))
             answers.end()
-        except ValueError as error:  # MalformedAnswer, or no JSON
+        except ValueError as error:  # MalformedResponse, or no JSON
             raise GeneratorError(f"{self.name}: {GENERATE}: {error}.") from error
 
     async def prompt_logprobs(self, token_ids: list[int], *, salt: str, deadline_s: float) -> list[float]:
@@ -170,7 +170,7 @@ class GeneratorClient:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No limit of our own: how many requests are in flight is the crew's to say. A connection for each: a server
+            # No limit of our own: how many requests are in flight is the pool's to say. A connection for each: a server
             # once closed an idle one just as a /resume went out on it, and that ended a run; and with a pool of them
             # the open files of a run crept up to the most requests that were ever in flight at once.
             connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=self._trust or True)

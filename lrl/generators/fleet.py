@@ -10,10 +10,10 @@ from typing import Any
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
-from lrl.generators.health import Patience, watch
-from lrl.generators.pool import Crew
+from lrl.generators.health import OutageLimit, watch
+from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import POLL_S, Server, ServerError
-from lrl.runtime.cpu_affinity import Quarters
+from lrl.runtime.cpu_affinity import CpuPinning
 from lrl.runtime.event_loop import LoopThread
 
 log = logging.getLogger(__name__)
@@ -47,15 +47,15 @@ class Fleet:
     ) -> None:
         self.generators = [Generator(server, capacity) for server in servers]
         split = len(self.generators) - reserved
-        self.rollouts = Crew(self.generators[:split])
-        self.evaluation = Crew(self.generators[split:]) if reserved else None
+        self.rollouts = GeneratorPool(self.generators[:split])
+        self.evaluation = GeneratorPool(self.generators[split:]) if reserved else None
         self._clients = [one.client for one in self.generators]  # lost ones' too: a sync may still be talking to one
         self.loop = LoopThread()
-        self._quarters = Quarters(cores, self.loop.thread)
-        self.loop.long_wait = self._quarters.open
+        self._pinning = CpuPinning(cores, self.loop.thread)
+        self.loop.long_wait = self._pinning.open
         self.capacity = capacity
         self.heartbeat_s = heartbeat_s
-        self.patience = Patience(patience_s, [server.log_path for server in servers])
+        self.patience = OutageLimit(patience_s, [server.log_path for server in servers])
         self.restarts = 0
         """Generators that were replaced and answer again."""
         self.joined = 0
@@ -68,24 +68,24 @@ class Fleet:
         self._stopping = False
 
     @property
-    def crews(self) -> list[Crew]:
-        """The crew that writes rollouts, and the one for evaluation if there is one."""
+    def pools(self) -> list[GeneratorPool]:
+        """The pool that writes rollouts, and the one for evaluation if there is one."""
         return [self.rollouts] if self.evaluation is None else [self.rollouts, self.evaluation]
 
     @property
     def alive(self) -> int:
-        """See `Crew.alive`."""
-        return sum(len(crew.alive) for crew in self.crews)
+        """See `GeneratorPool.alive`."""
+        return sum(len(pool.alive) for pool in self.pools)
 
     @property
     def reissued(self) -> int:
         """Answers that went on with another generator than the one that began them."""
-        return sum(crew.reissued for crew in self.crews)
+        return sum(pool.reissued for pool in self.pools)
 
     @property
     def moved(self) -> int:
         """Answers that went on with an idle generator."""
-        return sum(crew.desk.moved for crew in self.crews)
+        return sum(pool.requests.moved for pool in self.pools)
 
     def start(self, interrupted: Callable[[], None] | None = None) -> None:
         """Start all servers, wait until they answer, and begin to watch them.
@@ -103,8 +103,8 @@ class Fleet:
         longest = max(server.settings.start_timeout_s for server in self._servers)
         self.call(self._begin(), "warming the generators up", longest + 5.0)
         for server in self._servers:
-            self._quarters.take_in(server.number, server.processes())
-        self._quarters.keep()
+            self._pinning.set_processes(server.number, server.processes())
+        self._pinning.keep()
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine on the fleet's loop until the fleet stops; from another thread. Its error is logged."""
@@ -132,13 +132,13 @@ class Fleet:
         self._clients.append(newcomer.client)
         await _warm_up(newcomer)
         self.generators.append(newcomer)
-        self.rollouts.newcomers.append(newcomer)
+        self.rollouts.pending.append(newcomer)
         self._keep(watch(self.rollouts, newcomer, self.heartbeat_s))
 
-    async def let_go(self, generator: Generator) -> None:
+    async def remove(self, generator: Generator) -> None:
         """Take out a generator that is to leave; what it writes goes on elsewhere. Its process ends if it is ours."""
         log.info("%s leaves the run.", generator.name.capitalize())
-        self.rollouts.let_go(generator, f"{generator.name} has left the run.")
+        self.rollouts.remove(generator, f"{generator.name} has left the run.")
         await self._forget(generator)
         if (server := self._own(generator)) is not None:
             await asyncio.to_thread(server.stop)
@@ -149,10 +149,10 @@ class Fleet:
 
     async def _begin(self) -> None:
         await asyncio.gather(*(_warm_up(generator) for generator in self.generators))
-        for crew in self.crews:
-            crew.lost = lambda generator, crew=crew: self._keep(self._lose(crew, generator))  # type: ignore[misc]
-            for generator in crew.generators:
-                self._keep(watch(crew, generator, self.heartbeat_s))
+        for pool in self.pools:
+            pool.on_evicted = lambda generator, pool=pool: self._keep(self._lose(pool, generator))  # type: ignore[misc]
+            for generator in pool.generators:
+                self._keep(watch(pool, generator, self.heartbeat_s))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -164,10 +164,10 @@ class Fleet:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("Watching the generators failed; one may stay out.", exc_info=error)
 
-    async def _lose(self, crew: Crew, lost: Generator) -> None:
+    async def _lose(self, pool: GeneratorPool, lost: Generator) -> None:
         """Replace a generator of the run's own; another process's is its own to start again."""
         if (server := self._own(lost)) is not None:
-            await self._replace(crew, lost, server)
+            await self._replace(pool, lost, server)
         else:
             await self._forget(lost)
 
@@ -180,7 +180,7 @@ class Fleet:
         self.left += gone.served_from is not None
         await gone.client.close()
 
-    async def _replace(self, crew: Crew, lost: Generator, server: Server) -> None:
+    async def _replace(self, pool: GeneratorPool, lost: Generator, server: Server) -> None:
         """Start the server of a lost generator until it answers again; the next sync takes it in."""
         await lost.client.close()
         if lost.served_from and asyncio.get_running_loop().time() - lost.served_from > PROVEN_S:
@@ -197,9 +197,9 @@ class Fleet:
             except (ServerError, GeneratorError, OSError) as error:
                 log.warning("The replacement of %s failed: %s", server.name, error)
         self.generators[self.generators.index(lost)] = newcomer
-        crew.newcomers.append(newcomer)
+        pool.pending.append(newcomer)
         self.restarts += 1
-        self._keep(watch(crew, newcomer, self.heartbeat_s))
+        self._keep(watch(pool, newcomer, self.heartbeat_s))
 
     async def _start(self, server: Server, generator: Generator) -> None:
         """Start a server and wait until it answers."""
@@ -207,7 +207,7 @@ class Fleet:
         while not await asyncio.to_thread(server.ready):
             await asyncio.sleep(POLL_S)
         await _warm_up(generator)
-        self._quarters.take_in(server.number, server.processes())
+        self._pinning.set_processes(server.number, server.processes())
 
     async def _disconnect(self) -> None:
         for task in self._tasks:

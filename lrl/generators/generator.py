@@ -1,4 +1,4 @@
-"""One generator as its crew sees it: what it writes, which version it holds, and whether it may be trusted.
+"""One generator as its pool sees it: what it writes, which version it holds, and whether it may be trusted.
 
     closed -> (sync, probe) -> open -> pause -> resume -> proved -> open ...        and, once, taken out
 
@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.settings import ServerSettings
-from lrl.generators.stats import Work
-from lrl.routing.request_queue import Places
+from lrl.generators.stats import GeneratorStats
+from lrl.routing.request_queue import Slots
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -52,7 +52,7 @@ class ServerHandle(Protocol):
         """The last lines of its log."""
 
 
-class Generator(Places):
+class Generator(Slots):
     """One server, its client, and what it is writing.
 
     Args:
@@ -77,10 +77,10 @@ class Generator(Places):
         self.served_from: float | None = None
         """When it first served, on the clock of the loop."""
         self._stands = True
-        self.work = Work()
+        self.stats = GeneratorStats()
         """What it has done so far."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
-        self._unproved: list[tuple[Rollout, int]] = []
+        self._unverified: list[tuple[Rollout, int]] = []
         self._proved = asyncio.Event()
         self._proved.set()
 
@@ -90,7 +90,7 @@ class Generator(Places):
         return self.server.name
 
     @property
-    def unproved(self) -> bool:
+    def unverified(self) -> bool:
         """Whether it writes on under a version that no probe has proved yet."""
         return not self._proved.is_set()
 
@@ -125,7 +125,7 @@ class Generator(Places):
             asyncio.create_task(self.client.write(prompt.token_ids, part, sampling, **how, ended=ended)): part
             for part in in_requests(rollouts)
         }
-        self.work.begin(len(prompt.token_ids), list(requests.values()))
+        self.stats.begin(len(prompt.token_ids), list(requests.values()))
         self._requests |= requests
         self._note()
         try:
@@ -134,7 +134,7 @@ class Generator(Places):
         finally:
             for request in requests:
                 del self._requests[request]
-            self.work.end(rollouts)
+            self.stats.end(rollouts)
             self._note()
         if self.out is not None:
             raise GeneratorError(self.out)
@@ -149,7 +149,7 @@ class Generator(Places):
         cancelled = [request.cancel() for request, part in self._requests.items() if id(part[0]) in those]
         return any(cancelled)
 
-    def shut(self) -> None:
+    def drain(self) -> None:
         """Take nothing new; what is being written goes on."""
         self.open = False
         self._note()
@@ -170,7 +170,7 @@ class Generator(Places):
         self.pauses += 1
         clears = keys_and_values == "recompute"
         await self.client.post(f"/pause?mode=keep&clear_cache={str(clears).lower()}", deadline_s=deadline_s)
-        return self.work.held_tokens if clears and not stood else 0  # a second pause finds nothing to drop
+        return self.stats.held_tokens if clears and not stood else 0  # a second pause finds nothing to drop
 
     async def confirm(self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Raise GeneratorError unless GET `route` answers `expected`: a call that came back was not always done."""
@@ -179,28 +179,28 @@ class Generator(Places):
             raise GeneratorError(f"{self.name}: {route} says {str(found)[:200]}; it should be {expected}.")
 
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Write on under `version`, unproved until `prove`; new requests wait for that.
+        """Write on under `version`, unproved until `verify`; new requests wait for that.
 
         An answer that has ended by now was written by versions that are proved: it is final, whatever comes. After a
         call that failed it may be told again: it may have heard the first one and have written since.
         """
-        if not self.unproved:
-            unfinished = [rollout for rollout in self.work.rollouts if not rollout.finished]
-            self._unproved = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
+        if not self.unverified:
+            unfinished = [rollout for rollout in self.stats.rollouts if not rollout.finished]
+            self._unverified = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
             self._proved.clear()
         self.version = version
         await self.client.post("/resume", deadline_s=deadline_s)
         self._stands = False
         self._note()
 
-    def prove(self) -> None:
+    def verify(self) -> None:
         """The generator computes what the policy computes: what it has written counts, and it may be asked.
 
         For one that was taken out meanwhile this comes too late.
         """
         if self.out is not None:
             return
-        self._unproved.clear()
+        self._unverified.clear()
         self._proved.set()
         self.open, self._stands = True, False
         self._note()
@@ -208,27 +208,27 @@ class Generator(Places):
 
     def _note(self) -> None:
         """Tell the stopwatch what is done from now on."""
-        writes = not (self.work.is_empty or self._stands)
+        writes = not (self.stats.is_empty or self._stands)
         nothing = "idle" if self.passed_over else "starved"
         self.stopwatch.enter("writing" if writes else nothing if self.open else "paused")
-        self.work.goes_on(writes, asyncio.get_running_loop().time())
+        self.stats.set_active(writes, asyncio.get_running_loop().time())
 
     def note_waiting(self, waiting: bool) -> None:
-        """See `Places.note_waiting`."""
+        """See `Slots.note_waiting`."""
         super().note_waiting(waiting)
         self._note()
 
-    def take_out(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """End all it was asked, and cut what is unproved; does nothing the second time."""
         if self.out is not None:
             return
         self.out, self.open = why, False
         for request in self._requests:
             request.cancel()
-        for rollout, proved in self._unproved:
+        for rollout, proved in self._unverified:
             del rollout.token_ids[proved:], rollout.logprobs[proved:], rollout.versions[proved:]
             rollout.finish_reason = ""
-        self._unproved.clear()
+        self._unverified.clear()
         self._proved.set()
 
 

@@ -15,35 +15,35 @@ from pathlib import Path
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 
 LOOK_S = 1.0
 """How often a process that has ended is noticed, should nothing be asked of it."""
 
 
-async def watch(crew: Crew, generator: Generator, heartbeat_s: float) -> None:
-    """Take `generator` out of its crew when its process ends, or when it sends no token in `heartbeat_s` seconds.
+async def watch(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
+    """Take `generator` out of its pool when its process ends, or when it sends no token in `heartbeat_s` seconds.
 
     A paused generator sends none; the phases of a sync have deadlines of their own.
     """
     while generator.out is None:
         await asyncio.sleep(min(LOOK_S, heartbeat_s))
         if not generator.server.alive and generator.out is None:
-            crew.take_out(generator, f"{generator.name}: its process has ended.")
+            pool.evict(generator, f"{generator.name}: its process has ended.")
             break
         silent_s = asyncio.get_running_loop().time() - generator.client.heard_at
         if generator.open and silent_s > heartbeat_s:
-            await _ask(crew, generator, heartbeat_s)
+            await _ask(pool, generator, heartbeat_s)
 
 
-async def _ask(crew: Crew, generator: Generator, heartbeat_s: float) -> None:
+async def _ask(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
     pauses = generator.pauses
     try:
         await generator.client.heartbeat(heartbeat_s)
         generator.client.heard_at = asyncio.get_running_loop().time()
     except GeneratorError as error:
         if generator.pauses == pauses:  # else it was told to stand still meanwhile
-            crew.take_out(generator, f"No heartbeat: {error}")
+            pool.evict(generator, f"No heartbeat: {error}")
 
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class NoGenerators(RuntimeError):
     """No generator came back in the time that the run may wait for one."""
 
 
-class Patience:
+class OutageLimit:
     """Ends a run that has waited too long for a generator.
 
     Args:
@@ -69,22 +69,22 @@ class Patience:
         self._logs = logs
         self._said = 0.0
 
-    def expect_one(self, crew: Crew) -> None:
-        """Say every few seconds that a crew has no generator left, if so; for the looks of a waiting trainer.
+    def check_outage(self, pool: GeneratorPool) -> None:
+        """Say every few seconds that a pool has no generator left, if so; for the looks of a waiting trainer.
 
         Raises:
             NoGenerators: There has been none for so long.
         """
         now = time.monotonic()
-        if crew.alive or not crew.has_served:
-            crew.alone_since = None
+        if pool.alive or not pool.has_served:
+            pool.alone_since = None
             return
-        crew.alone_since = crew.alone_since or now
-        waited = now - crew.alone_since
+        pool.alone_since = pool.alone_since or now
+        waited = now - pool.alone_since
         if waited > self.seconds:
             raise NoGenerators(
                 f"No generator has served for {waited:.0f} s (strategy.generator_timeout_s={self.seconds:g}). The last "
-                f"one was lost because: {crew.last_loss}\nTheir logs: {', '.join(map(str, self._logs))}"
+                f"one was lost because: {pool.last_loss}\nTheir logs: {', '.join(map(str, self._logs))}"
             )
         if now - self._said > SAY_S:
             self._said = now

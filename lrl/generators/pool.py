@@ -1,6 +1,6 @@
 """Generators that hold the same version: asked through one door, which finds another one when one fails.
 
-A fleet has one crew for rollouts and may have one for evaluation. A generator joins its crew at a sync, and serves when
+A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a sync, and serves when
 that is proved; it leaves at its first failure, and the answers it was writing go on elsewhere with the tokens they
 have.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from lrl.generators.client import GeneratorError, Refused, TooLate
 from lrl.generators.generator import Generator
 from lrl.routing.dispatch import Dispatch, LeastLoaded, Request
-from lrl.routing.request_queue import Desk
+from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator with the policy; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
-SPARE_PLACES = 32
+SPARE_SLOTS = 32
 """Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
 
 
-class Crew:
+class GeneratorPool:
     """Generators that hold the same version.
 
     Args:
@@ -39,12 +39,12 @@ class Crew:
 
     def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
         self.generators = list(generators)
-        self.newcomers: list[Generator] = []
+        self.pending: list[Generator] = []
         """They answer already and wait for the next sync, at which they join."""
-        self.desk = Desk(dispatch or LeastLoaded(), lambda: self.serving)
+        self.requests = RequestQueue(dispatch or LeastLoaded(), lambda: self.serving)
         self.reissued = 0
         """Answers that went on elsewhere because their generator was taken out."""
-        self.lost: Callable[[Generator], None] = lambda generator: None
+        self.on_evicted: Callable[[Generator], None] = lambda generator: None
         """Told of each generator that was taken out."""
         self.syncing = False
         """Whether a sync is going on."""
@@ -64,11 +64,11 @@ class Crew:
     @property
     def alive(self) -> list[Generator]:
         """The members that serve, that wait for their proof, or that a sync has in hand."""
-        return [one for one in self.generators if one.open or one.unproved or self.syncing]
+        return [one for one in self.generators if one.open or one.unverified or self.syncing]
 
     @property
     def capacity(self) -> int:
-        """Answers that the whole crew writes at once."""
+        """Answers that the whole pool writes at once."""
         return sum(generator.capacity for generator in self.generators)
 
     async def answer(
@@ -100,13 +100,13 @@ class Crew:
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             written = sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished)
             request = Request(prompt, len(unfinished), priority, due, written)
-            generator = await self.desk.enter(request, unfinished, target)
+            generator = await self.requests.enter(request, unfinished, target)
             try:
                 if generator.open:  # the door may have closed since it was chosen
-                    ended = partial(self.desk.release, generator, request)
+                    ended = partial(self.requests.release, generator, request)
                     await self._write(generator, prompt, unfinished, sampling, priority, deadline_s, ended)
             finally:
-                target = self.desk.leave(generator, request)
+                target = self.requests.leave(generator, request)
 
     async def spare(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
@@ -137,10 +137,10 @@ class Crew:
         except Refused:
             raise
         except GeneratorError as error:
-            self.take_out(generator, str(error))
+            self.evict(generator, str(error))
             self.reissued += sum(not rollout.finished for rollout in rollouts)
 
-    def take_out(self, generator: Generator, why: str) -> None:
+    def evict(self, generator: Generator, why: str) -> None:
         """Leave out a generator that failed, for good; does nothing when it is out already."""
         if generator.out is not None:
             return
@@ -149,34 +149,34 @@ class Crew:
         name = generator.name.capitalize()
         log.warning("%s is taken out: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail)
         self.last_loss = why
-        self.let_go(generator, why)
-        self.lost(generator)
+        self.remove(generator, why)
+        self.on_evicted(generator)
 
-    def let_go(self, generator: Generator, why: str) -> None:
+    def remove(self, generator: Generator, why: str) -> None:
         """Leave out a generator; what it writes goes on elsewhere, with the tokens it has."""
-        generator.take_out(why)
-        members = self.newcomers if generator in self.newcomers else self.generators
+        generator.evict(why)
+        members = self.pending if generator in self.pending else self.generators
         members.remove(generator)
 
-    async def take_in(self) -> None:
+    async def admit_pending(self) -> None:
         """A sync begins: make the newcomers members; they are closed until it is proved."""
         self.syncing = True
-        self.generators += self.newcomers
-        self.newcomers.clear()
+        self.generators += self.pending
+        self.pending.clear()
 
-    async def shut(self, generators: Sequence[Generator]) -> None:
+    async def drain(self, generators: Sequence[Generator]) -> None:
         """Nothing begins any more under what these hold."""
         for generator in generators:
-            generator.shut()
+            generator.drain()
 
-    async def settle(self, failed: Mapping[Generator, str]) -> None:
+    async def finish_sync(self, failed: Mapping[Generator, str]) -> None:
         """A sync is over: leave out who failed it."""
         for generator, why in failed.items():
-            self.take_out(generator, why)
+            self.evict(generator, why)
         self.syncing = False
         await self._wake()
 
-    async def prove(self, generators: Sequence[Generator], probe: Probe) -> dict[Generator, str]:
+    async def verify(self, generators: Sequence[Generator], probe: Probe) -> dict[Generator, str]:
         """Open the door to each of `generators` as soon as it passes the probe; who fails is taken out.
 
         Until one has ever passed, nobody is: the run is set up wrongly then, which whoever waits for this will say.
@@ -187,7 +187,7 @@ class Crew:
         failed: dict[Generator, str] = {}
         clock = asyncio.get_running_loop().time
 
-        async def prove(generator: Generator) -> None:
+        async def verify(generator: Generator) -> None:
             started = clock()
             try:
                 await probe(generator)
@@ -196,19 +196,19 @@ class Crew:
                 why = f"probe for weight version {generator.version} failed after {seconds:.1f} s: {error}"
                 failed[generator] = why
                 if self.has_served:
-                    self.take_out(generator, why)
+                    self.evict(generator, why)
             else:
-                generator.prove()
+                generator.verify()
                 await self._wake()
 
-        await asyncio.gather(*(prove(generator) for generator in generators))
+        await asyncio.gather(*(verify(generator) for generator in generators))
         return failed
 
-    async def drop_unproved(self, why: str) -> None:
+    async def drop_unverified(self, why: str) -> None:
         """End what is written since a resume that nobody has proved, and take it back; the run is ending."""
         for generator in self.generators:
-            if generator.unproved:
-                generator.take_out(why)
+            if generator.unverified:
+                generator.evict(why)
 
     async def lap(self) -> dict[str, float]:
         """Generator-seconds by what they went into since the last lap (`lrl.runtime.stopwatch.GENERATOR`)."""
@@ -222,7 +222,7 @@ class Crew:
         if self.serving:
             self.has_served, self.alone_since = True, None
         for generator in self.serving:  # while its door was closed the desk did not tell it
-            generator.note_waiting(self.desk.keeps)
-        self.desk.send_soon()
+            generator.note_waiting(self.requests.keeps)
+        self.requests.send_soon()
         async with self._changed:
             self._changed.notify_all()

@@ -19,11 +19,11 @@ STREAM_INTERVAL = 16
 FINISH_REASONS = ("stop", "length")
 
 
-class MalformedAnswer(ValueError):
+class MalformedResponse(ValueError):
     """What a generator sent cannot be the answer to the request."""
 
 
-class AnswerStream:
+class ResponseStream:
     """The chunks of one request.
 
     Args:
@@ -44,25 +44,25 @@ class AnswerStream:
         """Append one chunk.
 
         Raises:
-            MalformedAnswer: It is an error instead, lacks a log-prob or a version, or names a version never held.
+            MalformedResponse: It is an error instead, lacks a log-prob or a version, or names a version never held.
         """
         if "choices" not in chunk:
-            raise MalformedAnswer(f"the stream carries {str(chunk)[:300]}")
+            raise MalformedResponse(f"the stream carries {str(chunk)[:300]}")
         for choice in chunk["choices"]:
             self._append(choice["index"], choice)
             if choice["finish_reason"] is not None:
                 self._finish(choice["index"], choice)
 
     def end(self) -> None:
-        """The stream has ended; raises MalformedAnswer if an answer has not."""
+        """The stream has ended; raises MalformedResponse if an answer has not."""
         if unfinished := sum(not rollout.finished for rollout in self._rollouts):
-            raise MalformedAnswer(f"the stream ended before {unfinished} of its {len(self._rollouts)} answers did")
+            raise MalformedResponse(f"the stream ended before {unfinished} of its {len(self._rollouts)} answers did")
 
     def _append(self, index: int, choice: dict[str, Any]) -> None:
         rollout, tokens = self._rollouts[index], choice["token_ids"] or []
         logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]] if tokens else []
         if len(logprobs) != len(tokens):
-            raise MalformedAnswer(f"a chunk of {len(tokens)} tokens came with {len(logprobs)} log-probs")
+            raise MalformedResponse(f"a chunk of {len(tokens)} tokens came with {len(logprobs)} log-probs")
         rollout.token_ids += tokens
         rollout.logprobs += logprobs
         rollout.versions += [self._held[index]] * len(tokens)
@@ -71,15 +71,15 @@ class AnswerStream:
     def _finish(self, index: int, choice: dict[str, Any]) -> None:
         rollout, start = self._rollouts[index], self._starts[index]
         if choice["finish_reason"] not in FINISH_REASONS:
-            raise MalformedAnswer(f"an answer ended with finish_reason {choice['finish_reason']!r}")
+            raise MalformedResponse(f"an answer ended with finish_reason {choice['finish_reason']!r}")
         if (spans := choice.get("weight_versions")) is not None:
             versions = [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
             if len(versions) != len(rollout.token_ids) - start:
-                raise MalformedAnswer(
+                raise MalformedResponse(
                     f"an answer of {len(rollout.token_ids) - start} tokens came with {len(versions)} versions"
                 )
             if versions and not self._first_version <= min(versions) <= max(versions) <= self._version():
-                raise MalformedAnswer(
+                raise MalformedResponse(
                     f"an answer says that versions {sorted(set(versions))} wrote it; the generator held "
                     f"{self._first_version} to {self._version()}"
                 )

@@ -1,6 +1,6 @@
 """One generator as a process: start it, wait until it answers, stop it.
 
-A generator is a stock vLLM server. This file knows its command line, its environment and its log; the keeper ends it,
+A generator is a stock vLLM server. This file knows its command line, its environment and its log; the supervisor ends it,
 whichever way the trainer ends.
 """
 
@@ -43,7 +43,7 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """One vLLM server with its keeper.
+    """One vLLM server with its supervisor.
 
     Args:
         model: Folder or hub name of the model.
@@ -79,7 +79,7 @@ class Server:
         self.token = token or secrets.token_urlsafe(32)
         self.log_path = Path(folder) / f"generator-{number}.log"
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._deadline, self._log_start = 0.0, 0
         settings.listening.warn()
         self.trust = settings.listening.trust()
@@ -99,19 +99,19 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether the process runs; it may still be starting."""
-        return self._keeper is not None and self._keeper.poll() is None
+        return self._supervisor is not None and self._supervisor.poll() is None
 
     def processes(self) -> list[psutil.Process]:
         """Those of vLLM, all of which are there when it answers."""
-        return psutil.Process(self._keeper.pid).children(recursive=True) if self._keeper is not None else []
+        return psutil.Process(self._supervisor.pid).children(recursive=True) if self._supervisor is not None else []
 
     def start(self) -> None:
-        """Start the keeper, which starts vLLM, and return at once. `start_timeout_s` begins to run."""
+        """Start the supervisor, which starts vLLM, and return at once. `start_timeout_s` begins to run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         keep = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [*(cpu_backend.words() if self._on_cpu else ()), sys.executable, *keep, *self.command()],
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -140,7 +140,9 @@ class Server:
     def ready(self) -> bool:
         """Whether the generator answers; see `wait_ready` for the errors."""
         if not self.alive:
-            raise self._error(f"ended with exit status {self._keeper.returncode}" if self._keeper else "does not run")
+            raise self._error(
+                f"ended with exit status {self._supervisor.returncode}" if self._supervisor else "does not run"
+            )
         if self._healthy():
             return True
         if time.monotonic() > self._deadline:
@@ -150,7 +152,7 @@ class Server:
 
     def stop(self) -> None:
         """End the generator and wait until no process of it is left. Does nothing when it does not run."""
-        running, self._keeper = self._keeper, None
+        running, self._supervisor = self._supervisor, None
         if running is None or running.stdin is None:
             return
         with contextlib.suppress(BrokenPipeError), running.stdin as pipe:
@@ -168,7 +170,7 @@ class Server:
         return "\n".join(self._log().splitlines()[-lines:])
 
     def _log(self) -> str:
-        if self._keeper is None and not self.log_path.exists():
+        if self._supervisor is None and not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as file:
             file.seek(self._log_start)

@@ -9,7 +9,7 @@ from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.types import Rollout
 
 
-class Seen(NamedTuple):
+class StatsSnapshot(NamedTuple):
     """A look at a generator's work."""
 
     since: float | None
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     """Sum of their contexts, prompt and answer so far."""
 
 
-class Request(NamedTuple):
+class Prefill(NamedTuple):
     """Answers that are asked for together."""
 
     prompt_tokens: int
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     rollouts: Sequence[Rollout]
 
 
-class Work:
+class GeneratorStats:
     """The work of one generator, answers of evaluations included."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Work:
         self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> its prompt's tokens, and the answer
         self._written = 0  # tokens of answers that left, less what all had when they came
         self._read = 0
-        self._unread: dict[int, Request] = {}  # id of its first answer -> what has no token of its own yet
+        self._unread: dict[int, Prefill] = {}  # id of its first answer -> what has no token of its own yet
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -56,14 +56,14 @@ class Work:
     @property
     def held_tokens(self) -> int:
         """Tokens whose keys and values it holds for what it is writing: those of every answer that has begun and not
-        ended, with its prompt. What is on its way is estimated (`seen`)."""
+        ended, with its prompt. What is on its way is estimated (`snapshot`)."""
         begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
         return sum(prompt + len(rollout.token_ids) + STREAM_INTERVAL // 2 for prompt, rollout in begun)
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
         """The answers to one prompt begin, or go on behind what they have; those of one request share its reading."""
         for rollouts in requests:
-            self._unread[id(rollouts[0])] = Request(prompt_tokens, len(rollouts[0].token_ids), rollouts)
+            self._unread[id(rollouts[0])] = Prefill(prompt_tokens, len(rollouts[0].token_ids), rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
             self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
 
@@ -75,11 +75,11 @@ class Work:
             del self._writing[id(rollout)]
             self._written += len(rollout.token_ids)
 
-    def goes_on(self, writes: bool, now: float) -> None:
+    def set_active(self, writes: bool, now: float) -> None:
         """Whether it writes from `now` on."""
         self._since = (now if self._since is None else self._since) if writes else None
 
-    def seen(self) -> Seen:
+    def snapshot(self) -> StatsSnapshot:
         """All of it at this moment.
 
         Tokens arrive `STREAM_INTERVAL` at a time, so of an answer that has not ended half as many are on their way.
@@ -88,7 +88,7 @@ class Work:
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
         arrived = sum(len(rollout.token_ids) for _, rollout in self._writing.values())
         on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
-        return Seen(
+        return StatsSnapshot(
             since=self._since,
             written=self._written + arrived + on_their_way,
             read=self._read,

@@ -1,14 +1,14 @@
-"""The keeper of one generator: it starts vLLM and ends all of it when the trainer asks, or when the trainer is gone.
+"""The supervisor of one generator: it starts vLLM and ends all of it when the trainer asks, or when the trainer is gone.
 
-A small program of its own (`python keeper.py --owner PID --prefix NAME -- COMMAND ...`), one per generator, in its own
+A small program of its own (`python supervisor.py --owner PID --prefix NAME -- COMMAND ...`), one per generator, in its own
 session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe whose other end the trainer
 holds from the first moment. A byte means "stop, the run goes on"; the end of the pipe without one means that the
 trainer ended, by whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker) whose
-lower parts survive a SIGKILL of the upper ones; the keeper is their subreaper: every orphan becomes its child, and none
+lower parts survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child, and none
 is missed.
 
-Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends. The keeper has one
-thread only, so for its own child it is a safe second line, should the keeper itself be killed.
+Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends. The supervisor has one
+thread only, so for its own child it is a safe second line, should the supervisor itself be killed.
 
 Linux only, as vLLM's wheels are. Standard library and psutil only: it must start at once and hold no memory.
 """
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-log = logging.getLogger("keeper")
+log = logging.getLogger("supervisor")
 
 SHM = Path("/dev/shm")
 TICK_S = 0.2
@@ -121,7 +121,7 @@ def mapped(pids: Iterable[int]) -> set[int]:
 def remove(prefix: str | None, inodes: set[int]) -> None:
     """Remove the files in /dev/shm that have one of `inodes` or whose name begins with `prefix`."""
     for path in SHM.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another keeper of the run was quicker
+        with contextlib.suppress(FileNotFoundError):  # another supervisor of the run was quicker
             if path.stat().st_ino in inodes or (prefix is not None and path.name.startswith(prefix)):
                 path.unlink()
 
@@ -146,8 +146,8 @@ def wait(tree: Tree, owner: int, asked: list[int]) -> End:
             looked = time.monotonic()
 
 
-def die_with_keeper() -> None:
-    """In the child before exec: ask the kernel for a SIGTERM when the keeper ends."""
+def die_with_supervisor() -> None:
+    """In the child before exec: ask the kernel for a SIGTERM when the supervisor ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -180,7 +180,7 @@ def keep(command: list[str], owner: int, prefix: str) -> int:
             stdin=subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": scratch},
             start_new_session=True,
-            preexec_fn=die_with_keeper,
+            preexec_fn=die_with_supervisor,
         )
         tree = Tree(child)
         why = wait(tree, owner, asked)

@@ -16,7 +16,7 @@ from lrl.generators.client import GeneratorError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
-from lrl.membership.registry import Address, Register, Standing, Terms
+from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
 
 log = logging.getLogger(__name__)
 
@@ -50,22 +50,22 @@ class JoinedServer:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
 
-def admit_others(fleet: Fleet, register: Register, terms: Terms) -> None:
-    """From now on generators of other processes may join `fleet`, and any may be asked to leave, by `register`.
+def admit_others(fleet: Fleet, registry: Registry, spec: JoinSpec) -> None:
+    """From now on generators of other processes may join `fleet`, and any may be asked to leave, by `registry`.
 
     Raises:
         OSError: There can be no register.
     """
-    register.open(terms)
+    registry.open(spec)
     own = fleet.first_server
 
     def make_server(number: int, address: Address) -> JoinedServer:
-        return JoinedServer(number, address, own.token, own.settings, register.run)
+        return JoinedServer(number, address, own.token, own.settings, registry.run)
 
-    fleet.run_beside(Reception(fleet, register, make_server).attend())
+    fleet.run_beside(Admission(fleet, registry, make_server).attend())
 
 
-class Reception:
+class Admission:
     """Lets generators in and out.
 
     Args:
@@ -74,10 +74,10 @@ class Reception:
         make_server: Makes the server of a newcomer from its number and address.
     """
 
-    def __init__(self, fleet: Fleet, register: Register, make_server: Callable[[int, Address], JoinedServer]) -> None:
-        self.fleet, self.register, self.make_server = fleet, register, make_server
+    def __init__(self, fleet: Fleet, registry: Registry, make_server: Callable[[int, Address], JoinedServer]) -> None:
+        self.fleet, self.registry, self.make_server = fleet, registry, make_server
         self._came: dict[int, tuple[JoinedServer, Generator]] = {}
-        self._said: dict[int, Standing] = {}
+        self._said: dict[int, MemberStatus] = {}
         self._welcomes: set[asyncio.Task[None]] = set()
         self._in_trouble = False
 
@@ -94,20 +94,20 @@ class Reception:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        addresses, leaving = await asyncio.to_thread(self.register.look)
+        addresses, leaving = await asyncio.to_thread(self.registry.look)
         for number in addresses.keys() - self._came.keys() - self._said.keys():
             await self._welcome(number, addresses[number])
         for number in leaving:
             await self._let_go(number)
         for number, (server, generator) in self._came.items():
             server.alive = number in addresses and not addresses[number].owner.ended
-            await self._say(number, standing_of(generator))
+            await self._say(number, status_of(generator))
 
     async def _welcome(self, number: int, address: Address) -> None:
         try:
             server = self.make_server(number, address)
         except (OSError, ValueError) as error:
-            await self._say(number, Standing("refused", why=f"its certificate cannot be read: {error}"))
+            await self._say(number, MemberStatus("refused", why=f"its certificate cannot be read: {error}"))
             return
         generator = Generator(server, self.fleet.capacity)
         self._came[number] = server, generator
@@ -121,7 +121,7 @@ class Reception:
             log.info("%s joins the run at the next sync.", generator.name.capitalize())
         except GeneratorError as error:
             log.warning("%s may not join: %s", generator.name.capitalize(), error)
-            generator.take_out(str(error))
+            generator.evict(str(error))
             await generator.client.close()
 
     async def _let_go(self, number: int) -> None:
@@ -131,17 +131,17 @@ class Reception:
         known = number in generators
         why = why_it_stays(self.fleet, generators[number]) if known else f"The run has no generator {number} now."
         if not why:
-            await self.fleet.let_go(generators[number])
-            await self._say(number, Standing("left", generators[number].version))
-        await asyncio.to_thread(self.register.answer, number, why)
+            await self.fleet.remove(generators[number])
+            await self._say(number, MemberStatus("left", generators[number].version))
+        await asyncio.to_thread(self.registry.answer, number, why)
 
-    async def _say(self, number: int, standing: Standing) -> None:
+    async def _say(self, number: int, status: MemberStatus) -> None:
         """Write down what became of a generator, once for each change; who has left has done so for good."""
         before = self._said.get(number)
-        if before is None or (before.state != standing.state and not before.over):
-            await asyncio.to_thread(self.register.decide, number, standing)
-            self._said[number] = standing
-            self.fleet.joined += standing.state == "serves"
+        if before is None or (before.state != status.state and not before.over):
+            await asyncio.to_thread(self.registry.decide, number, status)
+            self._said[number] = status
+            self.fleet.joined += status.state == "serves"
 
 
 def why_it_stays(fleet: Fleet, generator: Generator) -> str:
@@ -156,8 +156,8 @@ def why_it_stays(fleet: Fleet, generator: Generator) -> str:
     return ""
 
 
-def standing_of(generator: Generator) -> Standing:
+def status_of(generator: Generator) -> MemberStatus:
     """Where a generator that came is by now."""
     if generator.out is None:
-        return Standing("waits" if generator.served_from is None else "serves", generator.version)
-    return Standing("refused" if generator.served_from is None else "lost", generator.version, generator.out)
+        return MemberStatus("waits" if generator.served_from is None else "serves", generator.version)
+    return MemberStatus("refused" if generator.served_from is None else "lost", generator.version, generator.out)

@@ -1,6 +1,6 @@
 """Finds the generators of a run that is going on, and asks them something, from a process that is not the run's.
 
-What a keeper writes goes to its generator's log, and the kernel knows it: so the log in a run's folder leads to the
+What a supervisor writes goes to its generator's log, and the kernel knows it: so the log in a run's folder leads to the
 process, its command line to the address, its environment to the token. No file has to hold any of it. The kernel shows
 an environment to the user who runs the process and to root, to nobody else.
 """
@@ -72,9 +72,11 @@ def find_generator(folder: Path, number: int) -> Running:
 def find_generators(folder: Path) -> dict[int, Running]:
     """The running generators of the run whose logs are in `folder`, by number."""
     logs = {_inode(path): path for path in Path(folder).glob("generator-*.log")}
-    keepers = [process for process in psutil.process_iter(["cmdline", "create_time"]) if _is_keeper(process)]
+    supervisors = [process for process in psutil.process_iter(["cmdline", "create_time"]) if _is_supervisor(process)]
     found = {}
-    for process in sorted(keepers, key=lambda process: process.info["create_time"]):  # of two, the one that replaces
+    for process in sorted(
+        supervisors, key=lambda process: process.info["create_time"]
+    ):  # of two, the one that replaces
         with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
             if path := logs.get(_inode(Path(f"/proc/{process.pid}/fd/1"))):
                 number = int(re.sub(r"\D", "", path.stem))
@@ -94,7 +96,7 @@ def _running(number: int, log_path: Path, words: list[str], environment: dict[st
     )
 
 
-def _is_keeper(process: psutil.Process) -> bool:
+def _is_supervisor(process: psutil.Process) -> bool:
     """Whether it is the root of a generator's processes, all of which write to the same log."""
     words = process.info["cmdline"] or []
     return any(word.endswith("generators/supervisor.py") for word in words) and "--port" in words

@@ -1,6 +1,6 @@
 """`lrl serve --join` and `--leave`: one more generator for a run that goes on, or one less; both from outside the run.
 
-A newcomer is a vLLM server under a keeper, like the run's own; its trainer's place is this process's. It stays in the
+A newcomer is a vLLM server under a supervisor, like the run's own; its trainer's place is this process's. It stays in the
 foreground for as long as the generator lives, and the generator dies with it, whichever way it ends.
 """
 
@@ -18,7 +18,7 @@ from lrl.generators.endpoint import first_certificate, is_loopback
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.membership.discovery import NotRunning
-from lrl.membership.registry import Address, Register, Standing, Terms
+from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
 
 LOOK_S = 0.5
 """How often the register is looked into."""
@@ -32,11 +32,11 @@ WORDS = {
     "lost": "the run has taken it out: {why}",
     "refused": "the run has not taken it in: {why}",
 }
-"""What is said of each `Standing`."""
+"""What is said of each `MemberStatus`."""
 
 
 @dataclass(frozen=True)
-class Own:
+class LocalOverrides:
     """What a newcomer does not have from the run.
 
     Args:
@@ -48,7 +48,7 @@ class Own:
     listening: dict[str, Any]
 
 
-class Over(Exception):
+class JoinEnded(Exception):
     """The generator is to end; the message says why.
 
     Args:
@@ -61,7 +61,7 @@ class Over(Exception):
         self.status = status
 
 
-def join(run: Path, own: Own) -> int:
+def join(run: Path, own: LocalOverrides) -> int:
     """Start a generator, have it join, and stay until it has left or the run has ended.
 
     Args:
@@ -76,39 +76,39 @@ def join(run: Path, own: Own) -> int:
         ValueError: A generator here cannot be what the run asks for.
         ServerError: It did not start, or has ended.
     """
-    register = Register(run)
-    terms = register.terms()
-    settings = settings_here(run, terms, own)
-    token = register.token(terms)
-    number = register.claim(terms.generators)
+    registry = Registry(run)
+    spec = registry.spec()
+    settings = settings_here(run, spec, own)
+    token = registry.token(spec)
+    number = registry.claim(spec.generators)
     try:
-        # A run id of its own: what stands in /dev/shm under the run's is not this keeper's to remove.
-        run_id = f"{terms.run_id}-joined-{number}"
-        server = Server(terms.model, settings, terms.transport, own.devices, run, number, run_id, token)
-        return Newcomer(register, terms, server).stay()
+        # A run id of its own: what stands in /dev/shm under the run's is not this supervisor's to remove.
+        run_id = f"{spec.run_id}-joined-{number}"
+        server = Server(spec.model, settings, spec.transport, own.devices, run, number, run_id, token)
+        return JoinSession(registry, spec, server).stay()
     finally:
-        register.withdraw(number)
+        registry.withdraw(number)
 
 
-def settings_here(run: Path, terms: Terms, own: Own) -> ServerSettings:
+def settings_here(run: Path, spec: JoinSpec, own: LocalOverrides) -> ServerSettings:
     """The run's settings with what is this machine's own; raises ValueError if they cannot be met here."""
-    if terms.transport == "ipc":
+    if spec.transport == "ipc":
         raise ValueError(
             f"{run} moves its weights within one GPU (ipc), which its one generator shares with the trainer. For a "
             "fleet that grows, start it with strategy.generator_devices above 0."
         )
-    if terms.on_cpu == bool(own.devices):
-        needed = "are on the CPU: leave it out" if terms.on_cpu else "are on GPUs: give the indices of this one's"
+    if spec.on_cpu == bool(own.devices):
+        needed = "are on the CPU: leave it out" if spec.on_cpu else "are on GPUs: give the indices of this one's"
         raise ValueError(
             f"--devices {','.join(map(str, own.devices)) or '(not given)'}: the run's generators {needed}."
         )
-    if not terms.owner.here:
-        _check_other_machine(run, terms, own.listening.get("host", ""))
-    return ServerSettings(**terms.settings | own.listening)
+    if not spec.owner.here:
+        _check_other_machine(run, spec, own.listening.get("host", ""))
+    return ServerSettings(**spec.settings | own.listening)
 
 
-def _check_other_machine(run: Path, terms: Terms, host: str) -> None:
-    if terms.transport == "shared_memory":
+def _check_other_machine(run: Path, spec: JoinSpec, host: str) -> None:
+    if spec.transport == "shared_memory":
         raise ValueError(
             f"{run} moves its weights through shared memory, which only its own machine has, and this is another one. "
             "Join there, or start the run on GPUs with strategy.weight_transfer: nccl."
@@ -120,7 +120,7 @@ def _check_other_machine(run: Path, terms: Terms, host: str) -> None:
         )
 
 
-class Newcomer:
+class JoinSession:
     """A generator that joins, from its start to its end.
 
     Args:
@@ -129,22 +129,22 @@ class Newcomer:
         server: Not started yet.
     """
 
-    def __init__(self, register: Register, terms: Terms, server: Server) -> None:
-        self.register, self.terms, self.server = register, terms, server
+    def __init__(self, registry: Registry, spec: JoinSpec, server: Server) -> None:
+        self.registry, self.spec, self.server = registry, spec, server
         self._told = self._asked = False
-        self._standing: Standing | None = None
+        self._status: MemberStatus | None = None
 
     def stay(self) -> int:
         """See `join`."""
         before = {signum: signal.signal(signum, self._take) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
-            self._say(f"starts, with the model {self.terms.model}; its log is {self.server.log_path}")
+            self._say(f"starts, with the model {self.spec.model}; its log is {self.server.log_path}")
             self.server.start()
             self.server.wait_ready(self._go_on)
-            self.register.announce(self.server.number, address_of(self.server))
+            self.registry.announce(self.server.number, address_of(self.server))
             self._say(f"answers at {self.server.url}; waits for the run")
             self._follow()
-        except Over as over:
+        except JoinEnded as over:
             self._say(str(over))
             return over.status
         finally:
@@ -163,29 +163,29 @@ class Newcomer:
                 self.server.ready()  # raises, with the end of the log
             if self._told and not self._asked:
                 self._say("asks the run to let it go. A second Ctrl-C ends it at once")
-                self.register.ask_to_leave(number)
+                self.registry.ask_to_leave(number)
                 self._asked = True
-            elif self._asked and (why := self.register.refusal(number)):
+            elif self._asked and (why := self.registry.refusal(number)):
                 self._say(f"stays: {why}")
                 self._asked = self._told = False
             time.sleep(LOOK_S)
 
     def _note_standing(self) -> None:
-        standing = self.register.standing(self.server.number)
-        if standing is None or (self._standing is not None and standing.state == self._standing.state):
+        status = self.registry.status(self.server.number)
+        if status is None or (self._status is not None and status.state == self._status.state):
             return
-        self._standing = standing
-        words = WORDS[standing.state].format(version=standing.version, why=standing.why)
-        if standing.over:
-            raise Over(words, status=int(standing.state != "left"))
+        self._status = status
+        words = WORDS[status.state].format(version=status.version, why=status.why)
+        if status.over:
+            raise JoinEnded(words, status=int(status.state != "left"))
         self._say(words)
 
     def _go_on(self) -> None:
         """Raise Over if the run has ended, or the generator is to leave and has nothing to leave."""
-        if not self.register.goes_on(self.terms):
-            raise Over("the run has ended, and so does it", status=0)
-        if self._told and self._standing is None:
-            raise Over("ends before it has joined", status=0)
+        if not self.registry.goes_on(self.spec):
+            raise JoinEnded("the run has ended, and so does it", status=0)
+        if self._told and self._status is None:
+            raise JoinEnded("ends before it has joined", status=0)
 
     def _take(self, signum: int, frame: FrameType | None) -> None:
         """The first signal has it leave; the second one needs no Python to end the process."""
@@ -220,16 +220,16 @@ def leave(run: Path, number: int | None) -> int:
     Raises:
         NotRunning: No run goes on there, there is no such generator, or the run does not let it go.
     """
-    register = Register(run)
-    terms = register.terms()
+    registry = Registry(run)
+    spec = registry.spec()
     if number is None:
-        if not (joined := register.joined()):
+        if not (joined := registry.joined()):
             raise NotRunning(f"{run}: no generator has joined. One that the run started leaves by --generator N.")
         number = max(joined)
-    register.ask_to_leave(number)
+    registry.ask_to_leave(number)
     deadline = time.monotonic() + ANSWER_S
-    while (why := register.refusal(number)) is None:
-        if not register.goes_on(terms) or time.monotonic() > deadline:
+    while (why := registry.refusal(number)) is None:
+        if not registry.goes_on(spec) or time.monotonic() > deadline:
             raise NotRunning(
                 f"{run} has not said within {ANSWER_S:g} s whether generator {number} leaves, or has ended."
             )

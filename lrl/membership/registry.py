@@ -25,8 +25,8 @@ from typing import Any
 
 from lrl.generators.endpoint import trust_text
 from lrl.membership.discovery import NotRunning, find_generators
-from lrl.runtime.owner_only_files import PrivateFolder
-from lrl.runtime.process_identity import Whereabouts
+from lrl.runtime.owner_only_files import OwnerOnlyFolder
+from lrl.runtime.process_identity import ProcessIdentity
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,15 @@ SILENT_S = 180.0
 class Signed:
     """What says which process wrote it."""
 
-    owner: Whereabouts = field(default_factory=Whereabouts, kw_only=True)
+    owner: ProcessIdentity = field(default_factory=ProcessIdentity, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.owner, dict):  # as JSON has it
-            object.__setattr__(self, "owner", Whereabouts(**self.owner))
+            object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
 
 
 @dataclass(frozen=True)
-class Terms(Signed):
+class JoinSpec(Signed):
     """What a generator must be to join the run."""
 
     model: str
@@ -84,7 +84,7 @@ class Address(Signed):
 
 
 @dataclass(frozen=True)
-class Standing:
+class MemberStatus:
     """What became of a generator."""
 
     state: str
@@ -100,13 +100,13 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class LeaveRejected:
     """Why a generator stays that was to leave."""
 
     why: str
 
 
-class Register:
+class Registry:
     """The files of one run.
 
     Args:
@@ -115,17 +115,17 @@ class Register:
 
     def __init__(self, run: Path) -> None:
         self.run = Path(run)
-        self.files = PrivateFolder(self.run / FOLDER)
+        self.files = OwnerOnlyFolder(self.run / FOLDER)
         self._shown = time.monotonic()
         self._heard = 0, time.monotonic()  # the run's last beat, and when it came
         self._doubted: set[int] = set()
 
     # ---- the run's end
 
-    def open(self, terms: Terms) -> None:
+    def open(self, spec: JoinSpec) -> None:
         """Be found from now on; what an earlier run left goes. Raises OSError if there can be no such folder."""
         self.files.make()
-        self.files.write(RUN, asdict(terms))
+        self.files.write(RUN, asdict(spec))
 
     def close(self) -> None:
         """The run has ended. Raises OSError if a file stays."""
@@ -142,9 +142,9 @@ class Register:
         leaving = self.files.numbers(r"generator-(\d+)\.leave\.json")
         return {number: address for number, address in found.items() if address and address.url}, leaving
 
-    def decide(self, number: int, standing: Standing) -> None:
+    def decide(self, number: int, status: MemberStatus) -> None:
         """Say what became of generator `number`."""
-        self.files.write(f"generator-{number}.standing.json", asdict(standing))
+        self.files.write(f"generator-{number}.standing.json", asdict(status))
 
     def answer(self, number: int, why: str) -> None:
         """Answer the wish that generator `number` leaves: why it does not, or nothing if it has left."""
@@ -165,10 +165,10 @@ class Register:
 
     # ---- the end of who joins or asks
 
-    def terms(self) -> Terms:
+    def spec(self) -> JoinSpec:
         """What the run asks of a generator; raises NotRunning if no run goes on there, or it is not believed."""
         try:
-            terms = self.files.read(RUN, Terms)
+            spec = self.files.read(RUN, JoinSpec)
         except FileNotFoundError as error:
             raise NotRunning(
                 f"{self.run} is not the folder of a run that goes on (there is no {self.files.path / RUN}). Give the "
@@ -176,24 +176,24 @@ class Register:
             ) from error
         except OSError as error:  # NotBelieved, or not even to be read
             raise NotRunning(str(error)) from error
-        if terms.owner.ended:
+        if spec.owner.ended:
             raise NotRunning(f"{self.run}: its run has ended, by a signal that left it no time to say so.")
-        return terms
+        return spec
 
-    def goes_on(self, terms: Terms) -> bool:
-        """Whether the run of `terms` goes on, as far as this machine can know."""
+    def goes_on(self, spec: JoinSpec) -> bool:
+        """Whether the run of `spec` goes on, as far as this machine can know."""
         try:
-            current, beat = self.terms(), (self.files.path / RUN).stat().st_mtime_ns
+            current, beat = self.spec(), (self.files.path / RUN).stat().st_mtime_ns
         except (NotRunning, FileNotFoundError):
             return False
         if beat != self._heard[0]:
             self._heard = beat, time.monotonic()
-        return current.run_id == terms.run_id and time.monotonic() - self._heard[1] < SILENT_S
+        return current.run_id == spec.run_id and time.monotonic() - self._heard[1] < SILENT_S
 
     def claim(self, first: int) -> int:
         """A number from `first` on that no generator of the run has had; it is this process's now."""
         number = first
-        while self.standing(number) or not self.files.write_new(f"generator-{number}.json", asdict(Address())):
+        while self.status(number) or not self.files.write_new(f"generator-{number}.json", asdict(Address())):
             number += 1
         return number
 
@@ -215,21 +215,21 @@ class Register:
         if self.files.has(f"generator-{number}.leave.json"):
             return None
         try:
-            return self.files.read(f"generator-{number}.stays.json", Refusal).why
+            return self.files.read(f"generator-{number}.stays.json", LeaveRejected).why
         except FileNotFoundError:
             return ""
 
-    def standing(self, number: int) -> Standing | None:
+    def status(self, number: int) -> MemberStatus | None:
         """What became of generator `number`; None if the run has not said."""
         try:
-            return self.files.read(f"generator-{number}.standing.json", Standing)
+            return self.files.read(f"generator-{number}.standing.json", MemberStatus)
         except FileNotFoundError:
             return None
 
     def joined(self) -> list[int]:
         """The numbers of the generators that joined and have a place in the run."""
-        standings = {n: self.standing(n) for n in self.files.numbers(r"generator-(\d+)\.json")}
-        return [number for number, standing in standings.items() if standing is not None and not standing.over]
+        standings = {n: self.status(n) for n in self.files.numbers(r"generator-(\d+)\.json")}
+        return [number for number, status in standings.items() if status is not None and not status.over]
 
     def _typed_token(self) -> str:
         shown = f"on its machine, `lrl serve --talk {self.run}` shows it as OPENAI_API_KEY"
@@ -243,13 +243,13 @@ class Register:
             )
         return token
 
-    def token(self, terms: Terms) -> str:
+    def token(self, spec: JoinSpec) -> str:
         """The run's token: on its machine from the kernel, elsewhere from `LRL_TOKEN` or, unseen, from the keyboard.
 
         Raises:
             NotRunning: No generator of the run is there to have it from, or nobody has typed it.
         """
-        if not terms.owner.here:
+        if not spec.owner.here:
             return os.environ.pop(TOKEN_VARIABLE, "") or self._typed_token()
         if found := find_generators(self.run):
             return next(iter(found.values())).token

@@ -55,7 +55,7 @@ class Tokens(NamedTuple):
     @property
     def log_ratio(self) -> Tensor:
         """float32 [n], nats: log pi - log mu, held in +-`MAX_LOG_RATIO`."""
-        return hold(self.logprobs - self.behaviour_logprobs)
+        return clamp_log_ratio(self.logprobs - self.behaviour_logprobs)
 
     @property
     def ratio(self) -> Tensor:
@@ -92,7 +92,7 @@ class Objective(ABC):
         return torch.zeros_like(tokens.lags, dtype=torch.bool)
 
 
-def hold(log_ratio: Tensor) -> Tensor:
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     """A log-ratio in nats, held in +-`MAX_LOG_RATIO`."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 

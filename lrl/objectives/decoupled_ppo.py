@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens, hold
+from lrl.objectives.base import Objective, Tokens, clamp_log_ratio
 from lrl.objectives.ppo import check_bounds, clipped_losses, outside
 from lrl.runtime.config_errors import fault
 
@@ -45,13 +45,13 @@ class DecoupledPPO(Objective):
     def token_losses(self, tokens: Tokens) -> Tensor:
         proximal, weight = self._proximal(tokens)
         losses = clipped_losses(
-            hold(tokens.logprobs - proximal).exp(), tokens.advantages, self.epsilon_low, self.epsilon_high
+            clamp_log_ratio(tokens.logprobs - proximal).exp(), tokens.advantages, self.epsilon_low, self.epsilon_high
         )
         return weight * losses
 
     def clipped(self, tokens: Tokens) -> Tensor:
         proximal, weight = self._proximal(tokens)
-        ratio = hold(tokens.logprobs - proximal).exp()
+        ratio = clamp_log_ratio(tokens.logprobs - proximal).exp()
         return (weight == 0) | outside(ratio, tokens.advantages, self.epsilon_low, self.epsilon_high)
 
     def _proximal(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ class DecoupledPPO(Objective):
         lags = tokens.lags.clamp(min=1)
         share = torch.where(tokens.lags == 0, 1.0, 1 - 1 / lags)
         step = share * (tokens.logprobs.detach() - tokens.behaviour_logprobs)
-        weight = hold(step).exp()
+        weight = clamp_log_ratio(step).exp()
         if self.max_weight is not None:
             weight = weight.masked_fill(weight > self.max_weight, 0.0)
         return tokens.behaviour_logprobs + step, weight

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens, hold, k3
+from lrl.objectives.base import Objective, Tokens, clamp_log_ratio, k3
 
 MAX_LAG_SHOWN = 16
 """Tokens with a larger lag are counted in the row of this one."""
@@ -119,4 +119,4 @@ def _kl_reference(tokens: Tokens) -> Tensor:
     """KL(pi || pi_ref) by k3, 0 without a reference: float32 [n]."""
     if tokens.reference_logprobs is None:
         return torch.zeros_like(tokens.logprobs)
-    return k3(hold(tokens.reference_logprobs - tokens.logprobs))
+    return k3(clamp_log_ratio(tokens.reference_logprobs - tokens.logprobs))

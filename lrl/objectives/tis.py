@@ -15,7 +15,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens, hold
+from lrl.objectives.base import Objective, Tokens, clamp_log_ratio
 from lrl.runtime.config_errors import fault
 
 
@@ -46,4 +46,4 @@ class TIS(Objective):
     def _ratio(self, tokens: Tokens) -> Tensor:
         if self.level == "token":
             return tokens.ratio
-        return hold(tokens.sums(tokens.log_ratio)).exp()[tokens.answers]
+        return clamp_log_ratio(tokens.sums(tokens.log_ratio)).exp()[tokens.answers]

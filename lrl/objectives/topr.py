@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens, hold
+from lrl.objectives.base import Objective, Tokens, clamp_log_ratio
 
 
 class TOPR(Objective):
@@ -28,4 +28,4 @@ class TOPR(Objective):
         return (tokens.advantages < 0) & (self._ratio(tokens) > 1)
 
     def _ratio(self, tokens: Tokens) -> Tensor:
-        return hold(tokens.sums(tokens.log_ratio)).exp()[tokens.answers]
+        return clamp_log_ratio(tokens.sums(tokens.log_ratio)).exp()[tokens.answers]

@@ -14,7 +14,7 @@ from lrl.preflight import trainer as trainers
 from lrl.runtime import config_errors
 from lrl.runtime.run_folder import run_folder as run_folder_of
 from lrl.strategies.base import GeneratorDevices
-from lrl.strategies.graceful_shutdown import EndsInOrder
+from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.model import is_made
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def check(trainer: L.Trainer) -> None:
         if isinstance(data, RolloutDataModule):
             trainers.check_strategy(trainer)
         return
-    if isinstance(trainer.strategy, EndsInOrder):
+    if isinstance(trainer.strategy, GracefulShutdown):
         trainer.strategy.signals.listen()  # reading a data set may take long, and Lightning would exit with 1
     with config_errors.collected():
         if isinstance(data, RolloutDataModule):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
     from lrl.preflight.protocols import Policy
 
-RANKER = "data.lengths.ranker"
+RANKER = "data.length_predictor.ranker"
 
 
 def check_rows(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
@@ -49,7 +49,7 @@ def _readable(prompts: Prompts, setting: str, rewards: Sequence[Reward]) -> bool
         fault(f"{setting}: {error}")
         return False
     for reward in rewards:
-        if lacking := reward.lacks(prompts.columns):
+        if lacking := reward.missing_column(prompts.columns):
             fault(
                 f"{setting}: {prompts.name} has no column {lacking}, which the reward {reward.name!r} reads. Its other "
                 f"columns: {', '.join(prompts.columns) or 'none'}. Rename one, or choose another reward."
@@ -112,7 +112,7 @@ def _check_reference(reference: str, refresh_every_n_steps: int | None, policy: 
 
 def check_ranker(data: RolloutDataModule) -> int:
     """The parameters of the language model that guesses lengths; 0 if there is none, or none that can be used."""
-    ranker = data.lengths.ranker if data.lengths is not None else None
+    ranker = data.length_predictor.ranker if data.length_predictor is not None else None
     if not isinstance(ranker, LanguageModelRanker):
         return 0
     try:

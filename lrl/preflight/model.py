@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lrl.rollouts.prompts import Prompts
 from lrl.runtime.config_errors import fault
-from lrl.training.model import open_skeleton
+from lrl.training.model import open_meta_model
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def shape_of(folder: str, attention: str | None) -> Shape:
     Raises:
         ValueError: The config cannot be read, describes no causal language model, or needs code of its own.
     """
-    skeleton = open_skeleton(folder, attention)
+    skeleton = open_meta_model(folder, attention)
     return Shape(
         skeleton.config.get_text_config(),
         {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()},

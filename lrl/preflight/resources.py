@@ -56,8 +56,8 @@ def check(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Sh
     fits = trainer.state.fn == "fit"
     copies = (TRAINED if fits else 1) + (1 if fits and policy.reference is not None else 0)
     beside: dict[torch.device, int] = {}
-    if fits and data.lengths is not None and isinstance(data.lengths.ranker, LanguageModelRanker):
-        beside[data.lengths.ranker.device] = ranker * BYTES_A_PARAMETER
+    if fits and data.length_predictor is not None and isinstance(data.length_predictor.ranker, LanguageModelRanker):
+        beside[data.length_predictor.ranker.device] = ranker * BYTES_A_PARAMETER
     on_cuda = strategy.root_device.type == "cuda"
     if on_cuda:
         check_gpus(strategy, copies * weights, copy, beside)
@@ -68,7 +68,7 @@ def check(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Sh
         _check_memory(ranks * copies * weights, generators * copy, generators * kv_cache, in_memory)
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
     if not on_cuda or strategy.weight_transfer == "shared_memory":
-        _check_shared_memory(weights, crews=1 + bool(strategy.num_evaluation_generators))
+        _check_shared_memory(weights, pools=1 + bool(strategy.num_evaluation_generators))
     if fits:
         _check_disk(trainer, weights)
 
@@ -139,9 +139,9 @@ def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.dev
     for device in strategy.generator_devices:
         if (ranker := beside.get(device, 0)) + generator > total:
             fault(
-                f"GPU memory: data.lengths.ranker takes {ranker / GIB:.1f} GiB of {device}, where a generator has "
+                f"GPU memory: data.length_predictor.ranker takes {ranker / GIB:.1f} GiB of {device}, where a generator has "
                 f"{generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that, or "
-                "set data.lengths.ranker.device."
+                "set data.length_predictor.ranker.device."
             )
     if copy // server.tensor_parallel_size > generator:
         fault(
@@ -151,12 +151,12 @@ def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.dev
 
 
 def _and_ranker(ranker: int) -> str:
-    return f", data.lengths.ranker {ranker / GIB:.1f}" if ranker else ""
+    return f", data.length_predictor.ranker {ranker / GIB:.1f}" if ranker else ""
 
 
-def _check_shared_memory(weights: int, crews: int) -> None:
-    """Each crew's file, and one that is being written: a new version stands beside the old one at first."""
-    needed, free = (crews + 1) * weights, shutil.disk_usage(SHARED_MEMORY).free
+def _check_shared_memory(weights: int, pools: int) -> None:
+    """Each pool's file, and one that is being written: a new version stands beside the old one at first."""
+    needed, free = (pools + 1) * weights, shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         fault(
             f"{SHARED_MEMORY} has {free / GIB:.2f} GiB free, and strategy.weight_transfer shared_memory takes "

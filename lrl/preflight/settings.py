@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from lrl.advantages import GroupMean
-from lrl.generators.pool import SPARE_PLACES
+from lrl.generators.pool import SPARE_SLOTS
 from lrl.runtime.config_errors import fault, noting
 from lrl.strategies.base import GeneratorDevices
 
@@ -132,7 +132,7 @@ def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> 
             )
     strategy: Any = trainer.strategy
     asked = sum(evaluation.concurrency for evaluation in evaluations)
-    if asked > SPARE_PLACES and not getattr(strategy, "num_evaluation_generators", 0):
+    if asked > SPARE_SLOTS and not getattr(strategy, "num_evaluation_generators", 0):
         log.warning(
-            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d places.", asked, SPARE_PLACES
+            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d places.", asked, SPARE_SLOTS
         )

@@ -48,7 +48,7 @@ class Reward(ABC):
         self.weight = weight
         self.name = name or type(self).__name__
 
-    def lacks(self, columns: Collection[str]) -> str:
+    def missing_column(self, columns: Collection[str]) -> str:
         """What this reward reads and a data set with these `columns` has not; empty if it has all. A run is refused
         before it begins then, and not at the first answer."""
         return ""

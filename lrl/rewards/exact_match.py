@@ -21,8 +21,8 @@ class ExactMatch(Reward):
         super().__init__(weight, name)
         self.column = column
 
-    def lacks(self, columns: Collection[str]) -> str:
-        """See `Reward.lacks`."""
+    def missing_column(self, columns: Collection[str]) -> str:
+        """See `Reward.missing_column`."""
         return "" if self.column in columns else repr(self.column)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:

@@ -32,7 +32,7 @@ class RewardFailuresError(ValueError):
     """So many answers got no reward that the run cannot go on."""
 
 
-class Tally:
+class FailureStats:
     """Counts answers, logs the first failure of each kind, and ends the run over a set share of failures.
 
     Args:

@@ -38,8 +38,8 @@ class Function(Reward):
                 f"columns. Define it as `def {own_name}(prompt, response, **columns)`."
             )
 
-    def lacks(self, columns: Collection[str]) -> str:
-        """See `Reward.lacks`: the keyword arguments that the function asks for and has no default for."""
+    def missing_column(self, columns: Collection[str]) -> str:
+        """See `Reward.missing_column`: the keyword arguments that the function asks for and has no default for."""
         there = {*columns, "finish_reason", "num_tokens"}
         asked = inspect.signature(self.function).parameters.values()
         needed = [one.name for one in asked if one.kind is one.KEYWORD_ONLY and one.default is one.empty]

@@ -36,8 +36,8 @@ class GSM8K(Reward):
     def __init__(self, weight: float = 1.0, name: str = "gsm8k") -> None:
         super().__init__(weight, name)
 
-    def lacks(self, columns: Collection[str]) -> str:
-        """See `Reward.lacks`."""
+    def missing_column(self, columns: Collection[str]) -> str:
+        """See `Reward.missing_column`."""
         return "" if "answer" in columns else "'answer'"
 
     def __call__(self, prompt: str, response: str, *, answer: object = None, **columns: Any) -> float:

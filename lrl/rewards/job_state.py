@@ -30,7 +30,7 @@ _MARKED = 1024
 _UNCERTAIN = -1
 
 
-class Place(ctypes.Structure):
+class JobState(ctypes.Structure):
     """Where one job is. Its worker alone writes it; the trainer reads it once the worker is gone."""
 
     _fields_ = [

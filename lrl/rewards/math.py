@@ -47,8 +47,8 @@ class Math(Reward):
         above(0, "Math", give_up_s=give_up_s)
         self.give_up_s = give_up_s
 
-    def lacks(self, columns: Collection[str]) -> str:
-        """See `Reward.lacks`."""
+    def missing_column(self, columns: Collection[str]) -> str:
+        """See `Reward.missing_column`."""
         return "" if {"answer", "solution"} & set(columns) else "'answer' or 'solution'"
 
     def __call__(

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lrl.rewards.base import Reward
-from lrl.rewards.failure_stats import KINDS, Tally
+from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.function import as_reward
 from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Answer, Processes
@@ -61,7 +61,7 @@ class RewardPool:
         _check_limits(workers, timeout_s, memory_gib, max_failures)
         _check_patience(self.rewards, timeout_s)
         self._processes = Processes(self.rewards, workers, timeout_s, memory_gib)
-        self._tally = Tally(max_failures)
+        self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first answer
 
     @property
@@ -69,12 +69,12 @@ class RewardPool:
         """Since the start: answers that were `scored`, `zero` of these, `gave_up` of these (a verifier gave up on them,
         see `GaveUp`), `retried`; without a reward by kind (`lrl.rewards.failure_stats.KINDS`); and workers that were
         `replaced`."""
-        return {**self._tally.counts, "replaced": self._processes.replaced}
+        return {**self._failure_stats.counts, "replaced": self._processes.replaced}
 
     def like(self, rewards: Sequence[Reward | Callable[..., Any] | str], workers: int) -> RewardPool:
         """Another pool with the same limits, for other rewards."""
         limits = self._processes
-        return RewardPool(rewards, workers, limits.timeout_s, limits.memory_gib, self._tally.max_failures)
+        return RewardPool(rewards, workers, limits.timeout_s, limits.memory_gib, self._failure_stats.max_failures)
 
     def start(self, first: Prompt | None = None) -> None:
         """Starts the workers, waits until one is ready, and has it judge a made-up response to a prompt.
@@ -112,7 +112,7 @@ class RewardPool:
             f"answer is written, and failed: {outcome}. The row's columns: {', '.join(prompt.columns) or 'none'}. "
             f"{KINDS[outcome.partition(':')[0]]} A text that it cannot read is worth 0.0, and not an error."
         )
-        if self._tally.max_failures < 1:
+        if self._failure_stats.max_failures < 1:
             fault(text)
         log.warning("%s The run goes on, as data.max_reward_failures is 1.", text)
         self._processes.replaced = 0
@@ -140,14 +140,14 @@ class RewardPool:
         settling = (self._settled(prompt.text, *pair) for pair in zip(answers, together, strict=True))
         for rollout, outcome in zip(rollouts, await asyncio.gather(*settling), strict=True):
             self._record(prompt, rollout, outcome)
-        self._tally.check()
+        self._failure_stats.check()
 
     async def _settled(self, prompt: str, answer: Answer, outcome: Outcome) -> Outcome:
         """An answer's last outcome: a reward, or the failure of its second try."""
         if outcome is None:
             outcome = await self._alone(prompt, answer)
         if isinstance(outcome, str):
-            self._tally.counts["retried"] += 1
+            self._failure_stats.counts["retried"] += 1
             outcome = await self._alone(prompt, answer)
         return outcome
 
@@ -171,12 +171,12 @@ class RewardPool:
     def _record(self, prompt: Prompt, rollout: Rollout, outcome: Outcome) -> None:
         if isinstance(outcome, Scored):
             rollout.reward, rollout.reward_parts = outcome.reward, outcome.parts
-            self._tally.reward(rollout.reward)
+            self._failure_stats.reward(rollout.reward)
             if outcome.gave_up:
-                self._tally.gave_up(prompt.id, rollout.text, outcome.gave_up)
+                self._failure_stats.gave_up(prompt.id, rollout.text, outcome.gave_up)
         else:
             rollout.reward_failure = outcome
-            self._tally.failure(prompt.id, rollout.text, str(outcome))
+            self._failure_stats.failure(prompt.id, rollout.text, str(outcome))
 
 
 def _made_up_response(columns: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from lrl.rewards import worker
 from lrl.rewards.base import Reward
-from lrl.rewards.job_state import Outcome, Place
+from lrl.rewards.job_state import JobState, Outcome
 from lrl.runtime.config_errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Processes:
         """Workers that were killed or died, and have got a successor."""
         self._pickled = pickle.dumps(rewards)
         self._context = multiprocessing.get_context("spawn")
-        self._places = self._context.RawArray(Place, _PLACES)
+        self._places = self._context.RawArray(JobState, _PLACES)
         self._numbers = itertools.count(1)
         self._pool: ProcessPool | None = None
         self._lock = threading.RLock()  # close() comes from another thread, maybe while a lost pool is being replaced

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.job_state import Outcome, Place, Scored
+from lrl.rewards.job_state import JobState, Outcome, Scored
 from lrl.rewards.validation import BadValueError, parts_of
 from lrl.runtime.parent_death import die_with
 
@@ -38,11 +38,11 @@ _NOT_THE_USERS = (
 """Where lrl and libraries are."""
 
 _rewards: list[Reward] | str = "no rewards were loaded"
-_places: Sequence[Place] = ()
+_places: Sequence[JobState] = ()
 _runner = asyncio.Runner()  # one event loop for the worker's life: a user's HTTP session belongs to its loop
 
 
-def begin(rewards: bytes, owner: int, memory_gib: float | None, places: Sequence[Place]) -> None:
+def begin(rewards: bytes, owner: int, memory_gib: float | None, places: Sequence[JobState]) -> None:
     """Sets a new worker up. pebble ignores SIGINT already: Ctrl-C reaches all processes, but the trainer decides.
 
     Args:
@@ -112,7 +112,7 @@ async def _score_all(number: int, prompt: str, answers: list[tuple[str, dict[str
 
 
 async def _score_one(
-    place: Place, answer: int, prompt: str, response: str, columns: dict[str, Any], until: float
+    place: JobState, answer: int, prompt: str, response: str, columns: dict[str, Any], until: float
 ) -> Outcome:
     if isinstance(_rewards, str):
         return f"exception: {_rewards}"
@@ -124,7 +124,7 @@ async def _score_one(
 
 
 async def _weighted_sum(
-    rewards: list[Reward], place: Place, answer: int, texts: tuple[str, str], columns: dict[str, Any]
+    rewards: list[Reward], place: JobState, answer: int, texts: tuple[str, str], columns: dict[str, Any]
 ) -> Outcome:
     total = 0.0
     parts: dict[str, float] = {}

@@ -15,7 +15,7 @@ from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Group, MicroBatch, Step
 
 
-class Counts(NamedTuple):
+class StepCounts(NamedTuple):
     """What a step had over all ranks; each of them learns it behind its last micro-batch."""
 
     tokens: int
@@ -73,15 +73,15 @@ class StepStream:
     def __iter__(self) -> Iterator[MicroBatch]:
         self._stopwatch.enter("pack")
         for each in self._rounds():
-            micro = self._ranks.hand_out(each)
+            micro = self._ranks.scatter(each)
             if micro is None:
                 continue
             self._stopwatch.enter("train")
             yield micro
             self.passes.append((self._stopwatch.enter("pack"), micro.lengths))
-        self._ranks.hand_out([Counts(self.num_tokens, self.num_sequences)] * self._ranks.size)
+        self._ranks.scatter([StepCounts(self.num_tokens, self.num_sequences)] * self._ranks.size)
         with self._stopwatch.within("ranks"):
-            self._ranks.settle()
+            self._ranks.wait_sent()
         self._stopwatch.enter("train")
 
     def _rounds(self) -> Iterator[Round]:
@@ -135,7 +135,7 @@ class StepStream:
         return self._packer
 
 
-class StepShare:
+class RankStream:
     """One optimizer step on any other rank: the micro-batches that rank 0 hands out.
 
     Args:
@@ -144,10 +144,10 @@ class StepShare:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._counts = Counts(0, 0)
+        self._counts = StepCounts(0, 0)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        while not isinstance(given := self._ranks.receive(), Counts):
+        while not isinstance(given := self._ranks.receive(), StepCounts):
             if given is not None:
                 yield given
         self._counts = given

@@ -9,7 +9,7 @@ from lrl.runtime.config_errors import above, at_least
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTime:
+class DecodeLatency:
     """Milliseconds of decoding. Only their ratios matter to a rule.
 
     The defaults are StreamRL's 7B model on an H800 (figure 6: 8.4 ms for one answer, 37 ms for 512; the line meets the
@@ -17,22 +17,22 @@ class DecodeTime:
 
     Args:
         step_ms: For the next token, however many answers get one.
-        answer_ms: On top, for each answer that gets one.
+        response_ms: On top, for each answer that gets one.
 
     Raises:
         ValueError: A setting is outside its range.
     """
 
     step_ms: float = 8.4
-    answer_ms: float = 0.056
+    response_ms: float = 0.056
 
     def __post_init__(self) -> None:
         above(0, "decode_time", step_ms=self.step_ms)
-        at_least(0, "decode_time", answer_ms=self.answer_ms)
+        at_least(0, "decode_time", response_ms=self.response_ms)
 
     def per_token(self, answers: int) -> float:
         """PTL(BS): milliseconds in which each of `answers` answers gets one token."""
-        return self.step_ms + self.answer_ms * answers
+        return self.step_ms + self.response_ms * answers
 
     def latency(self, answers: int, tokens: float, capacity: int) -> float:
         """Milliseconds for answers of `tokens` tokens each on one generator (equation 2), in waves of its capacity."""

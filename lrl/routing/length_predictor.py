@@ -22,7 +22,7 @@ from lrl.routing.rankers import NgramRanker, Ranker
 from lrl.runtime.config_errors import at_least, fault
 from lrl.types import Group, Prompt, Rollout
 
-RECENT_ANSWERS = 4096
+RECENT_RESPONSES = 4096
 """Answers whose lengths are the distribution that `quantile` is of."""
 RECENT_GROUPS = 512
 """Groups over which recall is counted."""
@@ -30,7 +30,7 @@ TAILS = (20, 10, 5)
 """Per cent of the groups that recall looks at."""
 
 
-class Lengths:
+class LengthPredictor:
     """Expects the lengths of answers from those seen so far. One thread learns; another may ask meanwhile.
 
     Args:
@@ -44,15 +44,15 @@ class Lengths:
 
     def __init__(self, newest_weight: float = 0.5, seen_prompts: int = 100_000, ranker: Ranker | None = None) -> None:
         if not 0 < newest_weight <= 1:
-            fault(f"data.lengths.newest_weight is {newest_weight}; it must be above 0 and at most 1.")
-        at_least(1, "data.lengths", seen_prompts=seen_prompts)
+            fault(f"data.length_predictor.newest_weight is {newest_weight}; it must be above 0 and at most 1.")
+        at_least(1, "data.length_predictor", seen_prompts=seen_prompts)
         self.newest_weight = newest_weight
         self.seen_prompts = seen_prompts
         self.ranker = ranker or NgramRanker()
         self._level: float | None = None  # mean log length, the newest step's weighing most
         self._seen: dict[int, float] = {}  # prompt id -> log length less the level, least recently seen first
         self._recent = np.empty(0)  # tokens of single answers, ascending, replaced as a whole
-        self._answers = deque[int](maxlen=RECENT_ANSWERS)  # the same in the order of their coming
+        self._answers = deque[int](maxlen=RECENT_RESPONSES)  # the same in the order of their coming
         self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)  # (expected, found) of groups, log tokens
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
@@ -102,7 +102,7 @@ class Lengths:
         if len(self._guesses) * min(TAILS) < 100:
             return {}
         expected, found = np.array(self._guesses).T
-        return {f"lengths/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS}
+        return {f"length_predictor/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS}
 
     def figures(self) -> dict[str, float]:
         """What the log says: recall, and what the ranker says of itself."""
@@ -149,7 +149,7 @@ class Lengths:
         self._seen = dict(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
         if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:  # else it begins anew
             self.ranker.load_state_dict(learnt)
-        self._answers = deque(state["answers"].tolist(), maxlen=RECENT_ANSWERS)
+        self._answers = deque(state["answers"].tolist(), maxlen=RECENT_RESPONSES)
         self._recent = np.sort(self._answers)
         self._guesses = deque(map(tuple, state["guesses"].tolist()), maxlen=RECENT_GROUPS)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch.base import ExpectedLengths, Loaded, Request
 from lrl.runtime.config_errors import above, at_least
 from lrl.types import Rollout
 
 
-class Writing(Loaded, Protocol):
+class MigrationSource(Loaded, Protocol):
     """What is known of a generator whose answers may move."""
 
     @property
@@ -19,11 +19,11 @@ class Writing(Loaded, Protocol):
         """What it writes: each request with its answers, of which some may have ended."""
 
 
-class Moving:
+class Migration:
     """Moves requests from busy generators to idle ones when nothing waits, those with most to write first.
 
     A request moves if its answers then end sooner by at least `margin` times what the move costs: the generator that
-    goes on with them reads prompt and tokens first. The crew moves none twice under one version.
+    goes on with them reads prompt and tokens first. The pool moves none twice under one version.
 
     Args:
         decode_time: How long a generator takes for a token.
@@ -34,15 +34,17 @@ class Moving:
         ValueError: A setting is outside its range.
     """
 
-    def __init__(self, decode_time: DecodeTime | None = None, prefill_ms: float = 0.03, margin: float = 2.0) -> None:
-        at_least(0, "data.moving", prefill_ms=prefill_ms)
-        above(0, "data.moving", margin=margin)
-        self.decode_time = decode_time or DecodeTime()
+    def __init__(
+        self, decode_latency: DecodeLatency | None = None, prefill_ms: float = 0.03, margin: float = 2.0
+    ) -> None:
+        at_least(0, "data.migration", prefill_ms=prefill_ms)
+        above(0, "data.migration", margin=margin)
+        self.decode_latency = decode_latency or DecodeLatency()
         self.prefill_ms = prefill_ms
         self.margin = margin
 
     def plan(
-        self, generators: Sequence[Writing], lengths: ExpectedLengths, fixed: Mapping[Request, int]
+        self, generators: Sequence[MigrationSource], lengths: ExpectedLengths, fixed: Mapping[Request, int]
     ) -> Iterator[tuple[Request, int, int]]:
         """The requests that move, each with the positions of its old and its new generator.
 
@@ -59,7 +61,7 @@ class Moving:
             target = min(idle, key=lambda position: writing[position])
             answers = unfinished(generators[source].load[request])
             then = writing[target] + len(answers)
-            gain_ms = left * (self.decode_time.per_token(writing[source]) - self.decode_time.per_token(then))
+            gain_ms = left * (self.decode_latency.per_token(writing[source]) - self.decode_latency.per_token(then))
             read = sum(len(request.prompt.token_ids) + len(answer.token_ids) for answer in answers)
             if then <= generators[target].capacity and gain_ms > self.margin * self.prefill_ms * read:
                 writing[source] -= len(answers)
@@ -67,7 +69,7 @@ class Moving:
                 yield request, source, target
 
     def _candidates(
-        self, generators: Sequence[Writing], lengths: ExpectedLengths, fixed: Mapping[Request, int]
+        self, generators: Sequence[MigrationSource], lengths: ExpectedLengths, fixed: Mapping[Request, int]
     ) -> list[tuple[float, Request, int]]:
         """(tokens that the least written of its answers needs, request, where it is), the most tokens first."""
         found = []

@@ -2,7 +2,7 @@
 
     enter -> wait for dispatch -> the places are taken -> leave -> enter again with what is unfinished
 
-A crew has one, and so has its model.
+A pool has one, and so has its model.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from lrl.routing.dispatch import Dispatch, Moving, Request
+from lrl.routing.dispatch import Dispatch, Migration, Request
 from lrl.routing.dispatch.base import has_room
-from lrl.routing.migration import Writing
+from lrl.routing.migration import MigrationSource
 from lrl.types import Rollout
 
 
-class Places:
+class Slots:
     """Mixin: a generator's places for answers, which the desk takes and frees.
 
     Args:
@@ -54,8 +54,8 @@ class Places:
         del self.load[request]
 
 
-class Served(Writing, Protocol):
-    """A generator as the desk sees it; it has `Places`."""
+class SlotHolder(MigrationSource, Protocol):
+    """A generator as the desk sees it; it has `Slots`."""
 
     open: bool
     """Whether it may be asked."""
@@ -76,10 +76,10 @@ class Served(Writing, Protocol):
         """Stop writing `rollouts`, which keep what has come; whether any was being written."""
 
 
-G = TypeVar("G", bound=Served)
+G = TypeVar("G", bound=SlotHolder)
 
 
-class Desk(Generic[G]):
+class RequestQueue(Generic[G]):
     """Requests that wait, and the places of those that are written.
 
     Args:
@@ -89,7 +89,7 @@ class Desk(Generic[G]):
 
     def __init__(self, dispatch: Dispatch, serving: Callable[[], Sequence[G]]) -> None:
         self.dispatch = dispatch
-        self.moving: Moving | None = None
+        self.migration: Migration | None = None
         """Whether half-written answers move to idle generators; None for never."""
         self.moved = 0
         """Answers that did."""
@@ -178,10 +178,10 @@ class Desk(Generic[G]):
     def _move(self) -> None:
         """Let half-written answers go on with idle generators, when nothing waits; none twice under one version."""
         serving, lengths = self._serving(), self.dispatch.lengths
-        if self.moving is None or lengths is None or self._waiting or self._targets:
+        if self.migration is None or lengths is None or self._waiting or self._targets:
             return
         version = max((generator.version for generator in serving), default=0)
         fixed = {request: under for request, under in self._under.items() if under == version}
-        for request, source, target in list(self.moving.plan(serving, lengths, fixed)):
+        for request, source, target in list(self.migration.plan(serving, lengths, fixed)):
             if serving[source].interrupt(serving[source].load[request]):
                 self._targets[request] = serving[target]

@@ -25,7 +25,7 @@ def os_error(error: BaseException | None) -> OSError | None:
 
 
 @contextmanager
-def may_be_refused(what: str, path: Path | str) -> Iterator[None]:
+def best_effort(what: str, path: Path | str) -> Iterator[None]:
     """A block that writes `what` to `path`; an OSError in it is logged."""
     try:
         yield

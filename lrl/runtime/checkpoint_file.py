@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from lrl.runtime.best_effort import os_error
-from lrl.runtime.malloc_trim import give_memory_back
+from lrl.runtime.malloc_trim import trim_heap
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class CheckpointFile(TorchCheckpointIO):
         self.refused, self.newest, self.newest_step = None, str(path), step
         while self._outdated:
             super().remove_checkpoint(self._outdated.pop())
-        give_memory_back()  # not within a step, and it comes again and again: what is kept cannot add up
+        trim_heap()  # not within a step, and it comes again and again: what is kept cannot add up
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a checkpoint, later if the one that was to replace it could not be written."""

@@ -63,7 +63,7 @@ def _cores() -> list[int]:
 log = logging.getLogger(__name__)
 
 
-class Quarters:
+class CpuPinning:
     """Keeps a thread of this process, and whole other processes, to some cores.
 
     Whatever these start inherits where they are at that moment, and moves with them from then on. Linux binds threads
@@ -79,7 +79,7 @@ class Quarters:
         self._thread = thread
         self._processes: dict[int, list[psutil.Process]] = {}
 
-    def take_in(self, number: int, processes: Iterable[psutil.Process]) -> None:
+    def set_processes(self, number: int, processes: Iterable[psutil.Process]) -> None:
         """From the next call on generator `number` consists of these processes; those it had are forgotten."""
         self._processes[number] = list(processes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 
-def give_memory_back() -> None:
+def trim_heap() -> None:
     """Give the system what is freed, where the C library keeps it for later and can be told not to (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

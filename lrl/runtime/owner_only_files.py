@@ -22,7 +22,7 @@ class NotBelieved(PermissionError):
     """Somebody else owns a file or may touch it, or it is not what it should be; the message names the remedy."""
 
 
-class PrivateFolder:
+class OwnerOnlyFolder:
     """A folder of such files.
 
     Args:

@@ -24,7 +24,7 @@ def started(pid: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class ProcessIdentity:
     """A process; by default this one."""
 
     machine: str = field(default_factory=machine)

@@ -30,7 +30,7 @@ class Ranks:
         self.size = 1 if group is None else dist.get_world_size(group)
         self._on_their_way: list[tuple[dist.Work, Tensor]] = []
 
-    def hand_out(self, each: Sequence[Any]) -> Any:
+    def scatter(self, each: Sequence[Any]) -> Any:
         """On rank 0: send every other rank its part, and return the first, rank 0's own. The others call `receive`.
 
         Raises:
@@ -40,9 +40,9 @@ class Ranks:
             self._send(torch.frombuffer(bytearray(pickle.dumps(part)), dtype=torch.uint8), rank)
         return each[0]
 
-    def settle(self) -> None:
-        """On rank 0: wait until all that was sent has arrived; for the errors see `hand_out`."""
-        with counting_on("Another rank"):
+    def wait_sent(self) -> None:
+        """On rank 0: wait until all that was sent has arrived; for the errors see `scatter`."""
+        with explain_rank_loss("Another rank"):
             while self._on_their_way:
                 self._on_their_way.pop()[0].wait()
 
@@ -53,15 +53,15 @@ class Ranks:
             RuntimeError: Rank 0 has ended, or has handed out nothing within the group's timeout.
         """
         size = torch.zeros(1, dtype=torch.int64)
-        with counting_on("Rank 0"):
+        with explain_rank_loss("Rank 0"):
             dist.recv(size, 0, self._group)
             content = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(content, 0, self._group)
         return pickle.loads(content.numpy().tobytes())
 
     def _send(self, content: Tensor, rank: int) -> None:
-        """Its size, then itself; both stay in memory until `settle`, which also tells of a send that failed."""
-        with counting_on("Another rank"):
+        """Its size, then itself; both stay in memory until `wait_sent`, which also tells of a send that failed."""
+        with explain_rank_loss("Another rank"):
             for tensor in (torch.tensor([len(content)]), content):
                 work = dist.isend(tensor, rank, self._group)
                 assert work is not None, "this process is in the group"
@@ -69,7 +69,7 @@ class Ranks:
 
 
 @contextmanager
-def counting_on(whom: str) -> Iterator[None]:
+def explain_rank_loss(whom: str) -> Iterator[None]:
     """For collectives alone: whatever they say when another process is gone, it is said who to look at.
 
     Raises:

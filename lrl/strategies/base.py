@@ -10,7 +10,7 @@ machine. A step waits for all of its groups, then trains, and nothing is written
 The mixin does it through the setter of `parallel_devices`, which Lightning's connector fills before anything is derived
 from it. Generators start in `setup`, when model and data are loaded: what is wrong with those is said before a server
 runs. They stop in `teardown`, the one hook Lightning calls at every end it lives to see; for the others there is the
-keeper.
+supervisor.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.generators.fleet import Fleet
-from lrl.generators.pool import SPARE_PLACES
+from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.membership.admission import admit_others
-from lrl.membership.registry import Register, Terms
-from lrl.runtime.best_effort import may_be_refused
+from lrl.membership.registry import JoinSpec, Registry
+from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.run_folder import Claim, run_folder
-from lrl.strategies.graceful_shutdown import EndsInOrder
+from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.schedule import check_optimizers
 from lrl.weights import choose_transport
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import lightning as L
 
 
-class GeneratorDevices(EndsInOrder):
+class GeneratorDevices(GracefulShutdown):
     """Mixin for a Lightning strategy: keeps devices back and owns the generators on them.
 
     Args:
@@ -85,7 +85,7 @@ class GeneratorDevices(EndsInOrder):
         self.server_settings = server or ServerSettings()
         self.generator_devices: list[torch.device] = []
         self.fleet: Fleet | None = None
-        self.register: Register | None = None
+        self.registry: Registry | None = None
         """Where other processes' generators ask to join and to leave."""
         self.transport: str | None = None
         self.run_id = secrets.token_hex(4)
@@ -141,11 +141,11 @@ class GeneratorDevices(EndsInOrder):
             patience_s=self.generator_timeout_s,
             cores=() if on_cuda else cores_of_generators(threads),
         )
-        self.fleet.loop.interrupted = lambda: stop_if_told(trainer)
-        self.fleet.start(lambda: stop_if_told(trainer))
-        self.register = register = Register(servers[0].log_path.parent)
-        with may_be_refused("What generators need to join", register.files.path):
-            admit_others(self.fleet, register, self._terms(servers))
+        self.fleet.loop.interrupted = lambda: raise_if_stopped(trainer)
+        self.fleet.start(lambda: raise_if_stopped(trainer))
+        self.registry = registry = Registry(servers[0].log_path.parent)
+        with best_effort("What generators need to join", registry.files.path):
+            admit_others(self.fleet, registry, self._terms(servers))
 
     def plan(self) -> tuple[str, list[list[int]]]:
         """The transport, and the CUDA indices of each generator; raises ValueError if the devices do not allow it."""
@@ -172,15 +172,15 @@ class GeneratorDevices(EndsInOrder):
         return replace(
             asked,
             max_model_len=asked.max_model_len or data.max_model_tokens,
-            max_num_seqs=asked.max_num_seqs + SPARE_PLACES,
+            max_num_seqs=asked.max_num_seqs + SPARE_SLOTS,
             threads=asked.threads or (os.cpu_count() if self.placement == "shared" else None),
             dtype=policy.dtype_name if asked.dtype == "auto" else asked.dtype,
         )
 
-    def _terms(self, servers: list[Server]) -> Terms:
+    def _terms(self, servers: list[Server]) -> JoinSpec:
         """What a generator must be to join: what those are that the run has started."""
         first = servers[0]
-        return Terms(
+        return JoinSpec(
             model=os.path.abspath(first.model) if os.path.exists(first.model) else first.model,
             settings=asdict(first.settings),
             transport=first.backend,
@@ -228,17 +228,17 @@ class GeneratorDevices(EndsInOrder):
             if self.fleet is not None:
                 self.fleet.stop()
         finally:
-            self.fleet, register, self.register = None, self.register, None
-            if register is not None:
-                with may_be_refused("The end of the run", register.files.path):
-                    register.close()
+            self.fleet, registry, self.registry = None, self.registry, None
+            if registry is not None:
+                with best_effort("The end of the run", registry.files.path):
+                    registry.close()
         super().teardown()
         self.claim.give_up()
 
 
-def stop_if_told(trainer: L.Trainer) -> None:
+def raise_if_stopped(trainer: L.Trainer) -> None:
     """Raise `lrl.runtime.signals.Stopped` if a signal has told the run to end."""
-    if isinstance(trainer.strategy, EndsInOrder):
+    if isinstance(trainer.strategy, GracefulShutdown):
         trainer.strategy.signals.check()
 
 

@@ -17,7 +17,7 @@ from lrl.runtime.checkpoint_file import CheckpointFile
 from lrl.runtime.signals import Signals, exit_status
 
 
-class EndsInOrder(Strategy):
+class GracefulShutdown(Strategy):
     """Mixin for a Lightning strategy: the first SIGINT or SIGTERM ends the run between two optimizer steps.
 
     Args:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lrl.runtime.ranks import counting_on
+from lrl.runtime.ranks import explain_rank_loss
 
 
 def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
@@ -26,14 +26,14 @@ def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> 
     weights = [weight for weight in parameters if weight.requires_grad and not isinstance(weight, DTensor)]
     here = [weight.grad is not None for weight in weights]
     anywhere = torch.tensor(here, dtype=torch.uint8, device=weights[0].device if weights else None)
-    with counting_on("Another rank"):
+    with explain_rank_loss("Another rank"):
         dist.all_reduce(anywhere, dist.ReduceOp.MAX)
     gradients = []
     for weight, somebody_has_one in zip(weights, anywhere.tolist(), strict=True):
         if somebody_has_one:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             gradients.append(weight.grad)
-    with counting_on("Another rank"):
+    with explain_rank_loss("Another rank"):
         sums = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
         for each in sums:
             each.wait()

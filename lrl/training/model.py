@@ -97,7 +97,7 @@ def open_network(
     return network
 
 
-def open_skeleton(folder: str, attention: str | None) -> PreTrainedModel:
+def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
     """The model of a folder or hub name without its weights: shapes only. Raises ValueError if it cannot be built."""
     config = _from_pretrained(AutoConfig, folder)
     with torch.device("meta"), _named(AutoModelForCausalLM, folder, attention):
@@ -162,7 +162,7 @@ def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatc
     )
 
 
-def own_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def unique_parameters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the network once, whole, by its name in memory; a collective of all ranks when sharded."""
     seen: set[int] = set()
     for name, tensor in network.state_dict(keep_vars=True).items():
@@ -172,12 +172,12 @@ def own_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """As `own_weights`, by the names of a Hugging Face checkpoint.
+    """As `unique_parameters`, by the names of a Hugging Face checkpoint.
 
     Layer by layer, because transformers keeps some weights (the experts of a mixture) in another layout than
     checkpoints do, and only whole layers convert back.
     """
-    for _, layer in groupby(own_weights(network), key=lambda item: _layer_of(item[0])):
+    for _, layer in groupby(unique_parameters(network), key=lambda item: _layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lrl.objectives.base import Tokens, hold, k3
+from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.runtime.config_errors import fault
 from lrl.training.collate import one_a_row
 from lrl.training.isolation import check_rows
@@ -130,7 +130,7 @@ class Reference:
             self.version = state["version"]
 
     def _kl(self, logprobs: Tensor, reference: Tensor) -> Tensor:
-        difference = hold(reference - logprobs)
+        difference = clamp_log_ratio(reference - logprobs)
         if self.estimator == "k1":
             return -difference
         if self.estimator == "k2":

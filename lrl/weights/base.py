@@ -141,7 +141,7 @@ class Transport(ABC):
     """Whether all generators take part in one transfer; then a new one means that all connect anew."""
     copies = False
     """Whether `stage` copies the weights, so that the policy may change while they are sent."""
-    ways: tuple[bool, ...] = (False, False)
+    attempts: tuple[bool, ...] = (False, False)
     """The attempts at a sync: for each, whether it goes by the transport's second-best way."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Transport(ABC):
         """Join the engines of the generators that take part; called before the first sync of each. `name` is unique on
         this machine."""
 
-    def stage(self, weights: Weights, second_best: bool) -> None:  # noqa: B027 - most have nothing to do ahead
+    def stage(self, weights: Weights, use_fallback: bool) -> None:  # noqa: B027 - most have nothing to do ahead
         """Do what can be done while the generators still write; called right before the pause.
 
         Raises:

@@ -21,7 +21,7 @@ class Nccl(VllmTransport):
         """Rank 0 is the trainer; the workers of all generators follow (`Control` hands out their offsets)."""
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        address = seen_by([generator.client.url for generator in control.taking_part])
+        address = local_address_for([generator.client.url for generator in control.taking_part])
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             probe.bind((address, 0))
             port = probe.getsockname()[1]
@@ -31,7 +31,7 @@ class Nccl(VllmTransport):
         )
 
 
-def seen_by(urls: Sequence[str]) -> str:
+def local_address_for(urls: Sequence[str]) -> str:
     """The address of this machine that generators at `urls` reach it by: loopback, unless one is elsewhere.
 
     The kernel says by which address it would send there; nothing is sent. Not run between two machines yet.

@@ -1,4 +1,4 @@
-"""The syncs of one crew, one after another, each with its proof. The trainer waits for a sync, or goes on beside it.
+"""The syncs of one pool, one after another, each with its proof. The trainer waits for a sync, or goes on beside it.
 
     stage -> pause, update, resume -> settle -> moved -> proof
     `move`: all up to the resume while the trainer waits
@@ -15,7 +15,7 @@ from concurrent import futures
 from typing import Any
 
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
-from lrl.generators.pool import Crew, Probe
+from lrl.generators.pool import GeneratorPool, Probe
 from lrl.weights.base import Weights
 from lrl.weights.sync import Failures, Sync
 
@@ -31,17 +31,17 @@ class RunEnded(Exception):  # noqa: N818 - the run's end is no error
     """A sync was broken off because its run ends."""
 
 
-class CrewSync:
-    """What one crew is given.
+class PoolSync:
+    """What one pool is given.
 
     Args:
-        crew: Who gets it.
+        pool: Who gets it.
         sync: How.
         interrupted: Called by the trainer's thread while it waits; raises to end the wait.
     """
 
-    def __init__(self, crew: Crew, sync: Sync, interrupted: Callable[[], None]) -> None:
-        self.crew = crew
+    def __init__(self, pool: GeneratorPool, sync: Sync, interrupted: Callable[[], None]) -> None:
+        self.pool = pool
         self.sync = sync
         self._loop, self._deadline_s = sync.control.loop, sync.control.deadline_s
         self._interrupted = interrupted
@@ -63,7 +63,7 @@ class CrewSync:
         return self.sync.recomputed_tokens
 
     @property
-    def left_behind(self) -> bool:
+    def has_stale(self) -> bool:
         """Whether somebody stands still whom a sync beside the step did not reach: a new one is needed."""
         if self._delivery is None or not self._delivery.done():
             return False
@@ -72,10 +72,10 @@ class CrewSync:
     def move(self, weights: Weights, version: int, make_probe: Callable[[], Probe]) -> Failures:
         """Give the weights to whoever does not hold them; who failed and is to be taken out."""
         self._missed = False
-        if not (whom := self._take_in(version)):
+        if not (whom := self._admit_pending(version)):
             return {}
         self.sync.control.interrupted = self._interrupted
-        return self.sync.move(weights, whom, version, self._prove(make_probe()))
+        return self.sync.move(weights, whom, version, self._verify(make_probe()))
 
     def start(self, weights: Weights, version: int, make_probe: Callable[[], Probe], moved: Callable[[], Any]) -> bool:
         """Stage the weights, and let the rest go on while the trainer does something else.
@@ -89,20 +89,20 @@ class CrewSync:
         Returns:
             Whether that can be; otherwise nothing was done that `move` would not do.
         """
-        if self._missed or not self.sync.copies or not (whom := self._take_in(version)):
+        if self._missed or not self.sync.copies or not (whom := self._admit_pending(version)):
             return False
         probe = make_probe()
         self.sync.control.interrupted = self._interrupted
         if not self.sync.stage(weights, whom, version):
             return False
         # A trainer that goes on may ask for an evaluation at once: it is to be one of the new version.
-        self._call(self.crew.shut(whom), "closing the generators' doors")
+        self._call(self.pool.drain(whom), "closing the generators' doors")
         self.sync.control.interrupted = self._break_off
         self._delivery = self._thread.submit(self._deliver, probe, moved)
         return True
 
     def wait(self) -> Failures:
-        """Wait until all that the crew writes is proved or taken back; who failed a probe since the last wait."""
+        """Wait until all that the pool writes is proved or taken back; who failed a probe since the last wait."""
         if self._delivery is not None:
             limit = PHASES * (self._deadline_s + 5.0)
             late = self._loop.wait_for(self._delivery, limit, "a sync beside the step", self._interrupted)
@@ -113,9 +113,9 @@ class CrewSync:
             failed.update(lied)
         return failed
 
-    def settle(self, failed: Failures) -> None:
+    def finish_sync(self, failed: Failures) -> None:
         """A sync is over: take out who failed it."""
-        self._call(self.crew.settle(failed), "taking failed generators out")
+        self._call(self.pool.finish_sync(failed), "taking failed generators out")
 
     def end(self) -> None:
         """The run ends: break off what is under way and take back what is unproved."""
@@ -128,7 +128,7 @@ class CrewSync:
         for proof in self._proofs:
             proof.cancel()
         self._delivery, self._proofs = None, []
-        self._call(self.crew.drop_unproved("The run ended before it was proved."), "taking back what is unproved")
+        self._call(self.pool.drop_unverified("The run ended before it was proved."), "taking back what is unproved")
 
     def close(self) -> None:
         """Release the transport; idempotent."""
@@ -136,21 +136,21 @@ class CrewSync:
         self._thread.shutdown(wait=False)
         self.sync.close()
 
-    def _take_in(self, version: int) -> list[Generator]:
+    def _admit_pending(self, version: int) -> list[Generator]:
         """Let newcomers join; who needs the weights."""
-        self._call(self.crew.take_in(), "taking generators in")
-        members = self.crew.generators
+        self._call(self.pool.admit_pending(), "taking generators in")
+        members = self.pool.generators
         stale = [generator for generator in members if generator.version != version or not generator.open]
         return list(members) if stale and self.sync.control.collective else stale
 
     def _deliver(self, probe: Probe, moved: Callable[[], Any]) -> Failures:
-        given_up, late = self.sync.deliver_twice(self._prove(probe))
-        self.settle(given_up)
+        given_up, late = self.sync.deliver_with_retry(self._verify(probe))
+        self.finish_sync(given_up)
         moved()
         return late
 
-    def _prove(self, probe: Probe) -> Callable[[list[Generator]], None]:
-        return lambda resumed: self._proofs.append(self._loop.submit(self.crew.prove(resumed, probe)))
+    def _verify(self, probe: Probe) -> Callable[[list[Generator]], None]:
+        return lambda resumed: self._proofs.append(self._loop.submit(self.pool.verify(resumed, probe)))
 
     def _break_off(self) -> None:
         if self._ends:

@@ -54,7 +54,7 @@ class Probes:
                     f"{fault} (WeightSync.probe_tolerance). The weights did not arrive whole, or trainer and generator "
                     "disagree about the model (dtype, attention). No rollout of this version was trained."
                 )
-            generator.prove()
+            generator.verify()
 
         return probe
 

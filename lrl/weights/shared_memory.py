@@ -26,7 +26,7 @@ class SharedMemory(Transport):
 
     backend = "shared_memory"
     copies = True
-    ways = (False, False, True)
+    attempts = (False, False, True)
 
     def __init__(self) -> None:
         self._name = ""
@@ -38,10 +38,10 @@ class SharedMemory(Transport):
         self._name = f"lrl-{name}.safetensors"
         control.init_weight_transfer_engine({})
 
-    def stage(self, weights: Weights, second_best: bool) -> None:
+    def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Write the weights next to the old file, then rename."""
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights()}
-        folder = Path(tempfile.gettempdir()) if second_best else SHARED_MEMORY
+        folder = Path(tempfile.gettempdir()) if use_fallback else SHARED_MEMORY
         _require_room(folder, sum(tensor.nbytes for tensor in tensors.values()))
         file = folder / self._name
         draft = file.with_suffix(".draft")

@@ -26,7 +26,7 @@ from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEM
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from lrl.runtime.malloc_trim import give_memory_back
+from lrl.runtime.malloc_trim import trim_heap
 from lrl.weights.checksum import checksum
 
 
@@ -84,7 +84,7 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _pack_heads(self.model)
-            give_memory_back()
+            trim_heap()
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""

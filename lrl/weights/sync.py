@@ -1,4 +1,4 @@
-"""One sync, from the trainer's weights to generators that write on under them; the proof is behind it (`Crew.prove`).
+"""One sync, from the trainer's weights to generators that write on under them; the proof is behind it (`GeneratorPool.verify`).
 
     stage -> pause -> start, update, finish -> resume
 
@@ -9,7 +9,7 @@ second-best way. A resume that fails is told again; vLLM takes it as often as it
 attempts, or that does not answer at all when it is told to pause or to resume, is given up by name.
 
 Only the stage needs the policy. Where it copies the weights (`Transport.copies`) the rest can go on beside the next
-step, on another thread (`deliver_twice`).
+step, on another thread (`deliver_with_retry`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Resumed = Callable[[list[Generator]], Any]
 
 
 class Sync:
-    """The syncs of one crew.
+    """The syncs of one pool.
 
     Args:
         control: The way to its generators.
@@ -74,7 +74,7 @@ class Sync:
 
         Args:
             weights: The policy's.
-            generators: Who gets them; a collective transport needs all of the crew.
+            generators: Who gets them; a collective transport needs all of the pool.
             version: What the weights are called.
             resumed: See `Resumed`.
 
@@ -83,9 +83,9 @@ class Sync:
         """
         given_up, first, todo = Failures(), Failures(), list(generators)
         self.pause_seconds = 0.0
-        for number, second_best in enumerate(self._transport.ways, 1):
+        for number, use_fallback in enumerate(self._transport.attempts, 1):
             self.entered("stage")
-            self._stage(weights, todo, version, second_best)
+            self._stage(weights, todo, version, use_fallback)
             self.entered("transfer")
             gone, late = self._deliver(resumed, number)
             given_up |= gone
@@ -96,13 +96,13 @@ class Sync:
         return given_up | {generator: first[generator] for generator in todo}
 
     def stage(self, weights: Weights, generators: Sequence[Generator], version: int) -> bool:
-        """The first part of `move` by itself, for `deliver_twice`; whether nobody failed it."""
+        """The first part of `move` by itself, for `deliver_with_retry`; whether nobody failed it."""
         self.pause_seconds = 0.0
-        self._stage(weights, generators, version, second_best=False)
+        self._stage(weights, generators, version, use_fallback=False)
         self._say(1, self.control.failed)
         return not self.control.failed
 
-    def deliver_twice(self, resumed: Resumed) -> tuple[Failures, Failures]:
+    def deliver_with_retry(self, resumed: Resumed) -> tuple[Failures, Failures]:
         """The rest of `move` without the policy: two attempts with the copy that `stage` made.
 
         Returns:
@@ -136,14 +136,14 @@ class Sync:
         self._connected = {generator for generator in known if generator.out is None}
         return dict(self.control.failed)
 
-    def _stage(self, weights: Weights, generators: Sequence[Generator], version: int, second_best: bool) -> None:
+    def _stage(self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool) -> None:
         """Do what can be done while the generators still write."""
         late = self._connect(weights, generators, version)
         self.control.begin([generator for generator in generators if generator not in late], version)
         self.control.failed |= late
         if self.control.taking_part:
             try:
-                self._transport.stage(weights, second_best)
+                self._transport.stage(weights, use_fallback)
             except OSError as error:
                 self.control.fail(f"staging the weights failed: {error}")
 

@@ -31,7 +31,7 @@ class VllmTransport(Transport):
     """A transport whose trainer's end is vLLM's: it is given its init info, and drives the control plane by itself."""
 
     collective = True
-    ways = (False,)  # once a collective is broken, only new communicators help: the generators are replaced
+    attempts = (False,)  # once a collective is broken, only new communicators help: the generators are replaced
 
     def __init__(self) -> None:
         self._engine: Any = None

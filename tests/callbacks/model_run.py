@@ -10,8 +10,8 @@ from typing import Any
 import lrl
 from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
-from lrl.generators.health import Patience
-from lrl.generators.pool import Crew
+from lrl.generators.health import OutageLimit
+from lrl.generators.pool import GeneratorPool
 from lrl.runtime.event_loop import LoopThread
 from tests.weights.model_sync import Client, make_generators, weights
 
@@ -20,14 +20,14 @@ class ModelRun:
     """A trainer with two generators that serve version 0, and a `WeightSync`."""
 
     def __init__(self, max_lag: int = 1) -> None:
-        self.loop, self.crew = LoopThread(), Crew(make_generators())
+        self.loop, self.pool = LoopThread(), GeneratorPool(make_generators())
         self.fleet = SimpleNamespace(
             loop=self.loop,
-            rollouts=self.crew,
-            crews=[self.crew],
+            rollouts=self.pool,
+            pools=[self.pool],
             evaluation=None,
             heartbeat_s=5.0,
-            patience=Patience(60.0, []),
+            patience=OutageLimit(60.0, []),
             call=lambda work, what: self.loop.wait(work, 5.0, what),
         )
         self.data = lrl.RolloutDataModule(
@@ -51,14 +51,14 @@ class ModelRun:
 
     @property
     def clients(self) -> list[Client]:
-        return [generator.client for generator in self.crew.generators]  # type: ignore[misc]
+        return [generator.client for generator in self.pool.generators]  # type: ignore[misc]
 
     def step(self, version: int) -> None:
         self.trainer.global_step = version
         self.sync.sync(self.trainer, self.trainer.lightning_module)
 
-    def tend(self) -> None:
-        self.sync.tend(self.trainer)
+    def poll(self) -> None:
+        self.sync.poll(self.trainer)
 
     def hold(self, holding: bool) -> None:
         for client in self.clients:

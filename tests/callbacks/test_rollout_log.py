@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lrl.callbacks import RolloutLog
-from lrl.callbacks.counts import Counts
+from lrl.callbacks.counts import NonzeroCounts
 from lrl.callbacks.overview import overview
 from lrl.callbacks.rollout_log import resumed_scalars, scalars_by_lag
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
@@ -158,7 +158,7 @@ def test_a_count_appears_when_it_is_not_zero_and_goes_on(tmp_path: Path) -> None
 
 
 def test_counts_are_told_apart() -> None:
-    counts = Counts()
+    counts = NonzeroCounts()
     assert counts.to_log({"a": 0, "b": 0}) == {}
     assert counts.to_log({"a": 0, "b": 3}) == {"b": 3.0}
     assert counts.to_log({"a": 1, "b": 0}) == {"a": 1.0, "b": 0.0}

@@ -33,20 +33,20 @@ def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_h
     model_run.stick(UPDATE)
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
-    assert model_run.versions == [0] and model_run.crew.serving == [] and len(model_run.crew.alive) == 2
+    assert model_run.versions == [0] and model_run.pool.serving == [] and len(model_run.pool.alive) == 2
     model_run.stick("")
-    until(lambda: model_run.versions == [0, 1] and proved(model_run.crew.generators) == [1, 1])
+    until(lambda: model_run.versions == [0, 1] and proved(model_run.pool.generators) == [1, 1])
     assert model_run.sync.version == 1 and model_run.sync.pause_seconds > 0
 
 
 def test_when_the_trainer_goes_on_nothing_begins_any_more_under_the_version_before(model_run: ModelRun) -> None:
-    sync, begins = model_run.sync._syncs[model_run.crew].sync, threading.Event()
-    deliver: Any = sync.deliver_twice
-    sync.deliver_twice = lambda resumed: begins.wait(60) and deliver(resumed)  # type: ignore[assignment]
+    sync, begins = model_run.sync._syncs[model_run.pool].sync, threading.Event()
+    deliver: Any = sync.deliver_with_retry
+    sync.deliver_with_retry = lambda resumed: begins.wait(60) and deliver(resumed)  # type: ignore[assignment]
     model_run.step(1)
-    assert model_run.crew.serving == [] and len(model_run.crew.alive) == 2
+    assert model_run.pool.serving == [] and len(model_run.pool.alive) == 2
     begins.set()
-    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    until(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
 def test_what_arrives_is_what_the_policy_was_and_not_what_it_becomes_meanwhile(model_run: ModelRun) -> None:
@@ -57,7 +57,7 @@ def test_what_arrives_is_what_the_policy_was_and_not_what_it_becomes_meanwhile(m
     model_run.step(1)
     weight += 1
     model_run.stick("")
-    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    until(lambda: proved(model_run.pool.generators) == [1, 1])
     assert [client.holds for client in model_run.clients] == [staged, staged]
 
 
@@ -78,7 +78,7 @@ def test_others_wait_until_it_is_over_and_proved(model_run: ModelRun, what: str)
     model_run.stick("")
     thread.join(60)
     last = 2 if what == "another sync" else 1
-    until(lambda: proved(model_run.crew.generators) == [last, last])
+    until(lambda: proved(model_run.pool.generators) == [last, last])
     assert done
 
 
@@ -87,7 +87,7 @@ def test_a_trainer_that_has_nothing_to_do_beside_a_sync_waits_for_it(monkeypatch
     run = ModelRun(max_lag=0)
     run.step(0)
     run.step(1)
-    assert run.versions == [0, 1] and len(run.crew.alive) == 2
+    assert run.versions == [0, 1] and len(run.pool.alive) == 2
     run.end()
 
 
@@ -96,44 +96,44 @@ def test_a_transport_that_sends_the_policy_itself_is_waited_for(monkeypatch: pyt
     run = ModelRun()
     run.step(0)
     run.step(1)
-    assert run.versions == [0, 1] and len(run.crew.alive) == 2
+    assert run.versions == [0, 1] and len(run.pool.alive) == 2
     run.end()
 
 
 def test_a_failure_is_tried_again_from_the_same_copy(model_run: ModelRun) -> None:
     model_run.clients[0].failing = {UPDATE: 1}
     model_run.step(1)
-    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    until(lambda: proved(model_run.pool.generators) == [1, 1])
     assert model_run.clients[0].posted.count(PAUSE) == 3 and model_run.clients[1].posted.count(PAUSE) == 2
 
 
 def test_who_is_not_reached_stands_still_and_a_waiting_trainer_gives_it_the_weights(model_run: ModelRun) -> None:
-    behind, healthy = model_run.crew.generators
+    behind, healthy = model_run.pool.generators
     model_run.clients[0].failing = {UPDATE: 2}
     model_run.step(1)
     until(lambda: model_run.versions == [0, 1] and proved([healthy]) == [1])
     assert not behind.open and behind.out is None and behind.client.posted.count("/resume") == 1  # type: ignore[attr-defined]
-    model_run.tend()
-    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    model_run.poll()
+    until(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
 def test_who_is_never_reached_is_taken_out_by_name(model_run: ModelRun) -> None:
-    behind, healthy = model_run.crew.generators
+    behind, healthy = model_run.pool.generators
     model_run.clients[0].failing = {UPDATE: 100}
     model_run.step(1)
     until(lambda: model_run.versions == [0, 1])
     assert behind.out is None
     model_run.step(2)
-    assert UPDATE in (behind.out or "") and model_run.crew.generators == [healthy]
+    assert UPDATE in (behind.out or "") and model_run.pool.generators == [healthy]
     until(lambda: proved([healthy]) == [2])
 
 
 def test_who_does_not_hear_of_the_pause_is_taken_out_beside_the_step(model_run: ModelRun) -> None:
-    silent, healthy = model_run.crew.generators
+    silent, healthy = model_run.pool.generators
     model_run.clients[0].silent = {PAUSE}
     model_run.step(1)
-    until(lambda: proved(model_run.crew.generators) == [1])
-    assert silent.out and model_run.crew.generators == [healthy]
+    until(lambda: proved(model_run.pool.generators) == [1])
+    assert silent.out and model_run.pool.generators == [healthy]
 
 
 def test_a_newcomer_that_cannot_connect_is_said_and_connected_while_the_trainer_waits(
@@ -141,19 +141,19 @@ def test_a_newcomer_that_cannot_connect_is_said_and_connected_while_the_trainer_
 ) -> None:
     newcomer = make_generators()[0]
     newcomer.client.failing = {INIT: 1}  # type: ignore[attr-defined]
-    model_run.crew.newcomers.append(newcomer)
+    model_run.pool.pending.append(newcomer)
     model_run.step(1)
     assert f"attempt 1: {INIT} for weight version 1 failed" in caplog.text
-    assert newcomer in model_run.crew.generators and model_run.versions == [0, 1]
-    until(lambda: proved(model_run.crew.generators) == [1, 1, 1])
+    assert newcomer in model_run.pool.generators and model_run.versions == [0, 1]
+    until(lambda: proved(model_run.pool.generators) == [1, 1, 1])
 
 
 def test_without_room_for_the_copy_the_other_way_is_taken(model_run: ModelRun) -> None:
-    transport: Any = model_run.sync._syncs[model_run.crew].sync._transport
+    transport: Any = model_run.sync._syncs[model_run.pool].sync._transport
     transport.full = True
     model_run.step(1)
     assert transport.staged[-1] is True and model_run.versions == [0, 1]
-    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    until(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
 @pytest.mark.parametrize("trainer", ["trains", "waits for it"])
@@ -161,7 +161,7 @@ def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: 
     model_run.stick(UPDATE)
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
-    sync: Any = model_run.sync._syncs[model_run.crew]
+    sync: Any = model_run.sync._syncs[model_run.pool]
     delivery = sync._delivery
     if trainer == "waits for it":
         sync._interrupted = signal
@@ -172,7 +172,7 @@ def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: 
     model_run.stick("")
     time.sleep(0.05)
     assert all(client.posted.count("/resume") == 1 for client in model_run.clients)
-    assert model_run.versions == [0] and model_run.crew.serving == []
+    assert model_run.versions == [0] and model_run.pool.serving == []
     model_run.data.state_dict()  # does not wait
 
 
@@ -186,6 +186,6 @@ def test_an_error_beside_the_step_reaches_the_trainer(model_run: ModelRun) -> No
 
     model_run.data.new_version = refuse  # type: ignore[method-assign]
     model_run.step(1)
-    until(lambda: model_run.sync._syncs[model_run.crew].left_behind)
+    until(lambda: model_run.sync._syncs[model_run.pool].has_stale)
     with pytest.raises(TimeoutError, match="admitting prompts"):
-        model_run.tend()
+        model_run.poll()

@@ -26,13 +26,13 @@ def model_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelRun]:
 
 
 def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_proved(model_run: ModelRun) -> None:
-    assert proved(model_run.crew.generators) == [0, 0]
+    assert proved(model_run.pool.generators) == [0, 0]
     model_run.hold(True)
     model_run.step(1)
-    assert model_run.versions == [0, 1] and model_run.crew.serving == []
-    assert len(model_run.crew.alive) == 2  # they write on
+    assert model_run.versions == [0, 1] and model_run.pool.serving == []
+    assert len(model_run.pool.alive) == 2  # they write on
     model_run.hold(False)
-    until(lambda: proved(model_run.crew.generators) == [1, 1])
+    until(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
 @pytest.mark.parametrize("what", ["a sync", "a checkpoint"])
@@ -48,23 +48,23 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_proved(m
     model_run.hold(False)
     thread.join(60)
     assert done and model_run.data.stopwatch.seconds("probe") > 0.05
-    until(lambda: proved(model_run.crew.generators) == ([2, 2] if what == "a sync" else [1, 1]))
+    until(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
 
 
 def test_who_fails_a_probe_that_nobody_waits_for_is_taken_out_at_once_and_the_other_serves(
     model_run: ModelRun,
 ) -> None:
-    liar, healthy = model_run.crew.generators
+    liar, healthy = model_run.pool.generators
     lost: list[Generator] = []
-    model_run.crew.lost = lost.append
+    model_run.pool.on_evicted = lost.append
     liar.client.logprobs = [-1.0, -9.0]  # type: ignore[attr-defined]
     model_run.step(1)
     until(lambda: lost)
-    assert lost == [liar] and not liar.unproved and "does not compute what the policy computes" in (liar.out or "")
+    assert lost == [liar] and not liar.unverified and "does not compute what the policy computes" in (liar.out or "")
     assert "probe for weight version 1 failed after" in (liar.out or "")
     model_run.step(2)
     until(lambda: proved([healthy]) == [2])
-    assert model_run.crew.generators == [healthy] and not liar.open
+    assert model_run.pool.generators == [healthy] and not liar.open
 
 
 def test_a_run_whose_first_sync_nobody_can_prove_ends_with_the_reason_and_replaces_nobody(
@@ -72,7 +72,7 @@ def test_a_run_whose_first_sync_nobody_can_prove_ends_with_the_reason_and_replac
 ) -> None:
     monkeypatch.setattr(weight_sync, "make_transport", lambda name: Direct())
     run, lost = ModelRun(), list[Generator]()
-    run.crew.lost = lost.append
+    run.pool.on_evicted = lost.append
     for client in run.clients:
         client.logprobs = [-1.0, -9.0]
     with pytest.raises(RuntimeError, match=r"generator 0 does not compute what the policy computes(.|\n)*generator 1"):
@@ -87,8 +87,8 @@ def test_a_run_that_ends_before_a_proof_takes_back_what_is_unproved_and_does_not
     model_run.hold(True)
     model_run.step(1)
     model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())
-    assert all(generator.out for generator in model_run.crew.generators)
-    assert not any(generator.unproved for generator in model_run.crew.generators)
+    assert all(generator.out for generator in model_run.pool.generators)
+    assert not any(generator.unverified for generator in model_run.pool.generators)
     model_run.data.state_dict()  # does not wait: the probes are held still
 
 
@@ -112,5 +112,5 @@ def test_a_generator_that_waits_for_its_proof_is_not_called_lost(
     model_run.hold(True)
     model_run.step(1)
     with caplog.at_level(logging.WARNING):
-        model_run.tend()
-    assert not caplog.text and model_run.crew.alone_since is None
+        model_run.poll()
+    assert not caplog.text and model_run.pool.alone_since is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.generators.response_stream import STREAM_INTERVAL, AnswerStream, MalformedAnswer
+from lrl.generators.response_stream import STREAM_INTERVAL, MalformedResponse, ResponseStream
 from lrl.types import Rollout
 
 
@@ -34,7 +34,7 @@ def test_a_half_written_answers_versions_are_never_too_young_and_too_old_only_ar
     """A model of vLLM: token by token, a chunk for the first and for every STREAM_INTERVAL after it."""
     held = Held()
     rollout = Rollout(token_ids=[1] * before, logprobs=[0.0] * before, versions=[0] * before)
-    stream, wrote, sent = AnswerStream([rollout], held, lambda: None), [], 0
+    stream, wrote, sent = ResponseStream([rollout], held, lambda: None), [], 0
     for token, more in enumerate(syncs):
         held.version += more
         wrote.append(held.version)
@@ -55,7 +55,7 @@ def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
     held = Held(3)
     rollouts = [Rollout(), Rollout()]
     ends: list[int] = []
-    stream = AnswerStream(rollouts, held, lambda: ends.append(sum(rollout.finished for rollout in rollouts)))
+    stream = ResponseStream(rollouts, held, lambda: ends.append(sum(rollout.finished for rollout in rollouts)))
     stream.take(chunk([10]))
     held.version = 4
     stream.take(chunk([20], "stop", [{"version": "4", "start": 0, "end": 1}], index=1))
@@ -69,7 +69,7 @@ def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
 
 def test_a_server_without_spans_leaves_our_own_record() -> None:
     rollout = Rollout()
-    stream = AnswerStream([rollout], Held(5), lambda: None)
+    stream = ResponseStream([rollout], Held(5), lambda: None)
     stream.take(chunk([1, 2], "stop"))
     assert rollout.versions == [5, 5] and rollout.finished
 
@@ -83,12 +83,12 @@ def test_a_server_without_spans_leaves_our_own_record() -> None:
     ],
 )
 def test_versions_that_were_never_held_are_an_error(spans: Any, words: str) -> None:
-    with pytest.raises(MalformedAnswer, match=words):
-        AnswerStream([Rollout()], Held(3), lambda: None).take(chunk([1, 2], "stop", spans))
+    with pytest.raises(MalformedResponse, match=words):
+        ResponseStream([Rollout()], Held(3), lambda: None).take(chunk([1, 2], "stop", spans))
 
 
 def test_a_token_without_log_prob_is_an_error() -> None:
     part = chunk([1, 2])
     del part["choices"][0]["logprobs"]["content"][0]
-    with pytest.raises(MalformedAnswer, match="2 tokens came with 1 log-probs"):
-        AnswerStream([Rollout()], Held(), lambda: None).take(part)
+    with pytest.raises(MalformedResponse, match="2 tokens came with 1 log-probs"):
+        ResponseStream([Rollout()], Held(), lambda: None).take(part)

@@ -1,4 +1,4 @@
-"""A crew on a virtual clock: its generators' clients are models that write a token of each answer every second."""
+"""A pool on a virtual clock: its generators' clients are models that write a token of each answer every second."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lrl.generators.client import GeneratorError, Refused
 from lrl.generators.generator import Generator
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import Deadlock, run
 from lrl.routing.dispatch import Dispatch, LeastLoaded, Loaded, Request
 from lrl.types import Prompt, Rollout, Sampling
@@ -80,11 +80,11 @@ class Known:
         return 100 * share
 
 
-def make_crew(*capacities: int, dispatch: Dispatch | None = None) -> tuple[Crew, list[ModelClient]]:
+def make_crew(*capacities: int, dispatch: Dispatch | None = None) -> tuple[GeneratorPool, list[ModelClient]]:
     generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
     for generator in generators:
         generator.version, generator.open = 0, True
-    return Crew(generators, dispatch), [generator.client for generator in generators]  # type: ignore[misc]
+    return GeneratorPool(generators, dispatch), [generator.client for generator in generators]  # type: ignore[misc]
 
 
 def make_generator(number: int, capacity: int) -> Generator:
@@ -101,10 +101,10 @@ def make_generator(number: int, capacity: int) -> Generator:
     return generator
 
 
-async def ask(crew: Crew, n: int = 2, seconds: int = 1, priority: int = 0) -> list[Rollout]:
+async def ask(pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0) -> list[Rollout]:
     rollouts = [Rollout() for _ in range(n)]
     prompt = Prompt(id=0, token_ids=[seconds], text="")
-    await crew.answer(prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0)
+    await pool.answer(prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0)
     assert all(rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts)
     return rollouts
 
@@ -113,13 +113,13 @@ async def gather(questions: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     return list(await asyncio.gather(*questions))
 
 
-async def resync(crew: Crew, version: int) -> None:
+async def resync(pool: GeneratorPool, version: int) -> None:
     """A sync in which nothing goes wrong."""
-    await gather([generator.pause() for generator in crew.generators])
-    await gather([generator.resume(version) for generator in crew.generators])
-    for generator in crew.generators:
-        generator.prove()
-    await crew.settle({})
+    await gather([generator.pause() for generator in pool.generators])
+    await gather([generator.resume(version) for generator in pool.generators])
+    for generator in pool.generators:
+        generator.verify()
+    await pool.finish_sync({})
 
 
 @settings(max_examples=40, deadline=None)
@@ -128,12 +128,12 @@ async def resync(crew: Crew, version: int) -> None:
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=20),
 )
 def test_no_generator_writes_more_than_its_capacity(capacities: list[int], groups: list[tuple[int, int]]) -> None:
-    crew, clients = make_crew(*capacities)
-    run(gather([ask(crew, n, seconds) for n, seconds in groups]))
+    pool, clients = make_crew(*capacities)
+    run(gather([ask(pool, n, seconds) for n, seconds in groups]))
     assert all(client.most <= capacity for client, capacity in zip(clients, capacities, strict=True))
     assert sum(len(client.asked) for client in clients) == len(groups)
-    assert all(generator.in_flight == 0 for generator in crew.generators)
-    assert crew.capacity == sum(capacities)
+    assert all(generator.in_flight == 0 for generator in pool.generators)
+    assert pool.capacity == sum(capacities)
 
 
 class Uneven(ModelClient):
@@ -149,33 +149,33 @@ class Uneven(ModelClient):
 
 
 def test_the_place_of_an_answer_that_has_ended_does_not_wait_for_the_longest_of_its_group() -> None:
-    crew, _ = make_crew(4)
-    crew.generators[0].client = client = Uneven()  # type: ignore[assignment]
+    pool, _ = make_crew(4)
+    pool.generators[0].client = client = Uneven()  # type: ignore[assignment]
 
     async def answer(n: int, priority: int) -> None:
         prompt, rollouts = Prompt(id=0, token_ids=[1], text=""), [Rollout() for _ in range(n)]
-        await crew.answer(prompt, rollouts, Sampling(n=n), priority=priority, deadline_s=9.0)
+        await pool.answer(prompt, rollouts, Sampling(n=n), priority=priority, deadline_s=9.0)
 
     run(gather([answer(4, 0), answer(2, 1), answer(1, 2)]))
     assert [at for *_, at in client.asked] == [0.0, 2.0, 3.0]
-    assert crew.generators[0].in_flight == 0 and not crew.generators[0].load
+    assert pool.generators[0].in_flight == 0 and not pool.generators[0].load
 
 
 def test_a_group_larger_than_a_generator_goes_to_an_idle_one_alone() -> None:
-    crew, (client,) = make_crew(4)
-    run(gather([ask(crew, 2), ask(crew, 8), ask(crew, 2)]))
+    pool, (client,) = make_crew(4)
+    run(gather([ask(pool, 2), ask(pool, 8), ask(pool, 2)]))
     assert client.most == 8 and len(client.asked) == 3
 
 
 def test_the_least_loaded_generator_is_asked() -> None:
-    crew, clients = make_crew(8, 8)
-    run(gather([ask(crew) for _ in range(6)]))
+    pool, clients = make_crew(8, 8)
+    run(gather([ask(pool) for _ in range(6)]))
     assert [len(client.asked) for client in clients] == [3, 3]
 
 
 def test_of_what_waits_at_the_door_the_oldest_group_goes_first_whenever_it_came() -> None:
-    crew, (client,) = make_crew(2)
-    run(gather([ask(crew, priority=number) for number in (3, 8, 1, 7, 0, 2, 6, 5, 4)]))
+    pool, (client,) = make_crew(2)
+    run(gather([ask(pool, priority=number) for number in (3, 8, 1, 7, 0, 2, 6, 5, 4)]))
     assert [priority for _, _, priority, _ in client.asked] == list(range(9))
 
 
@@ -184,18 +184,18 @@ def test_what_goes_wrong_in_a_rule_is_raised_where_the_requests_wait() -> None:
         def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
             raise ZeroDivisionError("in the rule")
 
-    crew, _ = make_crew(2, dispatch=Broken())
+    pool, _ = make_crew(2, dispatch=Broken())
     with pytest.raises(ZeroDivisionError, match="in the rule"):
-        run(ask(crew))
+        run(ask(pool))
 
 
 def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
-    crew, _ = make_crew(8)
-    (generator,) = crew.generators
-    crew.desk.dispatch.lengths = Known()
+    pool, _ = make_crew(8)
+    (generator,) = pool.generators
+    pool.requests.dispatch.lengths = Known()
 
     async def scene() -> list[float]:
-        questions = [asyncio.create_task(ask(crew, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
+        questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
         outstanding = []
         for _ in range(4):
             await asyncio.sleep(2.2)
@@ -207,17 +207,17 @@ def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request(
 
 
 def test_the_generators_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:
-    crew, _ = make_crew(2, 2)
+    pool, _ = make_crew(2, 2)
 
     async def scene() -> dict[str, float]:
-        await resync(crew, 0)  # 0.1 s for each of its two calls
-        await crew.lap()
-        long = asyncio.create_task(ask(crew, seconds=10))
-        await ask(crew, seconds=4)
-        await resync(crew, 1)
+        await resync(pool, 0)  # 0.1 s for each of its two calls
+        await pool.lap()
+        long = asyncio.create_task(ask(pool, seconds=10))
+        await ask(pool, seconds=4)
+        await resync(pool, 1)
         await long
         await asyncio.sleep(1.0)
-        return await crew.lap()
+        return await pool.lap()
 
     seconds = run(scene())
     frozen = 0.2  # the model client writes on through a pause, and the first one's is not counted as writing
@@ -233,21 +233,21 @@ def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when
             return None if self.holds else super().send(generators)
 
     rule = Holding()
-    crew, _ = make_crew(2, 2, dispatch=rule)
+    pool, _ = make_crew(2, 2, dispatch=rule)
 
     async def scene() -> dict[str, float]:
-        await resync(crew, 0)
-        await crew.lap()
-        long = asyncio.create_task(ask(crew, seconds=10))
+        await resync(pool, 0)
+        await pool.lap()
+        long = asyncio.create_task(ask(pool, seconds=10))
         await asyncio.sleep(1.0)
         rule.holds = True
-        held = asyncio.create_task(ask(crew, seconds=4))
+        held = asyncio.create_task(ask(pool, seconds=4))
         await asyncio.sleep(3.0)
         rule.holds = False
-        crew.desk.send_soon()
+        pool.requests.send_soon()
         await held
         await long
-        return await crew.lap()
+        return await pool.lap()
 
     assert run(scene()) == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
 
@@ -257,17 +257,17 @@ def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_ba
         def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
             return None
 
-    crew, _ = make_crew(2, dispatch=Holding())
+    pool, _ = make_crew(2, dispatch=Holding())
 
     async def scene() -> dict[str, float]:
-        crew.generators[0].open = False
-        held = asyncio.create_task(ask(crew, seconds=4))
+        pool.generators[0].open = False
+        held = asyncio.create_task(ask(pool, seconds=4))
         await asyncio.sleep(1.0)
-        await resync(crew, 0)
-        await crew.lap()
+        await resync(pool, 0)
+        await pool.lap()
         await asyncio.sleep(3.0)
         held.cancel()
-        return await crew.lap()
+        return await pool.lap()
 
     assert run(scene()) == pytest.approx({"idle": 3})
 
@@ -280,16 +280,16 @@ def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door()
             if (chosen := super().send(generators)) is not None:
                 self.sent += 1
                 if self.sent == 2:
-                    crew.generators[0].open = False
+                    pool.generators[0].open = False
             return chosen
 
-    crew, (client,) = make_crew(2, dispatch=ClosesBehindTheSecond())
+    pool, (client,) = make_crew(2, dispatch=ClosesBehindTheSecond())
 
     async def scene() -> None:
-        questions = [asyncio.create_task(ask(crew)) for _ in range(2)]
+        questions = [asyncio.create_task(ask(pool)) for _ in range(2)]
         await asyncio.sleep(1000)
         assert len(client.asked) == 1
-        await resync(crew, 1)
+        await resync(pool, 1)
         await asyncio.wait(questions)
 
     run(scene())
@@ -298,10 +298,10 @@ def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door()
 
 @pytest.mark.parametrize("turns", range(6))
 def test_who_is_cancelled_at_the_door_leaves_its_places_to_the_others(turns: int) -> None:
-    crew, (client,) = make_crew(2)
+    pool, (client,) = make_crew(2)
 
     async def scene() -> None:
-        questions = [asyncio.create_task(ask(crew, priority=number)) for number in range(4)]
+        questions = [asyncio.create_task(ask(pool, priority=number)) for number in range(4)]
         await asyncio.sleep(0.5)
         await asyncio.sleep(0.5)  # the first is about to end, and the second to be sent
         for _ in range(turns):
@@ -311,22 +311,22 @@ def test_who_is_cancelled_at_the_door_leaves_its_places_to_the_others(turns: int
 
     run(scene())
     assert {0, 2, 3} <= {priority for _, _, priority, _ in client.asked}
-    assert crew.generators[0].in_flight == 0 and client.most == 2
+    assert pool.generators[0].in_flight == 0 and client.most == 2
 
 
 def test_a_closed_door_lets_nothing_through_until_the_new_version_is_proved() -> None:
-    crew, clients = make_crew(4, 4)
+    pool, clients = make_crew(4, 4)
 
     async def scene() -> None:
-        await gather([generator.pause() for generator in crew.generators])
-        waiting = [asyncio.create_task(ask(crew)) for _ in range(3)]
+        await gather([generator.pause() for generator in pool.generators])
+        waiting = [asyncio.create_task(ask(pool)) for _ in range(3)]
         await asyncio.sleep(1000)
-        await gather([generator.resume(5) for generator in crew.generators])
+        await gather([generator.resume(5) for generator in pool.generators])
         await asyncio.sleep(1000)
         assert not clients[0].asked and not clients[1].asked
-        for generator in crew.generators:
-            generator.prove()
-        await crew.settle({})
+        for generator in pool.generators:
+            generator.verify()
+        await pool.finish_sync({})
         await asyncio.gather(*waiting)
 
     run(scene())
@@ -336,12 +336,12 @@ def test_a_closed_door_lets_nothing_through_until_the_new_version_is_proved() ->
 
 
 def test_the_door_is_closed_before_the_generators_are_told_to_pause() -> None:
-    crew, (client,) = make_crew(4)
+    pool, (client,) = make_crew(4)
 
     async def scene() -> None:
-        pausing = asyncio.create_task(crew.generators[0].pause())
+        pausing = asyncio.create_task(pool.generators[0].pause())
         await asyncio.sleep(0.05)  # the pause is on its way: what comes now would start behind it
-        waiting = asyncio.create_task(ask(crew))
+        waiting = asyncio.create_task(ask(pool))
         await pausing
         assert not client.asked
         waiting.cancel()
@@ -350,24 +350,24 @@ def test_the_door_is_closed_before_the_generators_are_told_to_pause() -> None:
 
 
 def test_priority_and_deadline_pass_through() -> None:
-    crew, (client,) = make_crew(4)
-    run(ask(crew, priority=17))
+    pool, (client,) = make_crew(4)
+    run(ask(pool, priority=17))
     assert client.asked == [(1, 0, 17, 9.0)]
 
 
-async def spare(crew: Crew) -> None:
+async def spare(pool: GeneratorPool) -> None:
     rollouts = [Rollout(), Rollout()]
-    await crew.spare(
+    await pool.spare(
         Prompt(id=0, token_ids=[1], text=""), rollouts, Sampling(n=2, max_tokens=9), priority=-1, deadline_s=9.0
     )
     assert all(rollout.finished for rollout in rollouts)
 
 
 def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
-    crew, (client,) = make_crew(4)
+    pool, (client,) = make_crew(4)
 
     async def scene() -> float:
-        await gather([ask(crew), ask(crew), spare(crew), spare(crew)])
+        await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
         return asyncio.get_running_loop().time()
 
     assert run(scene()) == 1.0
@@ -375,11 +375,11 @@ def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
 
 
 def test_spare_places_wait_at_a_closed_door_too() -> None:
-    crew, (client,) = make_crew(4)
+    pool, (client,) = make_crew(4)
 
     async def scene() -> None:
-        await crew.generators[0].pause()
-        await spare(crew)
+        await pool.generators[0].pause()
+        await spare(pool)
 
     with pytest.raises(Deadlock):
         run(scene())
@@ -390,13 +390,13 @@ def test_spare_places_wait_at_a_closed_door_too() -> None:
 def test_a_failed_generator_is_left_out_and_another_goes_on_with_every_token(
     question: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    crew, (first, second) = make_crew(4, 4)
+    pool, (first, second) = make_crew(4, 4)
     lost: list[Generator] = []
-    crew.lost = lost.append
-    failing = crew.generators[0]
+    pool.on_evicted = lost.append
+    failing = pool.generators[0]
 
     async def scene() -> None:
-        asking = asyncio.create_task(ask(crew, seconds=9))
+        asking = asyncio.create_task(ask(pool, seconds=9))
         await asyncio.sleep(4.5)
         first.error = GeneratorError("generator 0: the stream broke")
         await asking
@@ -404,32 +404,32 @@ def test_a_failed_generator_is_left_out_and_another_goes_on_with_every_token(
     with caplog.at_level(logging.WARNING):
         run(scene())
     assert second.requests == [(1, 4), (1, 4)]  # behind the four tokens they had, each with a prompt of its own
-    assert lost == [failing] and failing.in_flight == 0 and crew.reissued == 2
-    assert len(crew.generators) == 1 and failing not in crew.generators
+    assert lost == [failing] and failing.in_flight == 0 and pool.reissued == 2
+    assert len(pool.generators) == 1 and failing not in pool.generators
     assert "the stream broke" in caplog.text and "has ended" in caplog.text and "out of memory" in caplog.text
 
 
 def test_what_no_generator_can_answer_is_an_error_and_takes_nobody_out() -> None:
-    crew, (client,) = make_crew(2)
+    pool, (client,) = make_crew(2)
     client.error = Refused("generator 0: /inference/v1/generate answered 400: no such token")
     with pytest.raises(Refused, match="no such token"):
-        run(ask(crew))
-    assert crew.generators[0].in_flight == 0 and crew.generators[0].open
+        run(ask(pool))
+    assert pool.generators[0].in_flight == 0 and pool.generators[0].open
 
 
 def test_without_a_generator_everybody_waits_for_a_newcomer_and_its_first_sync() -> None:
-    crew, (client,) = make_crew(4)
+    pool, (client,) = make_crew(4)
 
     async def scene() -> list[Rollout]:
-        asking = asyncio.create_task(ask(crew, seconds=6))
+        asking = asyncio.create_task(ask(pool, seconds=6))
         await asyncio.sleep(3.5)
-        crew.take_out(crew.generators[0], "it died")
+        pool.evict(pool.generators[0], "it died")
         await asyncio.sleep(1000)
-        crew.newcomers.append(make_generator(1, 4))
+        pool.pending.append(make_generator(1, 4))
         await asyncio.sleep(1000)
-        assert not crew.generators
-        await crew.take_in()
-        await resync(crew, 7)
+        assert not pool.generators
+        await pool.admit_pending()
+        await resync(pool, 7)
         return await asking
 
     for rollout in run(scene()):
@@ -437,24 +437,24 @@ def test_without_a_generator_everybody_waits_for_a_newcomer_and_its_first_sync()
 
 
 def test_a_newcomer_that_fails_before_its_first_sync_does_not_join() -> None:
-    crew, _ = make_crew(4)
+    pool, _ = make_crew(4)
     newcomer, lost = make_generator(1, 4), list[Generator]()
-    crew.lost = lost.append
-    crew.newcomers.append(newcomer)
-    crew.take_out(newcomer, "its process has ended")
-    run(crew.take_in())
-    assert lost == [newcomer] and len(crew.generators) == 1
+    pool.on_evicted = lost.append
+    pool.pending.append(newcomer)
+    pool.evict(newcomer, "its process has ended")
+    run(pool.admit_pending())
+    assert lost == [newcomer] and len(pool.generators) == 1
 
 
 def test_a_frozen_generator_gives_its_answers_up_when_it_is_taken_out() -> None:
-    crew, (first, second) = make_crew(4, 4)
+    pool, (first, second) = make_crew(4, 4)
 
     async def scene() -> None:
-        asking = asyncio.create_task(ask(crew, seconds=5))
+        asking = asyncio.create_task(ask(pool, seconds=5))
         await asyncio.sleep(2.5)
         first.frozen = True
         await asyncio.sleep(100)
-        crew.take_out(crew.generators[0], "no heartbeat")
+        pool.evict(pool.generators[0], "no heartbeat")
         await asking
 
     run(scene())
@@ -462,22 +462,22 @@ def test_a_frozen_generator_gives_its_answers_up_when_it_is_taken_out() -> None:
 
 
 def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back() -> None:
-    crew, (first, second) = make_crew(4, 4)
-    liar = crew.generators[0]
+    pool, (first, second) = make_crew(4, 4)
+    liar = pool.generators[0]
 
     async def scene() -> list[Rollout]:
-        short, long = (asyncio.create_task(ask(crew, seconds=seconds)) for seconds in (4, 9))
+        short, long = (asyncio.create_task(ask(pool, seconds=seconds)) for seconds in (4, 9))
         await asyncio.sleep(2.5)
-        crew.generators[1].open = False  # both are at the liar's
+        pool.generators[1].open = False  # both are at the liar's
         await liar.pause()
         await liar.resume(1)
         await asyncio.sleep(3)
         assert not short.done()  # its answers are written, but by weights that nobody has proved
-        crew.generators[1].open = True
-        await crew.settle({liar: "it does not compute what the policy computes"})
+        pool.generators[1].open = True
+        await pool.finish_sync({liar: "it does not compute what the policy computes"})
         return [*await short, *await long]
 
-    crew.generators[1].open = False
+    pool.generators[1].open = False
     for rollout in run(scene()):
         assert 1 not in rollout.versions
     assert [had for _, had in second.requests] == [2] * 4
@@ -485,9 +485,9 @@ def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back
 
 @pytest.mark.parametrize("event", ["its probe fails", "its process dies", "it leaves", "the run is told to end"])
 def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(event: str) -> None:
-    crew, _ = make_crew(4, 4)
-    crew.has_served = True
-    first, second = crew.generators
+    pool, _ = make_crew(4, 4)
+    pool.has_served = True
+    first, second = pool.generators
     first.client, second.client = Uneven(), Uneven()  # type: ignore[assignment]
     rollouts = [Rollout() for _ in range(3)]
 
@@ -497,7 +497,7 @@ def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(even
     async def scene() -> None:
         second.open = False
         prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
-        asking = asyncio.create_task(crew.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        asking = asyncio.create_task(pool.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
         await asyncio.sleep(1.5)
         assert [rollout.finished for rollout in rollouts] == [True, False, False]
         await first.pause()
@@ -506,16 +506,16 @@ def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(even
         assert [rollout.finished for rollout in rollouts] == [True, True, False]
         match event:
             case "its probe fails":
-                await crew.prove([first], fail)
+                await pool.verify([first], fail)
             case "its process dies":
-                crew.take_out(first, event)
+                pool.evict(first, event)
             case "it leaves":
-                crew.let_go(first, event)
+                pool.remove(first, event)
             case "the run is told to end":
-                await crew.drop_unproved(event)
+                await pool.drop_unverified(event)
         assert [rollout.finished for rollout in rollouts] == [True, False, False]
         second.open = True
-        crew.desk.send_soon()
+        pool.requests.send_soon()
         await asking
 
     run(scene())
@@ -524,18 +524,18 @@ def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(even
 
 
 def test_a_run_that_ends_within_a_sync_keeps_nothing_unproved_and_nothing_comes_behind() -> None:
-    crew, (client,) = make_crew(4)
+    pool, (client,) = make_crew(4)
     rollouts = [Rollout(), Rollout()]
 
     async def scene() -> None:
         prompt = Prompt(id=0, token_ids=[9], text="")
         sampling = Sampling(n=2, max_tokens=TOKENS)
-        asking = asyncio.create_task(crew.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        asking = asyncio.create_task(pool.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
         await asyncio.sleep(2.5)
-        await crew.generators[0].pause()
-        await crew.generators[0].resume(1)
+        await pool.generators[0].pause()
+        await pool.generators[0].resume(1)
         await asyncio.sleep(3)
-        await crew.drop_unproved("The run ended within a sync.")
+        await pool.drop_unverified("The run ended within a sync.")
         await asyncio.sleep(3)
         asking.cancel()
 
@@ -545,16 +545,16 @@ def test_a_run_that_ends_within_a_sync_keeps_nothing_unproved_and_nothing_comes_
 
 
 def test_what_was_written_before_a_probe_that_passed_counts() -> None:
-    crew, (client,) = make_crew(4)
+    pool, (client,) = make_crew(4)
 
     async def scene() -> list[Rollout]:
-        asking = asyncio.create_task(ask(crew, seconds=4))
+        asking = asyncio.create_task(ask(pool, seconds=4))
         await asyncio.sleep(2.5)
-        await crew.generators[0].pause()
-        await crew.generators[0].resume(1)
+        await pool.generators[0].pause()
+        await pool.generators[0].resume(1)
         await asyncio.sleep(10)
         assert not asking.done()
-        crew.generators[0].prove()
+        pool.generators[0].verify()
         return await asking
 
     for rollout in run(scene()):
@@ -563,13 +563,13 @@ def test_what_was_written_before_a_probe_that_passed_counts() -> None:
 
 
 def test_a_cancelled_answer_gives_its_places_back_and_ends_its_requests() -> None:
-    crew, (client,) = make_crew(2)
+    pool, (client,) = make_crew(2)
 
     async def scene() -> None:
-        first = asyncio.create_task(ask(crew, seconds=10**6))
+        first = asyncio.create_task(ask(pool, seconds=10**6))
         await asyncio.sleep(1)
         first.cancel()
-        await ask(crew)
+        await ask(pool)
 
     run(scene())
     assert len(client.asked) == 2 and client.writing == 0

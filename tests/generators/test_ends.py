@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 OWNER = """
 import json, sys, time
 from pathlib import Path
-from lrl.generators import keeper
+from lrl.generators import supervisor
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 model, folder, settings, until = sys.argv[1:]
@@ -43,7 +43,7 @@ server = Server(model, ServerSettings(**json.loads(settings)), "nccl", [], Path(
 server.start()
 if until == "ready":
     server.wait_ready()
-print(server._keeper.pid, flush=True)
+print(server._supervisor.pid, flush=True)
 time.sleep(600)
 """
 
@@ -135,8 +135,8 @@ def test_stop_leaves_nothing(model: Path, tmp_path: Path, seen: Seen) -> None:
     server = Server(str(model), ServerSettings(**SETTINGS), BACKEND, [], tmp_path, 0, "ends")
     server.start()
     server.wait_ready()
-    assert server._keeper is not None
-    assert seen.look(server._keeper.pid) >= 4, "the keeper, the API server, the engine and its worker"
+    assert server._supervisor is not None
+    assert seen.look(server._supervisor.pid) >= 4, "the supervisor, the API server, the engine and its worker"
     assert seen.shared, "the engine and its worker talk through shared memory"
     server.stop()
 

@@ -85,9 +85,9 @@ def test_a_process_that_ended_is_taken_out_and_its_replacement_waits_for_a_sync(
     made, servers = fleet
     survivor, lost = made.rollouts.generators
     servers[1].alive = False
-    until(lambda: bool(made.rollouts.newcomers))
+    until(lambda: bool(made.rollouts.pending))
     assert made.rollouts.generators == [survivor] and "its process has ended" in (lost.out or "")
-    (newcomer,) = made.rollouts.newcomers
+    (newcomer,) = made.rollouts.pending
     assert newcomer is not lost and newcomer.server is lost.server and newcomer in made.generators
     assert not newcomer.open and newcomer.version == -1 and made.restarts == 1
     assert len(servers[1].starts) == servers[1].looks == 2
@@ -99,7 +99,7 @@ def test_a_replacement_that_fails_is_started_again_after_ever_longer_pauses(
     made, servers = fleet
     servers[1].failing = 3
     servers[1].alive = False
-    until(lambda: bool(made.rollouts.newcomers))
+    until(lambda: bool(made.rollouts.pending))
     starts = servers[1].starts
     pauses = [after - before for before, after in zip(starts[1:], starts[2:], strict=False)]
     assert len(starts) == 5 and pauses[0] >= 0.02 and pauses[1] >= 0.04 and pauses[2] >= 0.08
@@ -113,29 +113,29 @@ def test_a_run_without_a_generator_says_so_and_ends_when_its_patience_does(
         server.failing = 10**6
         server.alive = False
     until(lambda: not made.rollouts.generators)
-    made.patience.expect_one(made.rollouts)
+    made.patience.check_outage(made.rollouts)
     assert "No generator is left" not in caplog.text  # it never served: its first sync is still to come
     made.rollouts.has_served = True
-    made.patience.expect_one(made.rollouts)
+    made.patience.check_outage(made.rollouts)
     assert "No generator is left; waiting" in caplog.text
     time.sleep(0.06)
     with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
-        made.patience.expect_one(made.rollouts)
+        made.patience.check_outage(made.rollouts)
 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["seen by a look", "between two looks"])
 def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, list[ModelServer]], looked: bool) -> None:
     made, _ = fleet
     made.rollouts.has_served = True
-    made.patience.expect_one(made.rollouts)
+    made.patience.check_outage(made.rollouts)
     time.sleep(0.06)
     made.rollouts.generators[0].open = True
     if looked:
-        made.patience.expect_one(made.rollouts)
+        made.patience.check_outage(made.rollouts)
     else:
-        made.call(made.rollouts.settle({}), "a sync that went well")
+        made.call(made.rollouts.finish_sync({}), "a sync that went well")
     made.rollouts.generators[0].open = False
-    made.patience.expect_one(made.rollouts)
+    made.patience.check_outage(made.rollouts)
     time.sleep(0.06)
     with pytest.raises(NoGenerators):
-        made.patience.expect_one(made.rollouts)
+        made.patience.check_outage(made.rollouts)

@@ -1,4 +1,4 @@
-"""The keeper with a stand-in for vLLM: a small tree of processes with the same bad habits, quick to start."""
+"""The supervisor with a stand-in for vLLM: a small tree of processes with the same bad habits, quick to start."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ time.sleep(600)
 
 OWNER = """
 import os, subprocess, sys, time
-keeper = subprocess.Popen([sys.argv[1], *sys.argv[3:5], str(os.getpid()), *sys.argv[5:]], stdin=subprocess.PIPE)
+supervisor = subprocess.Popen([sys.argv[1], *sys.argv[3:5], str(os.getpid()), *sys.argv[5:]], stdin=subprocess.PIPE)
 if sys.argv[2] == "forks" and (copy := os.fork()) > 0:
     print(copy, flush=True)
 time.sleep(600)
 """
-"""A trainer that starts a keeper; when it forks, a second process holds the pipe too."""
+"""A trainer that starts a supervisor; when it forks, a second process holds the pipe too."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Run:
         return supervisor.SHM / f"lrl-{self.id}-weights"
 
     def command(self, owner: int, *program: str) -> list[str]:
-        """The keeper's command line."""
+        """The supervisor's command line."""
         program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
         return [
             sys.executable,
@@ -84,7 +84,7 @@ class Run:
         ]
 
     def start(self, *program: str) -> subprocess.Popen[bytes]:
-        """A keeper whose owner is this test."""
+        """A supervisor whose owner is this test."""
         command, environment = self.command(os.getpid(), *program), {**os.environ, "TMPDIR": str(self.folder)}
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
 
@@ -121,7 +121,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Its command line: the keeper's own until it has become its program."""
+    """Its command line: the supervisor's own until it has become its program."""
     try:
         return [] if supervisor.__file__ in process.cmdline() else process.cmdline()
     except psutil.NoSuchProcess:
@@ -140,13 +140,13 @@ def ask(keeping: subprocess.Popen[bytes]) -> None:
     keeping.stdin.close()
 
 
-@pytest.mark.parametrize("end", ["asked", "SIGTERM to the keeper", "SIGKILL to the root"])
+@pytest.mark.parametrize("end", ["asked", "SIGTERM to the supervisor", "SIGKILL to the root"])
 def test_nothing_of_the_tree_is_left_and_the_runs_own_files_stay(end: str, run: Run) -> None:
     keeping = run.start()
     root, orphan = run.tree()
     if end == "asked":
         ask(keeping)
-    elif end == "SIGTERM to the keeper":
+    elif end == "SIGTERM to the supervisor":
         keeping.terminate()
     else:
         time.sleep(3 * supervisor.LOOK_S)  # its shared memory is known only once it was looked at
@@ -178,7 +178,7 @@ def test_the_root_ends_when_the_keeper_is_killed(run: Run) -> None:
     scratch = root.environ()["TMPDIR"]
     keeping.kill()
     wait_for(lambda: gone(root), "the end of the root")
-    assert os.path.isdir(scratch), "with the keeper killed nobody removes the root's temporary folder"
+    assert os.path.isdir(scratch), "with the supervisor killed nobody removes the root's temporary folder"
     os.rmdir(scratch)
 
 

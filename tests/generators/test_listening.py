@@ -223,8 +223,8 @@ def test_the_token_is_asked_for_on_every_address(tls_server: LentServer) -> None
 
 
 def test_only_the_guarded_port_is_open_to_other_machines(tls_server: LentServer) -> None:
-    keeper = psutil.Process(tls_server.server._keeper.pid)
-    ports = [port for process in keeper.children(recursive=True) for port in process.net_connections("tcp")]
+    supervisor = psutil.Process(tls_server.server._supervisor.pid)
+    ports = [port for process in supervisor.children(recursive=True) for port in process.net_connections("tcp")]
     open_ports = {port.laddr for port in ports if port.status == psutil.CONN_LISTEN}
     assert ("0.0.0.0", tls_server.port) in open_ports and len(open_ports) > 1
     assert {ip for ip, port in open_ports if port != tls_server.port} == {"127.0.0.1"}

@@ -20,7 +20,7 @@ Traceback (most recent call last):
   File "utils.py", line 1431, in wait_for_engine_startup
     raise RuntimeError(
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-2026-11-23 02:35:37,917 keeper: EXITED after exit status 1; ending []
+2026-11-23 02:35:37,917 supervisor: EXITED after exit status 1; ending []
 """
 TOO_LONG = """\
 (APIServer pid=77) INFO 11-23 02:33:01 [utils.py:9] Error handling is on: see Exception hooks
@@ -30,17 +30,17 @@ Traceback (most recent call last):
 pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
   Value error, User-specified max_model_len (100000) is greater than 2048. [type=value_error, input_value=ArgsKwargs(()]
     For further information visit https://errors.pydantic.dev/2.14/v/value_error
-2026-11-23 02:33:07,858 keeper: EXITED after exit status 1; ending []
+2026-11-23 02:33:07,858 supervisor: EXITED after exit status 1; ending []
 """
 WRONG_FLAG = """\
                      [--enable-log-requests | --no-enable-log-requests]
                      [model_tag]
 api_server.py: error: unrecognized arguments: --no-such-flag
-2026-11-23 02:33:51,540 keeper: EXITED after exit status 2; ending []
+2026-11-23 02:33:51,540 supervisor: EXITED after exit status 2; ending []
 """
 KILLED = """\
 (APIServer pid=77) INFO 11-23 02:33:01 [utils.py:9] loading weights
-2026-11-23 02:33:51,540 keeper: EXITED after signal 9; ending []
+2026-11-23 02:33:51,540 supervisor: EXITED after signal 9; ending []
 """
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from lrl.runtime.cpu_affinity import Quarters
+from lrl.runtime.cpu_affinity import CpuPinning
 from lrl.runtime.event_loop import LoopThread
 
 EVERY = os.sched_getaffinity(0)
@@ -49,8 +49,8 @@ def cores(process: psutil.Process) -> list[set[int]]:
 
 
 def test_every_thread_keeps_to_the_cores_but_while_they_are_open(program: psutil.Popen, thread: int) -> None:
-    quarters = Quarters(SOME, thread)
-    quarters.take_in(0, [program])
+    quarters = CpuPinning(SOME, thread)
+    quarters.set_processes(0, [program])
     quarters.keep()
     assert cores(program) == [SOME, SOME] and os.sched_getaffinity(thread) == SOME
     with pytest.raises(KeyboardInterrupt), quarters.open():
@@ -62,8 +62,8 @@ def test_every_thread_keeps_to_the_cores_but_while_they_are_open(program: psutil
 
 def test_without_cores_nothing_is_moved(program: psutil.Popen, thread: int) -> None:
     program.cpu_affinity(list(SOME))
-    quarters = Quarters((), thread)
-    quarters.take_in(0, [program])
+    quarters = CpuPinning((), thread)
+    quarters.set_processes(0, [program])
     with quarters.open():
         assert SOME in cores(program) and os.sched_getaffinity(thread) == EVERY
 
@@ -71,9 +71,9 @@ def test_without_cores_nothing_is_moved(program: psutil.Popen, thread: int) -> N
 def test_a_process_that_has_ended_or_was_replaced_is_passed_over(program: psutil.Popen, thread: int) -> None:
     ended = psutil.Popen([sys.executable, "-c", ""])
     ended.wait()
-    quarters = Quarters(SOME, thread)
-    quarters.take_in(0, [program])
-    quarters.take_in(0, [ended])
+    quarters = CpuPinning(SOME, thread)
+    quarters.set_processes(0, [program])
+    quarters.set_processes(0, [ended])
     quarters.keep()
     assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == SOME
 
@@ -84,7 +84,7 @@ def test_a_machine_that_binds_nothing_is_told_once_and_the_run_goes_on(
     def refuse(*words: object) -> None:
         raise PermissionError("not allowed")
 
-    quarters = Quarters(SOME, thread)
+    quarters = CpuPinning(SOME, thread)
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     for _ in range(2):
         quarters.keep()

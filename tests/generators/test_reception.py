@@ -20,13 +20,13 @@ from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.membership import admission
 from lrl.membership.admission import JoinedServer
-from lrl.membership.registry import Address, Register, Standing, Terms
+from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
 from lrl.planning.simulator.clock import run
 from tests.generators.test_crew import ModelClient, ask, resync
 from tests.generators.test_fleet import ModelServer, until
 
 TOKEN = "the-token-of-this-run"
-TERMS = Terms("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=2)
+TERMS = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=2)
 
 
 class LiveRun:
@@ -38,22 +38,24 @@ class LiveRun:
             server.token = TOKEN
         self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
-        admission.admit_others(self.fleet, Register(folder), TERMS)
-        self.others = Register(folder)
+        admission.admit_others(self.fleet, Registry(folder), TERMS)
+        self.others = Registry(folder)
         self.sync(0)
 
     def begin_sync(self) -> None:
-        self.fleet.call(self.fleet.rollouts.take_in(), "the beginning of a sync")
+        self.fleet.call(self.fleet.rollouts.admit_pending(), "the beginning of a sync")
 
     def end_sync(self, version: int, failing: Generator | None = None) -> None:
-        async def prove() -> None:
+        async def verify() -> None:
             for generator in self.fleet.rollouts.generators:
                 if generator is not failing:
                     generator.version = version
-                    generator.prove()
-            await self.fleet.rollouts.settle({failing: "it does not compute what the policy does"} if failing else {})
+                    generator.verify()
+            await self.fleet.rollouts.finish_sync(
+                {failing: "it does not compute what the policy does"} if failing else {}
+            )
 
-        self.fleet.call(prove(), "a model of a sync")
+        self.fleet.call(verify(), "a model of a sync")
 
     def sync(self, version: int) -> None:
         self.begin_sync()
@@ -63,15 +65,15 @@ class LiveRun:
         """One that has joined and waits for a sync."""
         number = self.others.claim(TERMS.generators)
         self.others.announce(number, Address("http://127.0.0.1:1"))
-        until(lambda: bool(self.fleet.rollouts.newcomers))
-        until(lambda: self.others.standing(number) == Standing("waits"))
-        return number, self.fleet.rollouts.newcomers[0]
+        until(lambda: bool(self.fleet.rollouts.pending))
+        until(lambda: self.others.status(number) == MemberStatus("waits"))
+        return number, self.fleet.rollouts.pending[0]
 
     def serving(self, version: int = 7) -> tuple[int, Generator]:
         """One that has joined and serves."""
         number, generator = self.newcomer()
         self.sync(version)
-        until(lambda: self.others.standing(number) == Standing("serves", version))
+        until(lambda: self.others.status(number) == MemberStatus("serves", version))
         return number, generator
 
     def wish_to_leave(self, number: int) -> str:
@@ -101,7 +103,7 @@ def test_a_generator_joins_at_a_sync_and_serves_with_the_token_in_no_file(live: 
     assert number == 2 and newcomer.server.token == TOKEN and newcomer.capacity == 4
     assert not newcomer.open and newcomer not in live.fleet.rollouts.generators and live.fleet.joined == 0
     live.sync(7)
-    until(lambda: live.others.standing(number) == Standing("serves", 7))
+    until(lambda: live.others.status(number) == MemberStatus("serves", 7))
     until(lambda: live.fleet.joined == 1)
     assert newcomer in live.fleet.rollouts.serving and live.fleet.alive == 3
     files = [path.read_text() for path in tmp_path.rglob("*.json")]
@@ -112,7 +114,7 @@ def test_a_newcomer_whose_probe_fails_never_serves_and_is_not_started_again(live
     number, newcomer = live.newcomer()
     live.begin_sync()
     live.end_sync(7, failing=newcomer)
-    until(lambda: live.others.standing(number) == Standing("refused", -1, "it does not compute what the policy does"))
+    until(lambda: live.others.status(number) == MemberStatus("refused", -1, "it does not compute what the policy does"))
     until(lambda: newcomer not in live.fleet.generators)
     assert newcomer.served_from is None and live.fleet.alive == 2
     assert (live.fleet.joined, live.fleet.left, live.fleet.restarts) == (0, 0, 0)
@@ -125,21 +127,21 @@ def test_a_newcomer_with_another_token_is_told_so(live: LiveRun, monkeypatch: py
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", refuses)
     number = live.others.claim(2)
     live.others.announce(number, Address("http://127.0.0.1:1"))
-    until(lambda: (live.others.standing(number) or Standing("")).state == "refused")
-    assert "401" in live.others.standing(number).why and not live.fleet.rollouts.newcomers  # type: ignore[union-attr]
+    until(lambda: (live.others.status(number) or MemberStatus("")).state == "refused")
+    assert "401" in live.others.status(number).why and not live.fleet.rollouts.pending  # type: ignore[union-attr]
 
 
 def test_a_certificate_that_is_none_refuses_its_generator_and_no_other(live: LiveRun) -> None:
     number = live.others.claim(2)
     live.others.announce(number, Address("https://127.0.0.1:1", "certificate", "no certificate"))
-    until(lambda: (live.others.standing(number) or Standing("")).state == "refused")
+    until(lambda: (live.others.status(number) or MemberStatus("")).state == "refused")
     assert live.newcomer()[0] == number + 1
 
 
 def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: LiveRun) -> None:
     number, generator = live.serving()
     live.others.withdraw(number)
-    until(lambda: (live.others.standing(number) or Standing("")).state == "lost")
+    until(lambda: (live.others.status(number) or MemberStatus("")).state == "lost")
     until(lambda: live.fleet.left == 1)
     assert "its process has ended" in (generator.out or "") and len(live.fleet.generators) == 2
     assert live.fleet.restarts == 0 and [len(server.starts) for server in live.servers] == [1, 1]
@@ -156,13 +158,13 @@ def test_whose_process_is_gone_without_a_word_is_known_to_be_dead(live: LiveRun)
 
 def test_who_leaves_is_out_for_good_and_its_process_ends_if_the_run_had_started_it(live: LiveRun) -> None:
     number, joined = live.serving()
-    assert live.wish_to_leave(number) == "" and live.others.standing(number) == Standing("left", 7)
+    assert live.wish_to_leave(number) == "" and live.others.status(number) == MemberStatus("left", 7)
     assert live.wish_to_leave(0) == "" and not live.servers[0].alive and live.servers[1].alive
     assert [generator.server.number for generator in live.fleet.generators] == [1] and live.fleet.left == 2
     live.sync(8)
     assert live.fleet.alive == 1 and len(live.servers[0].starts) == 1
     assert joined.out == "generator 2 has left the run."
-    assert live.others.standing(number) == Standing("left", 7), "and not lost"
+    assert live.others.status(number) == MemberStatus("left", 7), "and not lost"
 
 
 def test_the_last_one_that_serves_stays_and_so_does_who_is_unknown(live: LiveRun) -> None:
@@ -183,7 +185,7 @@ def test_nobody_leaves_in_the_middle_of_a_sync(live: LiveRun) -> None:
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
     assert looks.wait(60) and live.others.refusal(number) is None and generator.out is None
     live.end_sync(8)
-    until(lambda: live.others.standing(number) == Standing("left", 8))
+    until(lambda: live.others.status(number) == MemberStatus("left", 8))
 
 
 def test_an_address_that_others_could_have_written_is_not_called(
@@ -197,8 +199,8 @@ def test_an_address_that_others_could_have_written_is_not_called(
     forged.with_suffix(".draft").rename(forged)
     until(lambda: "generator-5.json is not believed" in caplog.text)
     live.newcomer()
-    assert [generator.server.number for generator in live.fleet.rollouts.newcomers] == [2]
-    assert caplog.text.count("is not believed") == 1 and live.others.standing(5) is None
+    assert [generator.server.number for generator in live.fleet.rollouts.pending] == [2]
+    assert caplog.text.count("is not believed") == 1 and live.others.status(5) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -222,7 +224,7 @@ def test_leaving_loses_no_token_and_no_answer(
             generator.client = ModelClient()  # type: ignore[assignment]
             generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
         await resync(fleet.rollouts, 0)
-        events = [(moment, fleet.let_go(one)) for moment, one in zip(leaves, fleet.generators[1:], strict=True)]
+        events = [(moment, fleet.remove(one)) for moment, one in zip(leaves, fleet.generators[1:], strict=True)]
         events += [(moment, resync(fleet.rollouts, moment)) for moment in syncs]
 
         async def later(moment: int, work: Any) -> None:

@@ -15,92 +15,92 @@ from lrl.generators.settings import ServerSettings
 from lrl.membership import join
 from lrl.membership import registry as register_module
 from lrl.membership.discovery import NotRunning
-from lrl.membership.registry import Address, Register, Terms
+from lrl.membership.registry import Address, JoinSpec, Registry
 from lrl.runtime import process_identity
 from lrl.runtime.owner_only_files import NotBelieved
-from lrl.runtime.process_identity import Whereabouts
+from lrl.runtime.process_identity import ProcessIdentity
 from tests.certificates import self_signed
 
-ELSEWHERE = Whereabouts(machine="another one", pid=1, started=1)
-OWN = join.Own([], {})
+ELSEWHERE = ProcessIdentity(machine="another one", pid=1, started=1)
+OWN = join.LocalOverrides([], {})
 
 
-def terms_of(transport: str = "shared_memory", **fields: object) -> Terms:
+def terms_of(transport: str = "shared_memory", **fields: object) -> JoinSpec:
     defaults = {"run_id": "ab12", "on_cpu": True, "generators": 1}
-    return Terms("base", asdict(ServerSettings()), transport, **defaults | fields)  # type: ignore[arg-type]
+    return JoinSpec("base", asdict(ServerSettings()), transport, **defaults | fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Register:
-    register = Register(tmp_path)
-    register.open(terms_of())
-    return register
+def opened(tmp_path: Path) -> Registry:
+    registry = Registry(tmp_path)
+    registry.open(terms_of())
+    return registry
 
 
-def test_what_is_written_is_read_again_and_closed_to_all_others(opened: Register, tmp_path: Path) -> None:
-    assert Register(tmp_path).terms() == terms_of()
+def test_what_is_written_is_read_again_and_closed_to_all_others(opened: Registry, tmp_path: Path) -> None:
+    assert Registry(tmp_path).spec() == terms_of()
     assert (tmp_path / "fleet").stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in (tmp_path / "fleet").iterdir()] == [0o600]
 
 
 @pytest.mark.parametrize("mode", [0o622, 0o640, 0o604])
-def test_an_open_file_is_not_believed(opened: Register, tmp_path: Path, mode: int) -> None:
+def test_an_open_file_is_not_believed(opened: Registry, tmp_path: Path, mode: int) -> None:
     (tmp_path / "fleet" / "run.json").chmod(mode)
     with pytest.raises(NotRunning, match=rf"run.json is not believed.*{mode:04o}"):
-        Register(tmp_path).terms()
+        Registry(tmp_path).spec()
 
 
-def test_nothing_in_an_open_folder_is_believed(opened: Register, tmp_path: Path) -> None:
+def test_nothing_in_an_open_folder_is_believed(opened: Registry, tmp_path: Path) -> None:
     (tmp_path / "fleet").chmod(0o777)
     with pytest.raises(NotRunning, match="fleet is not believed.*0777"):
-        Register(tmp_path).terms()
+        Registry(tmp_path).spec()
     with pytest.raises(NotBelieved):
         opened.look()
 
 
-def test_another_users_file_is_not_believed(opened: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_file_is_not_believed(opened: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fleet" / "generator-1.json").write_text("{}")
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     with pytest.raises(NotRunning, match=f"is not believed.*of user {me}"):
-        Register(tmp_path).terms()
+        Registry(tmp_path).spec()
     with pytest.raises(NotBelieved):
-        Register(tmp_path).open(terms_of())
+        Registry(tmp_path).open(terms_of())
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(opened: Register, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed(opened: Registry, tmp_path: Path) -> None:
     (tmp_path / "fleet" / "run.json").rename(tmp_path / "mine.json")
     (tmp_path / "fleet" / "run.json").symlink_to(tmp_path / "mine.json")
     with pytest.raises(NotRunning, match="symbolic link"):
-        Register(tmp_path).terms()
+        Registry(tmp_path).spec()
 
 
-def test_a_file_of_another_release_names_the_remedy(opened: Register, tmp_path: Path) -> None:
+def test_a_file_of_another_release_names_the_remedy(opened: Registry, tmp_path: Path) -> None:
     opened.files.write("run.json", {"model": "base"})
     with pytest.raises(NotRunning, match="use the release of the run"):
-        Register(tmp_path).terms()
+        Registry(tmp_path).spec()
 
 
-def test_of_two_that_want_a_number_each_has_its_own(opened: Register) -> None:
-    assert [Register(opened.run).claim(1) for _ in range(3)] == [1, 2, 3]
+def test_of_two_that_want_a_number_each_has_its_own(opened: Registry) -> None:
+    assert [Registry(opened.run).claim(1) for _ in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     "age", [lambda own: replace(own, started=1), lambda own: replace(own, pid=2**22 + 1)], ids=["pid again", "no pid"]
 )
 def test_a_run_that_was_killed_is_told_from_one_that_goes_on(
-    tmp_path: Path, age: Callable[[Whereabouts], Whereabouts]
+    tmp_path: Path, age: Callable[[ProcessIdentity], ProcessIdentity]
 ) -> None:
-    register = Register(tmp_path)
-    register.open(terms_of(owner=age(Whereabouts())))
+    registry = Registry(tmp_path)
+    registry.open(terms_of(owner=age(ProcessIdentity())))
     with pytest.raises(NotRunning, match="its run has ended"):
-        register.terms()
-    assert not register.goes_on(terms_of())
+        registry.spec()
+    assert not registry.goes_on(terms_of())
 
 
 def test_a_process_that_nobody_has_collected_yet_has_ended() -> None:
     child = subprocess.Popen(["sleep", "600"])
-    whose = Whereabouts(pid=child.pid, started=process_identity.started(child.pid))
+    whose = ProcessIdentity(pid=child.pid, started=process_identity.started(child.pid))
     assert not whose.ended
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -108,13 +108,13 @@ def test_a_process_that_nobody_has_collected_yet_has_ended() -> None:
     child.wait()
 
 
-def test_a_run_goes_on_until_it_closes_its_register_or_another_one_opens_it(opened: Register) -> None:
-    terms, seen = opened.terms(), Register(opened.run)
-    assert seen.goes_on(terms)
+def test_a_run_goes_on_until_it_closes_its_register_or_another_one_opens_it(opened: Registry) -> None:
+    spec, seen = opened.spec(), Registry(opened.run)
+    assert seen.goes_on(spec)
     opened.open(terms_of(run_id="cd34"))
-    assert not seen.goes_on(terms)
+    assert not seen.goes_on(spec)
     opened.close()
-    assert not seen.goes_on(terms) and not (opened.run / "fleet").exists()
+    assert not seen.goes_on(spec) and not (opened.run / "fleet").exists()
 
 
 def test_a_run_elsewhere_has_ended_when_it_shows_nothing_for_long(
@@ -122,19 +122,19 @@ def test_a_run_elsewhere_has_ended_when_it_shows_nothing_for_long(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(register_module.time, "monotonic", lambda: now[0])
-    run, seen = Register(tmp_path), Register(tmp_path)
+    run, seen = Registry(tmp_path), Registry(tmp_path)
     run.open(terms_of(owner=ELSEWHERE))
-    terms = seen.terms()
+    spec = seen.spec()
     for _ in range(100):
         now[0] += register_module.SILENT_S / 4
         run.look()
-        assert seen.goes_on(terms)
+        assert seen.goes_on(spec)
     now[0] += register_module.SILENT_S * 1.1
-    assert not seen.goes_on(terms)
+    assert not seen.goes_on(spec)
 
 
 def test_from_another_machine_the_token_comes_from_the_environment_and_goes_no_further(
-    opened: Register, monkeypatch: pytest.MonkeyPatch
+    opened: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LRL_TOKEN", "brought along")
     assert opened.token(terms_of(owner=ELSEWHERE)) == "brought along"
@@ -144,7 +144,7 @@ def test_from_another_machine_the_token_comes_from_the_environment_and_goes_no_f
 
 
 def test_where_nobody_can_type_the_token_the_error_says_how_to_bring_it(
-    opened: Register, monkeypatch: pytest.MonkeyPatch
+    opened: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_keyboard(prompt: str) -> str:
         raise EOFError
@@ -156,33 +156,43 @@ def test_where_nobody_can_type_the_token_the_error_says_how_to_bring_it(
             opened.token(terms_of(owner=ELSEWHERE))
 
 
-def test_on_the_runs_machine_nobody_types_a_token(opened: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_runs_machine_nobody_types_a_token(opened: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRL_TOKEN", "of another run")
     with pytest.raises(NotRunning, match="none of them is running here"):
         opened.token(terms_of())
 
 
 @pytest.mark.parametrize(
-    ("terms", "own", "remedy"),
+    ("spec", "own", "remedy"),
     [
         (terms_of("ipc"), OWN, "generator_devices above 0"),
         (terms_of("shared_memory", owner=ELSEWHERE), OWN, "weight_transfer: nccl"),
         (terms_of("nccl", on_cpu=False), OWN, "--devices .not given.*are on GPUs"),
-        (terms_of(), join.Own([0], {}), "--devices 0: .*leave it out"),
-        (terms_of("nccl", on_cpu=False, owner=ELSEWHERE), join.Own([0], {}), "--host .not given"),
-        (terms_of("nccl", on_cpu=False, owner=ELSEWHERE), join.Own([0], {"host": "0.0.0.0"}), "--host 0.0.0.0"),
-        (terms_of("nccl", on_cpu=False, owner=ELSEWHERE), join.Own([0], {"host": "10.0.0.7"}), "insecure: true"),
+        (terms_of(), join.LocalOverrides([0], {}), "--devices 0: .*leave it out"),
+        (terms_of("nccl", on_cpu=False, owner=ELSEWHERE), join.LocalOverrides([0], {}), "--host .not given"),
+        (
+            terms_of("nccl", on_cpu=False, owner=ELSEWHERE),
+            join.LocalOverrides([0], {"host": "0.0.0.0"}),
+            "--host 0.0.0.0",
+        ),
+        (
+            terms_of("nccl", on_cpu=False, owner=ELSEWHERE),
+            join.LocalOverrides([0], {"host": "10.0.0.7"}),
+            "insecure: true",
+        ),
     ],
 )
-def test_what_cannot_join_is_told_before_it_starts(terms: Terms, own: join.Own, remedy: str, tmp_path: Path) -> None:
+def test_what_cannot_join_is_told_before_it_starts(
+    spec: JoinSpec, own: join.LocalOverrides, remedy: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=remedy):
-        join.settings_here(tmp_path, terms, own)
+        join.settings_here(tmp_path, spec, own)
 
 
 def test_all_that_must_agree_comes_from_the_run_and_where_it_listens_from_here(tmp_path: Path) -> None:
     asked = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"seed": 3})
-    terms = replace(terms_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
-    found = join.settings_here(tmp_path, terms, join.Own([0], {"host": "10.0.0.7", "insecure": True}))
+    spec = replace(terms_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
+    found = join.settings_here(tmp_path, spec, join.LocalOverrides([0], {"host": "10.0.0.7", "insecure": True}))
     assert found == replace(asked, host="10.0.0.7", insecure=True)
 
 

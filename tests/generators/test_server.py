@@ -201,8 +201,8 @@ def test_a_generator_goes_behind_a_trainer_with_its_own_half_of_the_cores_and_sh
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     scripted.start()
     scripted.wait_ready()
-    assert scripted._keeper is not None
-    (generator,) = psutil.Process(scripted._keeper.pid).children()
+    assert scripted._supervisor is not None
+    (generator,) = psutil.Process(scripted._supervisor.pid).children()
     assert generator.nice() == min(19, psutil.Process().nice() + lower)
 
 
@@ -239,12 +239,12 @@ def test_a_keeper_that_hangs_is_killed_with_all_it_keeps(tmp_path: Path) -> None
     server = build(tmp_path, Scripted, stop_timeout_s=0.5)
     server.start()
     server.wait_ready()
-    assert server._keeper is not None
-    scratch = psutil.Process(server._keeper.pid).children()[0].environ()["TMPDIR"]
-    os.kill(server._keeper.pid, signal.SIGSTOP)
+    assert server._supervisor is not None
+    scratch = psutil.Process(server._supervisor.pid).children()[0].environ()["TMPDIR"]
+    os.kill(server._supervisor.pid, signal.SIGSTOP)
     server.stop()
-    os.rmdir(scratch)  # a killed keeper cannot
-    wait_for(lambda: refuses(server.port), 60.0, "the end of what the keeper kept")
+    os.rmdir(scratch)  # a killed supervisor cannot
+    wait_for(lambda: refuses(server.port), 60.0, "the end of what the supervisor kept")
 
 
 def refuses(port: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.planning.simulator.length_sampling import Lognormal, Runs, Seen, fill
+from lrl.planning.simulator.length_sampling import Lognormal, ObservedLengths, Runs, fill
 from lrl.types import Rollout
 
 
@@ -32,7 +32,7 @@ def test_the_share_of_the_variance_between_prompts_is_what_it_is_set_to(share: f
 def test_lengths_have_the_distribution_they_are_drawn_from() -> None:
     drawn = [length for n in range(2000) for length in Lognormal(100, 1.0, 800).of(n, n, 4)]
     assert median(drawn) == pytest.approx(100, rel=0.05) and max(drawn) == 800 and min(drawn) >= 1
-    seen = [length for n in range(2000) for length in Seen([1, 7, 7, 50], seed=1).of(n, n, 4)]
+    seen = [length for n in range(2000) for length in ObservedLengths([1, 7, 7, 50], seed=1).of(n, n, 4)]
     assert set(seen) == {1, 7, 50} and sum(length == 7 for length in seen) / 8000 == pytest.approx(0.5, abs=0.05)
 
 
@@ -55,4 +55,4 @@ def test_a_distribution_that_cannot_be_is_refused(wrong: dict[str, float]) -> No
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Lognormal(**{"median": 100, "sigma": 1.0, "longest": 800} | wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there must be some"):
-        Seen([])
+        ObservedLengths([])

@@ -12,7 +12,7 @@ from lrl.cli.main import main
 from lrl.planning.planner.recipe import THROUGHPUT, TIMELINE, with_timeline
 from lrl.planning.profiling.timeline import Record, StepRecord, write
 from lrl.planning.simulator.compare import PARTS, read_run
-from lrl.planning.simulator.length_sampling import Lognormal, Replayed
+from lrl.planning.simulator.length_sampling import Lognormal, ReplayedLengths
 from lrl.planning.simulator.simulate import Simulation
 from tests.planning.test_fit import GENERATOR, TRAINER
 
@@ -93,7 +93,7 @@ def off_by(printed: str, row: str) -> float:
 
 
 def test_answers_are_replayed_group_by_group_and_behind_them_are_like_them() -> None:
-    lengths = Replayed([[3, 9], [7, 7]])
+    lengths = ReplayedLengths([[3, 9], [7, 7]])
     assert [lengths.of(prompt=5, index=index, answers=2) for index in (0, 1)] == [[3, 9], [7, 7]]
     assert set(lengths.of(prompt=5, index=2, answers=99)) == {3, 7, 9}
 

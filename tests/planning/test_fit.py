@@ -16,7 +16,7 @@ from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulate import Simulation
 
 GENERATOR = LinearGenerator(
-    kv_tokens=50_000, step_s=0.01, answer_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25
+    kv_tokens=50_000, step_s=0.01, response_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25
 )
 TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5)
 GOES_ON = replace(TRAINER, weights_s=0.1, goes_on=True)
@@ -102,7 +102,7 @@ def test_no_cost_is_negative_however_odd_the_log() -> None:
     work = [GeneratorRecord(seconds=9.0 - n, tokens=n, answers=n, context_tokens=n * n) for n in range(1, 9)]
     step = next(record for record in timeline() if isinstance(record, StepRecord))
     found = fit_generator([*work, step], kv_tokens=1)
-    assert min(found.step_s, found.answer_s, found.context_token_s, found.prefill_token_s) == 0 < found.step_s
+    assert min(found.step_s, found.response_s, found.context_token_s, found.prefill_token_s) == 0 < found.step_s
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from lrl.planning.profiling.linear_costs import LinearGenerator
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.generator_model import ModelGenerator
-from lrl.planning.simulator.length_sampling import Answer
+from lrl.planning.simulator.length_sampling import SimulatedResponse
 
-COSTS = LinearGenerator(kv_tokens=10_000, step_s=1.0, answer_s=0.1, context_token_s=0.01, prefill_token_s=0.001)
+COSTS = LinearGenerator(kv_tokens=10_000, step_s=1.0, response_s=0.1, context_token_s=0.01, prefill_token_s=0.001)
 
 
 @dataclass
@@ -31,9 +31,9 @@ asked = st.builds(Asked, st.floats(0, 40), st.integers(1, 9), st.integers(1, 30)
 
 def write(
     costs: LinearGenerator, work: list[Asked], syncs: Sequence[float] = ()
-) -> tuple[ModelGenerator, list[tuple[float, Answer]], list[GeneratorRecord]]:
+) -> tuple[ModelGenerator, list[tuple[float, SimulatedResponse]], list[GeneratorRecord]]:
     """Have a generator write all of `work`, with syncs at these times; who ended when, and what it recorded."""
-    ended: list[tuple[float, Answer]] = []
+    ended: list[tuple[float, SimulatedResponse]] = []
     records: list[GeneratorRecord] = []
 
     async def scene() -> ModelGenerator:
@@ -43,7 +43,7 @@ def write(
         async def ask(one: Asked, number: int) -> None:
             await asyncio.sleep(one.at)
             done = loop.create_future()
-            generator.write([Answer(one.prompt, one.length, (number, number), done.set_result)])
+            generator.write([SimulatedResponse(one.prompt, one.length, (number, number), done.set_result)])
             answer = await done
             ended.append((loop.time(), answer))
 
@@ -97,7 +97,7 @@ def test_from_event_to_event_every_answer_ends_when_it_does_token_by_token(work:
 def test_every_answer_gets_all_its_tokens_once_through_pauses_and_never_more_than_fit(
     work: list[Asked], syncs: list[float], kv_tokens: int
 ) -> None:
-    costs = LinearGenerator(kv_tokens=kv_tokens, step_s=1.0, answer_s=0.1, prefill_token_s=0.001)
+    costs = LinearGenerator(kv_tokens=kv_tokens, step_s=1.0, response_s=0.1, prefill_token_s=0.001)
     generator, ended, records = write(costs, work, syncs)
     assert sorted(answer.length for _, answer in ended) == sorted(one.length for one in work)
     for _, answer in ended:
@@ -128,7 +128,7 @@ def test_a_generators_records_are_all_its_work_and_cost_what_the_costs_say(
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 500), st.integers(1, 100))
 def test_equal_answers_take_the_closed_form(answers: int, length: int, prompt: int) -> None:
-    costs = LinearGenerator(kv_tokens=10**6, step_s=0.5, answer_s=0.25, context_token_s=0.125, prefill_token_s=2.0)
+    costs = LinearGenerator(kv_tokens=10**6, step_s=0.5, response_s=0.25, context_token_s=0.125, prefill_token_s=2.0)
     _, ended, _ = write(costs, [Asked(0.0, prompt, length)] * answers)
     contexts = answers * (prompt * length + length * (length - 1) / 2)
     seconds = length * (0.5 + 0.25 * answers) + 0.125 * contexts + 2.0 * answers * prompt
@@ -168,7 +168,7 @@ def test_answers_to_one_prompt_that_begin_together_share_its_reading() -> None:
         ended = [loop.create_future() for _ in range(3)]
         generator = ModelGenerator(LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5), 9)
         places = enumerate(zip(ended, (0, 0, 1), strict=True))
-        generator.write([Answer(10, 4, (group, place), one.set_result) for place, (one, group) in places])
+        generator.write([SimulatedResponse(10, 4, (group, place), one.set_result) for place, (one, group) in places])
         await asyncio.gather(*ended)
         return loop.time()
 

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.generators.generator import Generator
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.fleet_model import ModelFleet
-from lrl.planning.simulator.length_sampling import Lengths, Lognormal, fill
+from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal, fill
 from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.dispatch import LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling
 
 GENERATOR = LinearGenerator(
-    kv_tokens=4000, step_s=0.01, answer_s=0.001, context_token_s=1e-6, prefill_token_s=1e-5, pause_s=0.2
+    kv_tokens=4000, step_s=0.01, response_s=0.001, context_token_s=1e-6, prefill_token_s=1e-5, pause_s=0.2
 )
 TRAINER = LinearTrainer(token_s=2e-4, token_squared_s=1e-8, optimizer_s=0.1, weights_s=0.3)
 
@@ -220,7 +220,7 @@ def test_a_setting_out_of_range_is_named_with_its_value(settings: dict[str, Any]
         Simulation(**good | settings)
 
 
-# ---- the model of the fleet against the real crew
+# ---- the model of the fleet against the real pool
 
 
 class Journal(LeastLoaded):
@@ -245,7 +245,7 @@ TOKEN_S = 1e-6
 class Client:
     """A real generator's client that takes the same time for every token."""
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: LengthSampler) -> None:
         self.lengths = lengths
 
     async def write(self, prompt_ids: list[int], rollouts: list[Rollout], sampling: Sampling, **how: Any) -> None:
@@ -266,12 +266,12 @@ def test_the_model_sends_the_same_groups_to_the_same_generators_at_the_same_time
     lengths = Lognormal(9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed)  # so fine that no two end together
     costs = LinearGenerator(kv_tokens=10**12, step_s=TOKEN_S)
 
-    def real(dispatch: Journal) -> Crew:
+    def real(dispatch: Journal) -> GeneratorPool:
         server: Any = SimpleNamespace(url="", name="", token="", trust=None)
-        crew = Crew([Generator(server, 6) for _ in range(generators)], dispatch)
-        for generator in crew.generators:
+        pool = GeneratorPool([Generator(server, 6) for _ in range(generators)], dispatch)
+        for generator in pool.generators:
             generator.open, generator.client = True, Client(lengths)  # type: ignore[assignment]
-        return crew
+        return pool
 
     async def scene(make: Any) -> Journal:
         dispatch = Journal()
@@ -287,6 +287,6 @@ def test_the_model_sends_the_same_groups_to_the_same_generators_at_the_same_time
         return dispatch
 
     model = run(scene(lambda dispatch: ModelFleet([costs] * generators, 6, lengths, dispatch)))
-    crew = run(scene(real))
-    assert model.sent == crew.sent and len(model.sent) == groups
-    assert model.times == pytest.approx(crew.times, abs=1e-3)
+    pool = run(scene(real))
+    assert model.sent == pool.sent and len(model.sent) == groups
+    assert model.times == pytest.approx(pool.times, abs=1e-3)

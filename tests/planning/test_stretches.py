@@ -6,29 +6,29 @@ from typing import Any
 
 import pytest
 
-from lrl.generators.pool import Crew
-from lrl.generators.stats import Seen
+from lrl.generators.pool import GeneratorPool
+from lrl.generators.stats import StatsSnapshot
 from lrl.planning.profiling.intervals import LOOK_S, SHORTEST_S, STRETCH_S, Stretches
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.clock import run
 from tests.generators.test_crew import ask, gather, make_crew, resync
 
 
-def looked_at(work: Callable[[Crew], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
-    """The stretches of a crew's first generator while it does `work`."""
-    crew, _ = make_crew(8)
+def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
+    """The stretches of a pool's first generator while it does `work`."""
+    pool, _ = make_crew(8)
     records: list[GeneratorRecord] = []
 
     async def look() -> None:
         stretches = Stretches(records.append)
         while True:
-            stretches.look(asyncio.get_running_loop().time(), crew.generators[0].work.seen())
+            stretches.look(asyncio.get_running_loop().time(), pool.generators[0].stats.snapshot())
             await asyncio.sleep(LOOK_S)
 
     async def scene() -> None:
-        crew.generators[0].prove()
+        pool.generators[0].verify()
         looking = asyncio.create_task(look())
-        await work(crew)
+        await work(pool)
         await asyncio.sleep(2.0)
         looking.cancel()
 
@@ -37,7 +37,7 @@ def looked_at(work: Callable[[Crew], Coroutine[Any, Any, Any]]) -> list[Generato
 
 
 def test_a_stretch_has_the_tokens_and_the_answers_of_its_time() -> None:
-    records = looked_at(lambda crew: gather([ask(crew, 3, 40), ask(crew, 2, 20, 1)]))
+    records = looked_at(lambda pool: gather([ask(pool, 3, 40), ask(pool, 2, 20, 1)]))
     assert sum(record.seconds for record in records) == pytest.approx(40, abs=0.3)
     assert max(record.seconds for record in records) < STRETCH_S + 2 * LOOK_S
     steady = records[2:15]
@@ -50,38 +50,38 @@ def test_a_stretch_has_the_tokens_and_the_answers_of_its_time() -> None:
 
 
 def test_prompts_and_answers_that_go_on_elsewhere_are_read_once_where_they_begin() -> None:
-    crew, _ = make_crew(8, 8)
+    pool, _ = make_crew(8, 8)
 
     async def scene() -> None:
-        asking = asyncio.create_task(ask(crew, 3, 40))
+        asking = asyncio.create_task(ask(pool, 3, 40))
         await asyncio.sleep(10.5)
-        crew.take_out(crew.generators[0], "gone")
+        pool.evict(pool.generators[0], "gone")
         await asking
 
-    first, second = crew.generators
+    first, second = pool.generators
     run(scene())
-    assert (first.work.seen().read, second.work.seen().read) == (1, 3 * (1 + 10))
-    assert first.work.seen().written + second.work.seen().written == 3 * 40
-    assert first.work.seen().answers == second.work.seen().answers == 0
+    assert (first.stats.snapshot().read, second.stats.snapshot().read) == (1, 3 * (1 + 10))
+    assert first.stats.snapshot().written + second.stats.snapshot().written == 3 * 40
+    assert first.stats.snapshot().answers == second.stats.snapshot().answers == 0
 
 
 def test_what_a_generator_reads_when_its_work_begins_is_in_its_first_stretch() -> None:
-    records = looked_at(lambda crew: ask(crew, 3, 40))
+    records = looked_at(lambda pool: ask(pool, 3, 40))
     # The model client's first token comes after a second; the stretch that sees it has read the prompt of one token.
     assert [record.prefill_tokens for record in records[:3]].count(1) == 1
     assert sum(record.prefill_tokens for record in records) == 1
 
 
 def test_no_stretch_holds_a_pause_or_idleness() -> None:
-    async def work(crew: Crew) -> None:
-        writing = asyncio.create_task(ask(crew, 2, 20))
+    async def work(pool: GeneratorPool) -> None:
+        writing = asyncio.create_task(ask(pool, 2, 20))
         await asyncio.sleep(5.5)
-        await crew.generators[0].pause()
+        await pool.generators[0].pause()
         await asyncio.sleep(10)
-        await resync(crew, 1)
+        await resync(pool, 1)
         await writing
         await asyncio.sleep(10)
-        await ask(crew, 2, 3)
+        await ask(pool, 2, 3)
 
     records = looked_at(work)
     # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a look at either end.
@@ -94,7 +94,7 @@ def test_a_break_between_two_looks_ends_the_stretch_before_it_and_what_is_too_sh
     stretches = Stretches(records.append)
 
     def look(now: float, since: float) -> None:
-        stretches.look(now, Seen(since=since, written=10 * now, read=0, answers=1, context_tokens=9))
+        stretches.look(now, StatsSnapshot(since=since, written=10 * now, read=0, answers=1, context_tokens=9))
 
     for now in (0.0, 0.1, 0.2, 0.3):
         look(now, since=0.0)

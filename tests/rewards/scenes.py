@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from lrl.rewards.failure_stats import KINDS, Tally
+from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.types import Prompt, Rollout
 
 
@@ -24,7 +24,7 @@ def scored(pool, *responses, columns=None, **fields):
 
 def start_afresh(pool, max_failures=1.0):
     """The pool as if it had scored nothing; its workers stay."""
-    pool._tally, pool._parts = Tally(max_failures), None
+    pool._failure_stats, pool._parts = FailureStats(max_failures), None
     return pool
 
 

@@ -17,7 +17,7 @@ import odd_rewards  # noqa: E402
 from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
 
 from lrl.rewards import Function, RewardFailuresError, RewardPool  # noqa: E402
-from lrl.rewards.failure_stats import FEWEST, KINDS, WINDOW, Tally  # noqa: E402
+from lrl.rewards.failure_stats import FEWEST, KINDS, WINDOW, FailureStats  # noqa: E402
 from lrl.types import Prompt  # noqa: E402
 
 TIMEOUT_S = 3.0
@@ -242,7 +242,7 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
 )
 def test_the_run_ends_exactly_over_the_share(stretches, share):
     """Stretches of scored answers (a number) and of failures (False: one, True: thirty)."""
-    tally, seen = Tally(share), []
+    tally, seen = FailureStats(share), []
     for stretch in stretches:
         failed, length = (True, 30 if stretch else 1) if isinstance(stretch, bool) else (False, stretch)
         for _ in range(length):
@@ -268,4 +268,8 @@ def test_a_share_of_1_never_ends_the_run(pool):
 def test_another_pool_has_the_same_limits():
     pool = RewardPool([odd_rewards.obey], timeout_s=3.0, memory_gib=None, max_failures=0.25)
     other = pool.like([odd_rewards.length], workers=1)
-    assert (other._processes.timeout_s, other._processes.memory_gib, other._tally.max_failures) == (3.0, None, 0.25)
+    assert (other._processes.timeout_s, other._processes.memory_gib, other._failure_stats.max_failures) == (
+        3.0,
+        None,
+        0.25,
+    )

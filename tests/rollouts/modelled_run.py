@@ -1,4 +1,4 @@
-"""A run with the real ledger, pacing, controller and crew on a virtual clock, and models of all that is around them.
+"""A run with the real ledger, pacing, controller and pool on a virtual clock, and models of all that is around them.
 
 Nothing moves by itself: whoever holds the run decides which answer gets a token, which group is judged, when the
 trainer asks, when a sync is proved, and what breaks. Beside it stands a record of what was written, kept by the model
@@ -13,7 +13,7 @@ from typing import Any
 
 from lrl.generators.client import GeneratorError, Refused
 from lrl.generators.generator import Generator
-from lrl.generators.pool import Crew
+from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import VirtualClock
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
@@ -106,14 +106,14 @@ class ModelledRun:
         self.in_step: list[int] = []
         self.request: asyncio.Task[Group] | None = None
         self.judges = Judges()
-        self.crew = Crew([make_generator() for _ in range(GENERATORS)])
-        self.crew.lost = self.replace
-        self.unproved: dict[Generator, dict[Answer, int]] = {}
+        self.pool = GeneratorPool([make_generator() for _ in range(GENERATORS)])
+        self.pool.lost = self.replace
+        self.unverified: dict[Generator, dict[Answer, int]] = {}
         """Of each generator that nobody has proved since its resume: what was unfinished then, and its tokens."""
         self.ledger = Ledger(self.pacing)
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
-            self.crew,
+            self.pool,
             self.judges,
             self.ledger,
             Sampling(n=self.answers_each, max_tokens=MAX_TOKENS),
@@ -124,7 +124,7 @@ class ModelledRun:
         if state is not None:
             self.controller.load_state_dict(from_file(state))
         self.sync()
-        self.prove()  # a run waits for its first proof
+        self.verify()  # a run waits for its first proof
 
     def settle(self) -> None:
         """Let the loop do all it can."""
@@ -174,9 +174,9 @@ class ModelledRun:
         else:
             self.end_step()
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """What a waiting trainer does: whoever came takes part."""
-        if self.crew.newcomers:
+        if self.pool.pending:
             self.sync()
 
     def end_step(self) -> None:
@@ -186,36 +186,36 @@ class ModelledRun:
 
     def sync(self) -> None:
         """The generators write on under the newest version, which is to be proved."""
-        self.prove()  # no sync begins before the last one is proved
+        self.verify()  # no sync begins before the last one is proved
         self.version = self.record.step
-        self.run(self.crew.take_in())
-        stale = [one for one in self.crew.generators if one.version != self.version or not one.open]
+        self.run(self.pool.admit_pending())
+        stale = [one for one in self.pool.generators if one.version != self.version or not one.open]
         for generator in stale:
             unfinished = [answer for answer, _, rollout in self.answers(generator) if not rollout.finished]
-            self.unproved[generator] = {
+            self.unverified[generator] = {
                 (index, place): len(self.written(index)[place].token_ids) for index, place in unfinished
             }
             self.run(generator.pause())
             self.run(generator.resume(self.version))
-        self.run(self.crew.settle({}))
+        self.run(self.pool.settle({}))
         self.run(self.controller.new_version(self.version))
         self.settle()
 
-    def prove(self, liars: Sequence[Generator] = ()) -> None:
+    def verify(self, liars: Sequence[Generator] = ()) -> None:
         """Whoever waits for its proof gets it; `liars` fail."""
 
         async def probe(generator: Generator) -> None:
             if generator in liars:
                 raise GeneratorError("it does not compute what the policy computes")
 
-        unproved = [generator for generator in self.crew.generators if generator.unproved]
-        for generator in unproved:
+        unverified = [generator for generator in self.pool.generators if generator.unverified]
+        for generator in unverified:
             if generator in liars:
                 self.cut_unproved(generator)
             else:
-                self.unproved.pop(generator)
+                self.unverified.pop(generator)
                 self.seal(generator)
-        self.run(self.crew.prove(unproved, probe))
+        self.run(self.pool.verify(unverified, probe))
         self.settle()
 
     def seal(self, generator: Generator) -> None:
@@ -224,23 +224,23 @@ class ModelledRun:
 
     def cut_unproved(self, generator: Generator) -> None:
         """Take back in the record what `generator` wrote unproved; what had ended before has ended."""
-        for (index, place), length in self.unproved.pop(generator, {}).items():
+        for (index, place), length in self.unverified.pop(generator, {}).items():
             cut(self.written(index)[place], length)
 
     def replace(self, lost: Generator) -> None:
         """Another one waits for the next sync."""
-        self.crew.newcomers.append(make_generator())
+        self.pool.pending.append(make_generator())
 
     def dies(self, generator: Generator) -> None:
         """The process of a generator ends."""
         self.cut_unproved(generator)
-        self.loop.call_soon(self.crew.take_out, generator, "its process has ended")
+        self.loop.call_soon(self.pool.evict, generator, "its process has ended")
         self.settle()
 
     def leaves(self, generator: Generator) -> None:
         """A generator is asked to leave, and another one joins."""
         self.cut_unproved(generator)
-        self.loop.call_soon(self.crew.let_go, generator, "it has left the run")
+        self.loop.call_soon(self.pool.remove, generator, "it has left the run")
         self.replace(generator)
         self.settle()
 
@@ -262,14 +262,14 @@ class ModelledRun:
 
     def unfinished(self) -> list[Answer]:
         """The answers that are being written."""
-        answers = (one for generator in self.crew.generators for one in self.answers(generator))
+        answers = (one for generator in self.pool.generators for one in self.answers(generator))
         return [answer for answer, _, rollout in answers if not rollout.finished]
 
     def write(self, index: int, place: int, tokens: int, ends: bool) -> None:
         """Some tokens for an answer that is being written, at most up to its limit; it may end with them."""
         generator, asked, rollout = next(
             (generator, asked, rollout)
-            for generator in self.crew.generators
+            for generator in self.pool.generators
             for answer, asked, rollout in self.answers(generator)
             if answer == (index, place)
         )
@@ -283,7 +283,7 @@ class ModelledRun:
         if ends or len(rollout.token_ids) == MAX_TOKENS:
             for one in both:
                 one.finish_reason = "stop" if len(one.token_ids) < MAX_TOKENS else "length"
-            if not generator.unproved:
+            if not generator.unverified:
                 self.record.final.add((index, place))
             self.loop.call_soon(asked.ended)
         if all(one.finished for one in asked.rollouts):
@@ -298,13 +298,13 @@ class ModelledRun:
 
     def fail(self, index: int) -> None:
         """No generator can write a group's answers."""
-        asked = next(asked for one in self.crew.generators for _, asked, _ in self.answers(one) if asked.group == index)
+        asked = next(asked for one in self.pool.generators for _, asked, _ in self.answers(one) if asked.group == index)
         asked.done.set_exception(Refused("no such token"))
         self.settle()
 
     def save(self) -> None:
         """A checkpoint, and the record as it was then; it waits for the proof."""
-        self.prove()
+        self.verify()
         state = as_file(self.controller.state_dict(self.record.step))
         self.checkpoint = pickle.dumps(self.record), state
 
@@ -324,9 +324,9 @@ class ModelledRun:
 
     def save_on_the_way_out(self) -> None:
         """Nobody waits for a proof any more: what is unproved is taken back, and the rest is saved."""
-        for generator in self.crew.generators:
+        for generator in self.pool.generators:
             self.cut_unproved(generator)
-        self.run(self.crew.drop_unproved("the run ends"))
+        self.run(self.pool.drop_unverified("the run ends"))
         self.save()
 
     def stop(self) -> None:

@@ -17,8 +17,8 @@ from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from lrl.routing.decode_latency import DecodeTime
-from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailRounds
+from lrl.routing.decode_latency import DecodeLatency
+from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailBatching
 from lrl.routing.dispatch.base import longest_first
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
@@ -31,8 +31,8 @@ RULES: dict[str, Callable[[], Dispatch]] = {
     "least tokens": LeastTokens,
     "skewness-aware": SkewnessAware,
     "skewness-aware, sum": lambda: SkewnessAware(combine="sum"),
-    "tail rounds": TailRounds,
-    "tail rounds at the last moment": lambda: TailRounds(0.5, 0),
+    "tail rounds": TailBatching,
+    "tail rounds at the last moment": lambda: TailBatching(0.5, 0),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
@@ -83,7 +83,7 @@ def send_all(dispatch: Dispatch, generators: list[Model]) -> list[tuple[Request,
 
 def goes_before(rule: Dispatch, waiting: Request, sent: Request, version: int) -> bool:
     """Whether `waiting` may not be passed over for `sent`."""
-    if isinstance(rule, TailRounds) and waiting.due > version + rule.steps_ahead:
+    if isinstance(rule, TailBatching) and waiting.due > version + rule.steps_ahead:
         return False  # it may be held
     if isinstance(rule, SkewnessAware):
         return waiting.due < sent.due
@@ -154,14 +154,14 @@ class Row:
         return self.prompts[index]
 
 
-async def a_run(controller: Controller, crew: object, every_n_steps: int, pacing: Pacing) -> list[tuple[int, Group]]:
+async def a_run(controller: Controller, pool: object, every_n_steps: int, pacing: Pacing) -> list[tuple[int, Group]]:
     trained = []
     await controller.new_version(0)
     for step in range(pacing.last_step or 0):
         trained += [(step, await controller.next_group(step)) for _ in range(pacing.groups_in(step))]
         await asyncio.sleep(3.0)
         if (step + 1) % every_n_steps == 0:
-            await resync(crew, step + 1)  # type: ignore[arg-type]
+            await resync(pool, step + 1)  # type: ignore[arg-type]
             await controller.new_version(step + 1)
     return trained
 
@@ -180,11 +180,11 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
 ) -> None:
     pacing = Pacing(prompts_per_epoch=7, groups_per_step=groups, max_lag=max_lag, last_step=7, wait_for_stragglers=wait)
     draw = random.Random(seed)
-    crew, _ = make_crew(*(draw.randint(1, 9) for _ in range(draw.randint(1, 3))), dispatch=with_oracle(rule()))
+    pool, _ = make_crew(*(draw.randint(1, 9) for _ in range(draw.randint(1, 3))), dispatch=with_oracle(rule()))
     rewards = ModelRewards(draw, equal=0.5, every=1000)
     sampling = Sampling(n=2, max_tokens=99)
-    controller = Controller(Row(seed), crew, rewards, Ledger(pacing), sampling, str, 9.0, max_skipped)
-    trained = run(a_run(controller, crew, 1 + seed % (max_lag + 1), pacing))
+    controller = Controller(Row(seed), pool, rewards, Ledger(pacing), sampling, str, 9.0, max_skipped)
+    trained = run(a_run(controller, pool, 1 + seed % (max_lag + 1), pacing))
     indices = [*controller.ledger.skipped, *(group.index for _, group in trained)]
     assert sorted(indices) == list(range(len(indices))) and len(trained) == pacing.groups_before(7)
     if wait:
@@ -192,7 +192,7 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
         assert all(
             step <= group.admitted_by + max_lag and group.due <= group.admitted_by + max_lag for step, group in trained
         )
-    assert all(generator.in_flight == 0 == generator.outstanding_tokens for generator in crew.generators)
+    assert all(generator.in_flight == 0 == generator.outstanding_tokens for generator in pool.generators)
 
 
 def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -> None:
@@ -250,7 +250,7 @@ def test_the_split_of_the_generators_is_the_best_of_all(
     for share in range(1, generators):
         parts = [seconds(-(-long[0] // share), long[1]), seconds(-(-rest[0] // (generators - share)), rest[1])]
         totals[share] = sum(parts) if combine == "sum" else max(parts)
-    found = generators_for_the_long(long, rest, generators, capacity, DecodeTime(), combine)  # type: ignore[arg-type]
+    found = generators_for_the_long(long, rest, generators, capacity, DecodeLatency(), combine)  # type: ignore[arg-type]
     assert math.isclose(totals[found], min(totals.values()), rel_tol=1e-9)
 
 
@@ -275,9 +275,9 @@ def test_an_idle_generator_helps_the_other_part() -> None:
     assert [position for _, position in send_all(dispatch, generators)] == [0]
 
 
-def tail(steps_ahead: int = 1) -> TailRounds:
+def tail(steps_ahead: int = 1) -> TailBatching:
     """Knows what is usual: 10 tokens."""
-    dispatch = TailRounds(steps_ahead=steps_ahead)
+    dispatch = TailBatching(steps_ahead=steps_ahead)
     with_oracle(dispatch)
     for _ in range(50):
         dispatch.add(request(10))
@@ -327,9 +327,9 @@ def test_a_generator_with_nothing_else_to_do_takes_what_is_held() -> None:
     [
         (lambda: SkewnessAware(long_tail=1.0), "data.dispatch.long_tail is 1.0"),
         (lambda: SkewnessAware(combine="mean"), "data.dispatch.combine is 'mean'"),  # type: ignore[arg-type]
-        (lambda: TailRounds(long_tail=0.0), "data.dispatch.long_tail is 0.0"),
-        (lambda: TailRounds(steps_ahead=-1), "data.dispatch.steps_ahead is -1"),
-        (lambda: DecodeTime(step_ms=0.0), "step_ms is 0.0"),
+        (lambda: TailBatching(long_tail=0.0), "data.dispatch.long_tail is 0.0"),
+        (lambda: TailBatching(steps_ahead=-1), "data.dispatch.steps_ahead is -1"),
+        (lambda: DecodeLatency(step_ms=0.0), "step_ms is 0.0"),
     ],
 )
 def test_a_setting_outside_its_range_is_named(make: Callable[[], object], said: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.routing.length_predictor import Lengths, recall
+from lrl.routing.length_predictor import LengthPredictor, recall
 from lrl.routing.rankers import NgramRanker
 from lrl.types import Group, Prompt, Rollout
 from tests.checkpoint_file import as_file, through_a_file
@@ -48,7 +48,7 @@ def mean_length(group: Group) -> float:
 
 
 def test_prompts_that_were_never_seen_are_ranked_far_better_than_by_chance() -> None:
-    world, lengths = World(), Lengths()
+    world, lengths = World(), LengthPredictor()
     for step in range(30):
         lengths.end_step([world.group(64 * step + place, growth=step / 30) for place in range(64)])
     fresh = [world.group(10_000 + id) for id in range(500)]
@@ -56,29 +56,31 @@ def test_prompts_that_were_never_seen_are_ranked_far_better_than_by_chance() -> 
     found = np.array([mean_length(group) for group in fresh])
     assert recall(expected, found, 0.2) > 0.6 and recall(expected, found, 0.05) > 0.35
     logged = lengths.recall()
-    assert logged["lengths/recall_20"] > 0.5 and set(logged) == {f"lengths/recall_{tail}" for tail in (20, 10, 5)}
+    assert logged["length_predictor/recall_20"] > 0.5 and set(logged) == {
+        f"length_predictor/recall_{tail}" for tail in (20, 10, 5)
+    }
 
 
 def test_prompts_that_were_seen_are_ranked_by_what_was_seen() -> None:
-    world, lengths = World(), Lengths()
+    world, lengths = World(), LengthPredictor()
     for epoch in range(2):
         for step in range(8):
             lengths.end_step([world.group(64 * step + place, growth=epoch) for place in range(64)])
     again = [world.group(id, growth=1.0) for id in range(512)]
     expected = np.array([lengths.expected(group.prompt) for group in again])
     assert recall(expected, np.array([mean_length(group) for group in again]), 0.1) > 0.8
-    assert lengths.recall()["lengths/recall_10"] > 0.8
+    assert lengths.recall()["length_predictor/recall_10"] > 0.8
 
 
 def test_a_step_is_judged_before_it_is_learnt() -> None:
-    lengths, draw = Lengths(), random.Random(1)
+    lengths, draw = LengthPredictor(), random.Random(1)
     for step in range(20):  # prompts that say nothing of the length, each seen once
         lengths.end_step([answered(make_prompt(30 * step + i), draw.randint(1, 1000)) for i in range(30)])
-    assert lengths.recall()["lengths/recall_20"] < 0.4
+    assert lengths.recall()["length_predictor/recall_20"] < 0.4
 
 
 def test_recall_is_not_said_of_a_handful() -> None:
-    lengths = Lengths()
+    lengths = LengthPredictor()
     for _ in range(2):
         assert not lengths.recall()
         lengths.end_step([answered(make_prompt(id), 5 + id) for id in range(19)])
@@ -86,15 +88,15 @@ def test_recall_is_not_said_of_a_handful() -> None:
 
 
 def test_newer_answers_to_a_prompt_count_more() -> None:
-    lengths, others = Lengths(), [answered(make_prompt(id, id), 100) for id in range(1, 50)]
+    lengths, others = LengthPredictor(), [answered(make_prompt(id, id), 100) for id in range(1, 50)]
     for length in (100, 100, 1000):
         lengths.end_step([*others, answered(make_prompt(0), length)])
     assert 280 < lengths.expected(make_prompt(0)) < 400  # half of the way, in the logarithm
-    assert Lengths(newest_weight=1.0).newest_weight == 1.0
+    assert LengthPredictor(newest_weight=1.0).newest_weight == 1.0
 
 
 def test_what_was_seen_once_grows_with_all_answers() -> None:
-    lengths = Lengths(newest_weight=1.0)
+    lengths = LengthPredictor(newest_weight=1.0)
     lengths.end_step([answered(make_prompt(0), 200), answered(make_prompt(1), 50)])
     lengths.end_step([answered(make_prompt(id), 1000) for id in range(2, 20)])
     assert lengths.expected(make_prompt(0)) == pytest.approx(2000)
@@ -102,7 +104,7 @@ def test_what_was_seen_once_grows_with_all_answers() -> None:
 
 
 def test_an_answer_that_was_cut_is_at_least_as_long_as_expected() -> None:
-    lengths = Lengths(newest_weight=1.0)
+    lengths = LengthPredictor(newest_weight=1.0)
     lengths.end_step([answered(make_prompt(id), 400) for id in range(10)])
     lengths.end_step([answered(make_prompt(0), 100, 100, cut=True), answered(make_prompt(1), 100, 100)])
     assert lengths.expected(make_prompt(0)) == pytest.approx(400)
@@ -112,7 +114,7 @@ def test_an_answer_that_was_cut_is_at_least_as_long_as_expected() -> None:
 
 
 def test_an_answer_longer_than_expected_goes_on_like_those_that_became_longer() -> None:
-    lengths = Lengths()
+    lengths = LengthPredictor()
     lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate((10, 10, 60, 100, 200))])
     assert lengths.expected(make_prompt(0), written=9.0) == pytest.approx(10)
     assert lengths.expected(make_prompt(0), written=10.0) == pytest.approx(120)
@@ -122,7 +124,7 @@ def test_an_answer_longer_than_expected_goes_on_like_those_that_became_longer() 
 
 @given(st.lists(st.integers(1, 500), max_size=30), st.integers(0, 600), st.floats(0.01, 1))
 def test_more_than_is_written_is_always_expected(seen: list[int], written: int, share: float) -> None:
-    lengths = Lengths()
+    lengths = LengthPredictor()
     lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate(seen)])
     assert all(lengths.expected(make_prompt(id), written) > written for id in range(3))
     quantile = lengths.quantile(share)
@@ -131,7 +133,7 @@ def test_more_than_is_written_is_always_expected(seen: list[int], written: int, 
 
 
 def test_what_was_learnt_comes_back_from_a_checkpoint() -> None:
-    world, lengths, resumed = World(), Lengths(), Lengths()
+    world, lengths, resumed = World(), LengthPredictor(), LengthPredictor()
     for step in range(6):
         lengths.end_step([world.group(40 * step + place) for place in range(40)])
     resumed.load_state_dict(through_a_file(lengths.state_dict()))
@@ -145,13 +147,13 @@ def test_what_was_learnt_comes_back_from_a_checkpoint() -> None:
 
 
 def test_before_the_first_step_there_is_little_to_save() -> None:
-    lengths = Lengths()
-    lengths.load_state_dict(through_a_file(Lengths().state_dict()))
+    lengths = LengthPredictor()
+    lengths.load_state_dict(through_a_file(LengthPredictor().state_dict()))
     assert lengths.expected(make_prompt(0), written=3.0) == 4.0 and lengths.quantile(0.5) == 1.0
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    lengths, sizes = Lengths(seen_prompts=20, ranker=NgramRanker(fitted_prompts=30)), []
+    lengths, sizes = LengthPredictor(seen_prompts=20, ranker=NgramRanker(fitted_prompts=30)), []
     for step in range(300):
         lengths.end_step([answered(make_prompt(20 * step + id, *range(40)), *[9] * 16) for id in range(20)])
         if step % 100 == 99:
@@ -160,7 +162,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_a_setting_outside_its_range_is_named() -> None:
-    with pytest.raises(ValueError, match="data.lengths.newest_weight is 0"):
-        Lengths(newest_weight=0.0)
-    with pytest.raises(ValueError, match="data.lengths.seen_prompts is 0"):
-        Lengths(seen_prompts=0)
+    with pytest.raises(ValueError, match="data.length_predictor.newest_weight is 0"):
+        LengthPredictor(newest_weight=0.0)
+    with pytest.raises(ValueError, match="data.length_predictor.seen_prompts is 0"):
+        LengthPredictor(seen_prompts=0)

@@ -95,7 +95,7 @@ class Schedule(RuleBasedStateMachine):
             if self.run.request is None and self.run.record.step < STEPS:
                 self.run.train_on()
             else:
-                self.run.tend()
+                self.run.poll()
 
     @rule(seconds=st.integers(1, 2), ends=st.sampled_from([False, False, True]))
     def all_goes_well(self, seconds: int, ends: bool) -> None:
@@ -120,18 +120,18 @@ class Schedule(RuleBasedStateMachine):
         self.end_some(behind)
         self.happens(event, which)
 
-    @precondition(lambda self: self.run.crew.generators)
+    @precondition(lambda self: self.run.pool.generators)
     @rule(which=picks, event=st.sampled_from(EVENTS[:3]))
     def something_happens_to_a_generator(self, which: int, event: str) -> None:
         """What it was writing goes on elsewhere with its tokens, or cut back to those that are proved."""
         self.happens(event, which)
 
     def happens(self, event: str, which: int) -> None:
-        generators = self.run.crew.generators
+        generators = self.run.pool.generators
         one = generators[which % len(generators)]
         match event:
             case "its probe fails":
-                self.run.prove(liars=[one])
+                self.run.verify(liars=[one])
             case "its process dies":
                 self.run.dies(one)
             case "it leaves":
@@ -219,8 +219,8 @@ class Schedule(RuleBasedStateMachine):
 
     def bring_forward(self, ends: bool = True) -> None:
         """The proof of the last sync, a newcomer's sync, a token for every answer, maybe its last, and what follows."""
-        self.run.prove()
-        self.run.tend()
+        self.run.verify()
+        self.run.poll()
         for index, place in self.run.unfinished():
             self.run.write(index, place, 1, ends)
         for place, index in enumerate(list(self.run.judges.judging)):

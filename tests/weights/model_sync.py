@@ -89,7 +89,7 @@ class Direct(Transport):
     """Sends one number; keeps by which way."""
 
     backend = "direct"
-    ways = (False, False, True)
+    attempts = (False, False, True)
 
     def __init__(self) -> None:
         self.staged: list[bool] = []
@@ -100,9 +100,9 @@ class Direct(Transport):
     def connect(self, control: Control, weights: Weights, name: str) -> None:
         control.init_weight_transfer_engine({})
 
-    def stage(self, weights: Weights, second_best: bool) -> None:
-        self.staged.append(second_best)
-        if self.full and not second_best:
+    def stage(self, weights: Weights, use_fallback: bool) -> None:
+        self.staged.append(use_fallback)
+        if self.full and not use_fallback:
             raise OSError("/dev/shm has 0.00 GiB free")
         ((_, tensor),) = weights()
         self.value = zlib.crc32(tensor.numpy())
@@ -126,7 +126,7 @@ class Collective(Direct):
     """The same in one transfer for all."""
 
     collective = True
-    ways = (False,)
+    attempts = (False,)
 
 
 def weights() -> Iterator[tuple[str, torch.Tensor]]:

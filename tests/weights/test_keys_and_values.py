@@ -40,14 +40,14 @@ class OneGenerator:
         self.syncs = Sync(control, lambda: make_transport("shared_memory"), name, keys_and_values=keys_and_values)
 
     def sync(self, model: Any, version: int) -> None:
-        assert self.syncs.move(model.named_parameters, [self.generator], version, self._prove) == {}
+        assert self.syncs.move(model.named_parameters, [self.generator], version, self._verify) == {}
 
-    def _prove(self, resumed: list[Generator]) -> None:
+    def _verify(self, resumed: list[Generator]) -> None:
         self.loop.wait(self._open(resumed), 5.0, "opening")
 
     async def _open(self, resumed: list[Generator]) -> None:
         for generator in resumed:
-            generator.prove()
+            generator.verify()
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:
         return self.loop.submit(self.generator.write(prompt, rollouts, SAMPLING, 0, 60.0))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lrl.weights.nccl import seen_by
+from lrl.weights.nccl import local_address_for
 
 
 class Routed(socket.socket):
@@ -35,13 +35,13 @@ def test_the_transfer_stays_on_loopback_unless_a_generator_is_elsewhere(
     urls: list[str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "socket", Routed)
-    assert seen_by(urls) == address
+    assert local_address_for(urls) == address
 
 
 def test_the_kernel_is_asked_and_nothing_is_sent() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
         ear.bind(("127.0.0.1", 0))
         ear.setblocking(False)
-        assert seen_by([f"http://127.0.0.1:{ear.getsockname()[1]}"]) == "127.0.0.1"
+        assert local_address_for([f"http://127.0.0.1:{ear.getsockname()[1]}"]) == "127.0.0.1"
         with pytest.raises(BlockingIOError):
             ear.recv(1)

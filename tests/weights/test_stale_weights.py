@@ -50,8 +50,8 @@ class Stale(SharedMemory):
 
     sends: Weights | None = None
 
-    def stage(self, weights: Weights, second_best: bool) -> None:
-        super().stage(self.sends or weights, second_best)
+    def stage(self, weights: Weights, use_fallback: bool) -> None:
+        super().stage(self.sends or weights, use_fallback)
 
 
 class Scene:

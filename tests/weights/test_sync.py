@@ -41,7 +41,7 @@ def loop() -> Iterator[LoopThread]:
 
 
 class Proving:
-    """Opens who holds the weights, and keeps who does not; stands for `Crew.prove`."""
+    """Opens who holds the weights, and keeps who does not; stands for `GeneratorPool.verify`."""
 
     def __init__(self, loop: LoopThread) -> None:
         self.loop = loop
@@ -50,14 +50,14 @@ class Proving:
     def __call__(self, resumed: list[Generator]) -> None:
         for generator in resumed:
             if generator.client.holds == zlib.crc32(torch.ones(3).numpy()):  # type: ignore[attr-defined]
-                self.loop.loop.call_soon_threadsafe(generator.prove)
+                self.loop.loop.call_soon_threadsafe(generator.verify)
             else:
                 self.failed[generator] = "it does not compute what the policy computes"
         self.loop.wait(asyncio.sleep(0), 1.0, "opening")
 
 
 @pytest.fixture
-def prove(loop: LoopThread) -> Proving:
+def verify(loop: LoopThread) -> Proving:
     return Proving(loop)
 
 
@@ -69,9 +69,9 @@ def posted(generator: Generator) -> list[str]:
     return generator.client.posted  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopThread, prove: Proving) -> None:
+def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopThread, verify: Proving) -> None:
     sync, generators = make_sync(loop)
-    assert sync.move(weights, generators, 3, prove) == {}
+    assert sync.move(weights, generators, 3, verify) == {}
     for generator in generators:
         assert posted(generator) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
         assert generator.open and generator.version == 3
@@ -81,11 +81,11 @@ def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopTh
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
-    loop: LoopThread, phase: str, times: int, prove: Proving
+    loop: LoopThread, phase: str, times: int, verify: Proving
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {phase: times}  # type: ignore[attr-defined]
-    assert sync.move(weights, [healthy, failing], 3, prove) == {}
+    assert sync.move(weights, [healthy, failing], 3, verify) == {}
     assert posted(failing).count("/resume") == posted(healthy).count("/resume") == 1
     assert posted(failing).count(PHASES[0]) == times + 1
     opened = phase in PHASES[2:5]
@@ -97,11 +97,11 @@ def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
 
 @pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES, "/resume"])
 def test_who_fails_every_attempt_is_named_with_phase_and_seconds_and_never_opens(
-    loop: LoopThread, phase: str, prove: Proving
+    loop: LoopThread, phase: str, verify: Proving
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {phase: 100}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, failing], 3, prove)
+    failed = sync.move(weights, [healthy, failing], 3, verify)
     assert list(failed) == [failing]
     assert phase.split("?")[0] in failed[failing] and "version 3 failed after" in failed[failing]
     assert healthy.open and not failing.open
@@ -111,22 +111,22 @@ def test_who_fails_every_attempt_is_named_with_phase_and_seconds_and_never_opens
 
 @pytest.mark.parametrize("phase", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
 def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_way_of_the_next_attempt(
-    loop: LoopThread, phase: str, prove: Proving
+    loop: LoopThread, phase: str, verify: Proving
 ) -> None:
     sync, (healthy, unheard) = make_sync(loop)
     unheard.client.unanswered = {phase}  # type: ignore[attr-defined]
-    assert sync.move(weights, [healthy, unheard], 3, prove) == {}
+    assert sync.move(weights, [healthy, unheard], 3, verify) == {}
     assert posted(unheard)[-9:] == [*AGAIN, *RESUME] and posted(unheard).count(PHASES[0]) == 2
     assert unheard.open and healthy.open
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"])
 def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(
-    loop: LoopThread, phase: str, prove: Proving
+    loop: LoopThread, phase: str, verify: Proving
 ) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {phase}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, frozen], 3, prove)
+    failed = sync.move(weights, [healthy, frozen], 3, verify)
     assert list(failed) == [frozen] and phase.split("?")[0] in failed[frozen]
     assert posted(frozen).count(phase) == 1 and not frozen.open
     assert posted(healthy).count("/resume") == 1 and healthy.open
@@ -135,12 +135,12 @@ def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(
 @pytest.mark.parametrize("kind", ["failing", "unanswered"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_resume_that_fails_is_told_again_and_the_others_write_on(
-    loop: LoopThread, kind: str, times: int, prove: Proving
+    loop: LoopThread, kind: str, times: int, verify: Proving
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     client: Any = failing.client
     client.failing, client.unanswered = ({"/resume": times}, set()) if kind == "failing" else ({}, {"/resume"})
-    assert sync.move(weights, [healthy, failing], 3, prove) == {}
+    assert sync.move(weights, [healthy, failing], 3, verify) == {}
     again = times if kind == "failing" else 1
     assert posted(failing)[-again - 2 :] == ["/resume"] * again + RESUME
     assert posted(failing).count("/update_weights") == 1 and posted(healthy)[-2:] == RESUME
@@ -148,25 +148,25 @@ def test_a_resume_that_fails_is_told_again_and_the_others_write_on(
 
 
 def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_by_name(
-    loop: LoopThread, prove: Proving
+    loop: LoopThread, verify: Proving
 ) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, liar], 3, prove)
+    failed = sync.move(weights, [healthy, liar], 3, verify)
     assert list(failed) == [liar] and "/is_paused for weight version 3" in failed[liar]
     assert posted(liar)[-6:] == RESUME * 3 and healthy.open and not liar.open
 
 
-def test_who_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, prove: Proving) -> None:
+def test_who_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, verify: Proving) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {"/resume"}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, frozen], 3, prove)
+    failed = sync.move(weights, [healthy, frozen], 3, verify)
     assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.open
 
 
 def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThread) -> None:
     generator, rollout = make_generators()[0], Rollout(token_ids=[1], logprobs=[-1.0], versions=[2])
-    generator.work.begin(3, [[rollout]])
+    generator.stats.begin(3, [[rollout]])
     generator.client.unanswered = {"/resume"}  # type: ignore[attr-defined]
 
     async def scene() -> None:
@@ -175,7 +175,7 @@ def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThrea
             await generator.resume(3)
         rollout.token_ids.append(2), rollout.logprobs.append(-1.0), rollout.versions.append(3)
         await generator.resume(3)
-        generator.take_out("it failed its probe")
+        generator.evict("it failed its probe")
 
     loop.wait(scene(), 5.0, "two tries")
     assert rollout.token_ids == [1] and rollout.versions == [2]
@@ -183,19 +183,19 @@ def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThrea
 
 @pytest.mark.parametrize("ways", ["recompute", "keep"])
 def test_tokens_that_are_read_again_are_those_in_flight_and_only_when_they_are(
-    loop: LoopThread, ways: KeysAndValues, prove: Proving
+    loop: LoopThread, attempts: KeysAndValues, verify: Proving
 ) -> None:
     generators = make_generators()
-    sync = Sync(Control(loop, 5.0, 5.0), Direct, "run-0", keys_and_values=ways)
-    sync.move(weights, generators, 1, prove)
+    sync = Sync(Control(loop, 5.0, 5.0), Direct, "run-0", keys_and_values=attempts)
+    sync.move(weights, generators, 1, verify)
     half, fresh, ended = Rollout(token_ids=[1, 2]), Rollout(), Rollout(token_ids=[1], finish_reason="stop")
-    generators[0].work.begin(10, [[half, fresh, ended]])
+    generators[0].stats.begin(10, [[half, fresh, ended]])
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
-    generators[1].work.begin(100, [[Rollout(token_ids=[1])]])
-    sync.move(weights, generators, 2, prove)
+    generators[1].stats.begin(100, [[Rollout(token_ids=[1])]])
+    sync.move(weights, generators, 2, verify)
     pauses = {route for generator in generators for route in posted(generator) if "/pause" in route}
-    assert pauses == {f"/pause?mode=keep&clear_cache={'true' if ways == 'recompute' else 'false'}"}
-    assert sync.recomputed_tokens == (12 + 8 + 101 + 8 if ways == "recompute" else 0)  # 8 are on their way
+    assert pauses == {f"/pause?mode=keep&clear_cache={'true' if attempts == 'recompute' else 'false'}"}
+    assert sync.recomputed_tokens == (12 + 8 + 101 + 8 if attempts == "recompute" else 0)  # 8 are on their way
 
 
 def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> None:
@@ -204,64 +204,64 @@ def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> N
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, prove: Proving) -> None:
+def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, verify: Proving) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {"/init_weight_transfer_engine": times}  # type: ignore[attr-defined]
-    assert sync.move(weights, [healthy, failing], 3, prove) == {}
+    assert sync.move(weights, [healthy, failing], 3, verify) == {}
     assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, *RESUME]
     assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
     assert failing.open and failing.version == 3
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"])
-def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, phase: str, prove: Proving) -> None:
+def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, phase: str, verify: Proving) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, liar], 3, prove) | prove.failed
+    failed = sync.move(weights, [healthy, liar], 3, verify) | verify.failed
     assert list(failed) == [liar] and not liar.open and healthy.open
     if phase == "/pause?mode=keep&clear_cache=true":
         assert "/update_weights" not in posted(liar)
 
 
-def test_without_room_for_the_weights_the_other_way_is_taken(loop: LoopThread, prove: Proving) -> None:
+def test_without_room_for_the_weights_the_other_way_is_taken(loop: LoopThread, verify: Proving) -> None:
     sync, generators = make_sync(loop)
     sync._transport.full = True  # type: ignore[attr-defined]
-    assert sync.move(weights, generators, 3, prove) == {}
+    assert sync.move(weights, generators, 3, verify) == {}
     assert sync._transport.staged == [False, False, True]  # type: ignore[attr-defined]
     assert all(posted(generator).count("/pause?mode=keep&clear_cache=true") == 1 for generator in generators)
 
 
-def test_a_newcomer_connects_and_the_others_do_not_again(loop: LoopThread, prove: Proving) -> None:
+def test_a_newcomer_connects_and_the_others_do_not_again(loop: LoopThread, verify: Proving) -> None:
     sync, (first, newcomer) = make_sync(loop)
-    sync.move(weights, [first], 1, prove)
-    sync.move(weights, [newcomer], 1, prove)
-    sync.move(weights, [first, newcomer], 2, prove)
+    sync.move(weights, [first], 1, verify)
+    sync.move(weights, [newcomer], 1, verify)
+    sync.move(weights, [first, newcomer], 2, verify)
     assert posted(first).count("/init_weight_transfer_engine") == 1
     assert posted(newcomer)[0] == "/init_weight_transfer_engine" and newcomer.open
     assert posted(newcomer).count("/init_weight_transfer_engine") == 1
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: LoopThread, prove: Proving) -> None:
+def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: LoopThread, verify: Proving) -> None:
     sync, (first, newcomer) = make_sync(loop, Collective)
-    sync.move(weights, [first], 1, prove)
+    sync.move(weights, [first], 1, verify)
     before = sync._transport
-    sync.move(weights, [first, newcomer], 2, prove)
+    sync.move(weights, [first, newcomer], 2, verify)
     assert before.closed == 1 and sync._transport is not before  # type: ignore[attr-defined]
     assert posted(first).count("/init_weight_transfer_engine") == 2 and first.open and newcomer.open
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread, prove: Proving) -> None:
+def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread, verify: Proving) -> None:
     sync, (first, leaver) = make_sync(loop, Collective)
-    sync.move(weights, [first, leaver], 1, prove)
-    assert sync.move(weights, [first], 2, prove) == {}
+    sync.move(weights, [first, leaver], 1, verify)
+    assert sync.move(weights, [first], 2, verify) == {}
     assert posted(first).count("/init_weight_transfer_engine") == 2 and first.open and first.version == 2
-    sync.move(weights, [first], 3, prove)
+    sync.move(weights, [first], 3, verify)
     assert posted(first).count("/init_weight_transfer_engine") == 2
 
 
-def test_a_broken_collective_gives_up_everybody_at_once(loop: LoopThread, prove: Proving) -> None:
+def test_a_broken_collective_gives_up_everybody_at_once(loop: LoopThread, verify: Proving) -> None:
     sync, generators = make_sync(loop, Collective)
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
-    failed = sync.move(weights, generators, 3, prove)
+    failed = sync.move(weights, generators, 3, verify)
     assert set(failed) == set(generators) and not any(generator.open for generator in generators)
     assert "/resume" not in posted(generators[0])

@@ -25,7 +25,7 @@ GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class GenerationPhase:
     """A step's answers on one generator."""
 
     busy_s: float
@@ -56,7 +56,7 @@ def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
     return max(1, int(costs.kv_tokens / workload.live_tokens))
 
 
-def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Writing:
+def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> GenerationPhase:
     """A step that starts with nothing in flight: the makespan of the generator that has the longest answer.
 
     Answers start in an order that knows nothing of their lengths, as soon as one before has ended.
@@ -73,7 +73,7 @@ def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Writi
     lengths[-1] = workload.lengths.of(workload.samples)[-1]
     order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
     ends = _drain(costs, workload, lengths[order].tolist(), answers / followed, slots)
-    return Writing(ends[-1], ends[-1], slots, _group_ends(ends, workload.answers))
+    return GenerationPhase(ends[-1], ends[-1], slots, _group_ends(ends, workload.answers))
 
 
 def _group_ends(ends: list[float], answers: int) -> tuple[float, ...]:
@@ -114,7 +114,7 @@ def _prefill_s(costs: GeneratorCosts, workload: Workload, answers: float) -> flo
     return costs.prefill_s(int(answers * workload.prompt_tokens / workload.answers))
 
 
-def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> Writing:
+def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> GenerationPhase:
     """A step of a flow in which the next answers start at once: `lag` at least 1.
 
     Pacing lets between `lag` and `lag + 1` steps' answers be in flight, half of them between on average, or as many as
@@ -145,4 +145,4 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
         middle = (batch + too_many) // 2
         in_time = longest * token_s(middle) <= (lag + 1) * step_s(middle)
         batch, too_many = (middle, too_many) if in_time else (batch, middle)
-    return Writing(step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * answers)))
+    return GenerationPhase(step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * answers)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from lrl.planning.planner import memory
-from lrl.planning.planner.batching import Writing, drained, slots_of, steady
+from lrl.planning.planner.batching import GenerationPhase, drained, slots_of, steady
 from lrl.planning.planner.devices import Cluster
 from lrl.planning.planner.model_shape import ModelShape
 from lrl.planning.planner.roofline import Constants, RooflineGenerator, RooflineTrainer
@@ -45,7 +45,7 @@ class Generation:
     generators: int
     tp: int
     precision: str
-    writing: Writing
+    writing: GenerationPhase
     pause_s: float
     memory: float
     """Bytes of each device with all slots taken."""

@@ -43,11 +43,11 @@ def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
         (count, record.tokens, count * record.context_tokens, record.prefill_tokens)
         for count, record in zip(steps, work, strict=True)
     ]
-    step_s, answer_s, context_token_s, prefill_token_s = _fit(rows, [record.seconds for record in work], "generator")
+    step_s, response_s, context_token_s, prefill_token_s = _fit(rows, [record.seconds for record in work], "generator")
     return LinearGenerator(
         kv_tokens=kv_tokens,
         step_s=step_s,
-        answer_s=answer_s,
+        response_s=response_s,
         context_token_s=context_token_s,
         prefill_token_s=prefill_token_s,
         pause_s=median(record.pause_s for record in _steps(records)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lrl.generators.stats import Seen
+from lrl.generators.stats import StatsSnapshot
 from lrl.planning.profiling.timeline import GeneratorRecord
 
 LOOK_S = 0.1
@@ -28,11 +28,11 @@ class Stretches:
 
     def __init__(self, record: Callable[[GeneratorRecord], None]) -> None:
         self._record = record
-        self._first: tuple[float, Seen] | None = None  # when the stretch began, and how it was then
-        self._last = (0.0, Seen(None, 0.0, 0, 0, 0))
-        self._answer_s = self._context_s = 0.0  # integrals over the stretch
+        self._first: tuple[float, StatsSnapshot] | None = None  # when the stretch began, and how it was then
+        self._last = (0.0, StatsSnapshot(None, 0.0, 0, 0, 0))
+        self._response_s = self._context_s = 0.0  # integrals over the stretch
 
-    def look(self, now: float, seen: Seen) -> None:
+    def look(self, now: float, seen: StatsSnapshot) -> None:
         """How it is now."""
         if self._first is None or seen.since is None or seen.since > self._first[0]:
             self._end()
@@ -44,16 +44,16 @@ class Stretches:
             self._end()
             self._first = (now, seen)
 
-    def _add(self, now: float, seen: Seen) -> None:
+    def _add(self, now: float, seen: StatsSnapshot) -> None:
         """The trapezoidal rule between two looks."""
         before, then = self._last
-        self._answer_s += (now - before) * (then.answers + seen.answers) / 2
+        self._response_s += (now - before) * (then.answers + seen.answers) / 2
         self._context_s += (now - before) * (then.context_tokens + seen.context_tokens) / 2
 
     def _end(self) -> None:
         """Record the stretch up to the last look."""
-        answer_s, context_s = self._answer_s, self._context_s
-        self._answer_s = self._context_s = 0.0
+        response_s, context_s = self._response_s, self._context_s
+        self._response_s = self._context_s = 0.0
         if self._first is None or (seconds := self._last[0] - self._first[0]) < SHORTEST_S:
             return
         first, last = self._first[1], self._last[1]
@@ -61,7 +61,7 @@ class Stretches:
             GeneratorRecord(
                 seconds=seconds,
                 tokens=max(0, round(last.written - first.written)),
-                answers=answer_s / seconds,
+                answers=response_s / seconds,
                 context_tokens=context_s / seconds,
                 prefill_tokens=last.read - first.read,
             )

@@ -13,7 +13,7 @@ class LinearGenerator:
     """Tokens whose keys and values fit."""
     step_s: float = 0.0
     """Seconds of every decode step: reading the weights."""
-    answer_s: float = 0.0
+    response_s: float = 0.0
     """Seconds that each answer adds to a decode step."""
     context_token_s: float = 0.0
     """Seconds that each token of context adds to a decode step: reading its keys and values."""
@@ -24,7 +24,7 @@ class LinearGenerator:
 
     def decode_s(self, answers: int, context_tokens: int) -> float:
         """See `GeneratorCosts.decode_s`."""
-        return self.step_s + self.answer_s * answers + self.context_token_s * context_tokens
+        return self.step_s + self.response_s * answers + self.context_token_s * context_tokens
 
     def prefill_s(self, tokens: int) -> float:
         """See `GeneratorCosts.prefill_s`."""

@@ -22,7 +22,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.planning.planner.recipe import TIMELINE
 from lrl.planning.profiling.calibration import fit_generator, fit_trainer
 from lrl.planning.profiling.timeline import GroupRecord, Record, StepRecord, read
-from lrl.planning.simulator.length_sampling import Replayed
+from lrl.planning.simulator.length_sampling import ReplayedLengths
 from lrl.planning.simulator.simulate import Simulation
 
 TIMELINE_FILE, CONFIG_FILE = "timeline.jsonl", "config.yaml"
@@ -74,7 +74,7 @@ def read_run(folder: Path) -> Run:
         forecast=simulation.run().steps[behind_start:],
         answers_per_step=simulation.groups_per_step * simulation.rollouts_per_group,
         planned_step_s=_planned(config),
-        left_out=[name for name in ("replay", "max_skipped_per_step", "dispatch", "moving") if data.get(name)],
+        left_out=[name for name in ("replay", "max_skipped_per_step", "dispatch", "migration") if data.get(name)],
     )
 
 
@@ -95,7 +95,7 @@ def simulated(timeline: Sequence[Record], steps: int, config: Mapping[str, Any])
     return Simulation(
         generators=[costs] * (writing - strategy.get("evaluation_generators", 0)),
         trainer=fit_trainer(timeline),
-        lengths=Replayed([group.lengths for group in groups]),
+        lengths=ReplayedLengths([group.lengths for group in groups]),
         steps=steps,
         max_num_seqs=server["max_num_seqs"],
         ranks=trainer_ranks(config["trainer"]),

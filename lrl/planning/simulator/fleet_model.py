@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from lrl.planning.costs import GeneratorCosts
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.generator_model import ModelGenerator
-from lrl.planning.simulator.length_sampling import Answer, Lengths, fill
+from lrl.planning.simulator.length_sampling import LengthSampler, SimulatedResponse, fill
 from lrl.routing.dispatch import Dispatch, Request
-from lrl.routing.request_queue import Desk
+from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
 
@@ -32,12 +32,12 @@ class ModelFleet:
         self,
         costs: Sequence[GeneratorCosts],
         capacity: int,
-        lengths: Lengths,
+        lengths: LengthSampler,
         dispatch: Dispatch,
         record: Callable[[GeneratorRecord], None] | None = None,
     ) -> None:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]
-        self.desk = Desk(dispatch, self._serving)
+        self.requests = RequestQueue(dispatch, self._serving)
         self.lengths = lengths
         self._arrivals = 0
 
@@ -51,26 +51,28 @@ class ModelFleet:
         request = Request(prompt, len(rollouts), priority, due)
         written = False
         while not written:
-            generator = await self.desk.enter(request, rollouts)
+            generator = await self.requests.enter(request, rollouts)
             try:
                 if written := generator.open:  # the door may have closed since it was chosen
                     await self._write(generator, request, rollouts)
             finally:
-                self.desk.leave(generator, request)
+                self.requests.leave(generator, request)
 
     async def _write(self, generator: ModelGenerator, request: Request, rollouts: Sequence[Rollout]) -> None:
         whole = asyncio.get_running_loop().create_future()
         left, prompt, priority = len(rollouts), request.prompt, request.priority
 
-        def ended(answer: Answer) -> None:
+        def ended(answer: SimulatedResponse) -> None:
             nonlocal left
             left -= 1
-            self.desk.release(generator, request)
+            self.requests.release(generator, request)
             if not left:
                 whole.set_result(None)
 
         lengths = self.lengths.of(prompt.id, priority, len(rollouts))
-        answers = [Answer(len(prompt.token_ids), length, (priority, self._arrive()), ended) for length in lengths]
+        answers = [
+            SimulatedResponse(len(prompt.token_ids), length, (priority, self._arrive()), ended) for length in lengths
+        ]
         generator.write(answers)
         await whole
         for rollout, answer in zip(rollouts, answers, strict=True):
@@ -93,5 +95,5 @@ class ModelFleet:
         stood_from = await asyncio.gather(*map(one, self.generators))
         for generator in self.generators:
             generator.resume(version)
-        self.desk.send_soon()
+        self.requests.send_soon()
         return loop.time() - min(stood_from)

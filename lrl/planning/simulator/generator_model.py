@@ -21,15 +21,15 @@ from collections.abc import Callable, Sequence
 
 from lrl.planning.costs import GeneratorCosts
 from lrl.planning.profiling.timeline import GeneratorRecord
-from lrl.planning.simulator.length_sampling import Answer
-from lrl.routing.request_queue import Places
+from lrl.planning.simulator.length_sampling import SimulatedResponse
+from lrl.routing.request_queue import Slots
 from lrl.types import Rollout
 
 HEADROOM = 0.01
 """Share of the keys and values that stays free when an answer joins others, or it would leave again at once."""
 
 
-class ModelGenerator(Places):
+class ModelGenerator(Slots):
     """Writes answers in the time that `costs` say.
 
     Args:
@@ -63,9 +63,9 @@ class ModelGenerator(Places):
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
         self._since = self._loop.time()  # of the last change: always between two decode steps
-        self._batch: list[Answer] = []  # by their ends
+        self._batch: list[SimulatedResponse] = []  # by their ends
         self._context_tokens = 0  # of the batch's prompts and answers at `_since`
-        self._line: list[Answer] = []  # by their order
+        self._line: list[SimulatedResponse] = []  # by their order
         self._versions: list[tuple[int, int]] = [(0, 0)]  # (decode steps when it came, version)
         self._planned = 0  # decode steps until the next change; 0 in a prefill
         self._timer: asyncio.TimerHandle | None = None
@@ -80,7 +80,7 @@ class ModelGenerator(Places):
         """Nothing moves in the model."""
         return False
 
-    def write(self, answers: Sequence[Answer]) -> None:
+    def write(self, answers: Sequence[SimulatedResponse]) -> None:
         """Begin with these as soon as they fit.
 
         Raises:
@@ -220,7 +220,7 @@ class ModelGenerator(Places):
         to_end = self._batch[0].last_step - self._steps
         return min(to_end, room) if len(self._batch) > 1 else to_end
 
-    def _leave(self, answer: Answer) -> None:
+    def _leave(self, answer: SimulatedResponse) -> None:
         """Out of the batch, with all its tokens so far and who wrote them."""
         self._batch.remove(answer)
         self._note_versions(answer)
@@ -228,12 +228,12 @@ class ModelGenerator(Places):
         answer.joined = self._steps
         self._context_tokens -= self._context(answer)
 
-    def _note_versions(self, answer: Answer) -> None:
+    def _note_versions(self, answer: SimulatedResponse) -> None:
         first = bisect_left(self._versions, (answer.joined + 1,)) - 1
         until = [since for since, _ in self._versions[first + 1 :]] + [self._steps]
         for (since, version), end in zip(self._versions[first:], until, strict=True):
             answer.versions.append((version, end - max(since, answer.joined)))
 
     @staticmethod
-    def _context(answer: Answer) -> int:
+    def _context(answer: SimulatedResponse) -> int:
         return answer.prompt_tokens + answer.written

@@ -21,7 +21,7 @@ from lrl.types import Rollout
 V = TypeVar("V", int, float)
 
 
-class Lengths(ABC):
+class LengthSampler(ABC):
     """A distribution of lengths in tokens.
 
     Args:
@@ -66,15 +66,15 @@ class Lengths(ABC):
         return math.sqrt(self.prompt_share) * np.random.default_rng([self.seed, 0, prompt]).standard_normal()
 
 
-class Lognormal(Lengths):
+class Lognormal(LengthSampler):
     """exp of a normal number with mean log(`median`), cut at a limit, as answers are.
 
     Args:
         median: Tokens.
         sigma: Standard deviation of the logarithm; 0 makes all answers equally long.
         longest: Limit in tokens.
-        prompt_share: See `Lengths`.
-        seed: See `Lengths`.
+        prompt_share: See `LengthSampler`.
+        seed: See `LengthSampler`.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -90,17 +90,17 @@ class Lognormal(Lengths):
         self.median, self.sigma, self.longest = median, sigma, longest
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """See `Lengths.tokens`."""
+        """See `LengthSampler.tokens`."""
         return (self.median * np.exp(self.sigma * normal)).clip(1, self.longest).astype(np.int64)
 
 
-class Seen(Lengths):
+class ObservedLengths(LengthSampler):
     """Lengths that were seen, each as likely as another: a run's own.
 
     Args:
         lengths: In tokens, each at least 1.
-        prompt_share: See `Lengths`.
-        seed: See `Lengths`.
+        prompt_share: See `LengthSampler`.
+        seed: See `LengthSampler`.
 
     Raises:
         ValueError: There are none, or one is below 1.
@@ -113,12 +113,12 @@ class Seen(Lengths):
             raise ValueError(f"lengths has {len(self._sorted)} answers; there must be some, each of 1 token or more.")
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """See `Lengths.tokens`."""
+        """See `LengthSampler.tokens`."""
         places = (ndtr(normal) * len(self._sorted)).astype(np.int64)
         return self._sorted[places.clip(max=len(self._sorted) - 1)]
 
 
-class Replayed(Seen):
+class ReplayedLengths(ObservedLengths):
     """A run's lengths, group by group in the order of its prompts; behind them, lengths like them.
 
     Args:
@@ -133,21 +133,21 @@ class Replayed(Seen):
         self._groups = groups
 
     def of(self, prompt: int, index: int, answers: int) -> list[int]:
-        """See `Lengths.of`."""
+        """See `LengthSampler.of`."""
         if index < len(self._groups) and len(self._groups[index]) == answers:
             return list(self._groups[index])
         return super().of(prompt, index, answers)
 
 
 @dataclass(eq=False, slots=True)
-class Answer:
+class SimulatedResponse:
     """One answer that is being written."""
 
     prompt_tokens: int
     length: int
     order: tuple[int, int]
     """(priority, arrival): the smallest joins first, the largest leaves first."""
-    ended: Callable[[Answer], None]
+    ended: Callable[[SimulatedResponse], None]
     written: int = 0
     """Tokens when it last joined or left the batch."""
     joined: int = 0

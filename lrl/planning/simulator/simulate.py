@@ -19,8 +19,8 @@ from lrl.planning.profiling.timeline import Record, StepRecord
 from lrl.planning.simulator import clock
 from lrl.planning.simulator.fleet_model import ModelFleet
 from lrl.planning.simulator.generator_model import ModelGenerator
-from lrl.planning.simulator.length_sampling import Lengths
-from lrl.planning.simulator.trainer_model import ModelTrainer, Piece
+from lrl.planning.simulator.length_sampling import LengthSampler
+from lrl.planning.simulator.trainer_model import ModelTrainer, TrainedResponse
 from lrl.rollouts.bin_packing import Cuts
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
@@ -58,7 +58,7 @@ class Simulation:
 
     generators: Sequence[GeneratorCosts]
     trainer: TrainerCosts
-    lengths: Lengths
+    lengths: LengthSampler
     steps: int
     groups_per_step: int = 16
     rollouts_per_group: int = 8
@@ -113,7 +113,7 @@ class Simulation:
         )
         oldest_lag = self.max_lag if self.stragglers == "mask" else None
         alternates = self.placement == "shared"
-        cuts = Cuts[Piece](self.micro_batch_tokens, ranks=self.ranks)
+        cuts = Cuts[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks)
         trainer = ModelTrainer(self.trainer, fleet, controller, cuts, oldest_lag, alternates, record)
         await controller.new_version(0)
         steps = [await trainer.step(number) for number in range(self.steps)]

@@ -21,9 +21,9 @@ from lrl.planning.planner.memory import usable
 from lrl.planning.planner.roofline import RooflineGenerator, RooflineTrainer
 from lrl.planning.planner.search import Plan
 from lrl.planning.profiling.timeline import GeneratorRecord, Record, StepRecord
-from lrl.planning.simulator.length_sampling import Lengths, Seen
+from lrl.planning.simulator.length_sampling import LengthSampler, ObservedLengths
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
 from lrl.types import Prompt
 
@@ -58,7 +58,7 @@ class ByPrompt:
         lengths: Of the answers.
     """
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: LengthSampler) -> None:
         self.lengths = lengths
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
@@ -79,12 +79,12 @@ def rules(costs: RooflineGenerator, slots: int, context_tokens: float) -> dict[s
         context_tokens: Of an answer and its prompt, on average.
     """
     one, all_ms = (1e3 * costs.decode_s(answers, answers * context_tokens) for answers in (1, max(2, slots)))
-    decode_time = DecodeTime(step_ms=one, answer_ms=(all_ms - one) / (max(2, slots) - 1))
+    decode_latency = DecodeLatency(step_ms=one, response_ms=(all_ms - one) / (max(2, slots) - 1))
     return {
         DEFAULT: LeastLoaded,
         "RoundRobin": RoundRobin,
         "LeastTokens": LeastTokens,
-        "SkewnessAware": lambda: SkewnessAware(decode_time=decode_time),
+        "SkewnessAware": lambda: SkewnessAware(decode_latency=decode_latency),
     }
 
 
@@ -99,7 +99,7 @@ def outcomes(plan: Plan, sides: Sides, cluster: Cluster) -> tuple[Outcome, ...]:
 
 def outcome(rule: str, make: Callable[[], Dispatch], plan: Plan, sides: Sides, cluster: Cluster) -> Outcome:
     """The plan under one rule."""
-    lengths = Seen([round(tokens) for tokens in sides.workload.lengths.values])
+    lengths = ObservedLengths([round(tokens) for tokens in sides.workload.lengths.values])
 
     def informed() -> Dispatch:
         made = make()
@@ -130,7 +130,7 @@ def outcome(rule: str, make: Callable[[], Dispatch], plan: Plan, sides: Sides, c
 
 
 def simulation(
-    plan: Plan, sides: Sides, cluster: Cluster, lengths: Lengths, dispatch: Callable[[], Dispatch]
+    plan: Plan, sides: Sides, cluster: Cluster, lengths: LengthSampler, dispatch: Callable[[], Dispatch]
 ) -> Simulation:
     """The plan as a simulation; one of its micro-batches is what all ranks train at the same time."""
     training, workload = plan.training, sides.workload
@@ -181,8 +181,8 @@ def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
     dispatch = best.make()
     settings: dict[str, Any] = {"class_path": f"lrl.routing.dispatch.{best.rule}"}
     if isinstance(dispatch, SkewnessAware):
-        time = dispatch.decode_time
-        numbers = {"step_ms": float(f"{time.step_ms:.4g}"), "answer_ms": float(f"{time.answer_ms:.4g}")}
+        time = dispatch.decode_latency
+        numbers = {"step_ms": float(f"{time.step_ms:.4g}"), "response_ms": float(f"{time.response_ms:.4g}")}
         settings["init_args"] = {"decode_time": numbers}
     return settings
 

@@ -18,8 +18,8 @@ from lrl.types import Group
 
 
 @dataclass(slots=True)
-class Piece:
-    """A prompt and its answer; see `lrl.rollouts.bin_packing.Piece`."""
+class TrainedResponse:
+    """A prompt and its answer; see `lrl.rollouts.bin_packing.TrainedResponse`."""
 
     group: int
     tokens: int
@@ -29,7 +29,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Tally:
+class StepWaits:
     """What a step trained, and when it was written."""
 
     tokens: int = 0
@@ -55,7 +55,7 @@ class ModelTrainer:
         costs: TrainerCosts,
         fleet: ModelFleet,
         controller: Controller,
-        cuts: Cuts[Piece],
+        cuts: Cuts[TrainedResponse],
         oldest_lag: int | None,
         alternates: bool,
         record: Callable[[Record], None] | None,
@@ -76,7 +76,7 @@ class ModelTrainer:
     async def step(self, step: int) -> StepRecord:
         """Train step `step`, sync, and have the controller admit what may start then."""
         started = self._loop.time()
-        waits, tally = list[tuple[float, int]](), Tally()
+        waits, tally = list[tuple[float, int]](), StepWaits()
         train_s = await self._train(step, waits, tally)
         await asyncio.sleep(update_s := self.costs.update_s())
         sync_s, pause_s = await self._sync(step + 1)
@@ -102,7 +102,7 @@ class ModelTrainer:
             self._record(record)
         return record
 
-    async def _train(self, step: int, waits: list[tuple[float, int]], tally: Tally) -> float:
+    async def _train(self, step: int, waits: list[tuple[float, int]], tally: StepWaits) -> float:
         """All forward and backward passes of a step; their seconds."""
         train_s = 0.0
         for _ in range(self.controller.ledger.pacing.groups_in(step)):
@@ -119,7 +119,7 @@ class ModelTrainer:
         await asyncio.sleep(others_s)
         return train_s + others_s
 
-    def _take(self, group: Group, step: int, tally: Tally) -> int:
+    def _take(self, group: Group, step: int, tally: StepWaits) -> int:
         """Cut from the group's answers what `Packer` would; their tokens, prompts included."""
         length = 0
         tally.groups.append(group)
@@ -132,12 +132,12 @@ class ModelTrainer:
             trained = sum(n for lag, n in lags.items() if self.oldest_lag is None or lag <= self.oldest_lag)
             tally.tokens += trained
             if trained:
-                piece = Piece(group.index, len(group.prompt.token_ids) + len(rollout.token_ids))
+                piece = TrainedResponse(group.index, len(group.prompt.token_ids) + len(rollout.token_ids))
                 self._cuts.take(piece)
                 length += len(piece)
         return length
 
-    async def _compute(self, each: Sequence[Rows[Piece]]) -> float:
+    async def _compute(self, each: Sequence[Rows[TrainedResponse]]) -> float:
         """One forward and backward pass of every rank, which may still be at its last one; the seconds of rank 0's."""
         now, passes = self._loop.time(), {rank: self._pass(rows) for rank, rows in enumerate(each) if rows}
         for rank, one in passes.items():
@@ -148,7 +148,7 @@ class ModelTrainer:
         await asyncio.sleep(seconds)
         return seconds
 
-    def _pass(self, rows: Rows[Piece]) -> MicroBatchRecord:
+    def _pass(self, rows: Rows[TrainedResponse]) -> MicroBatchRecord:
         lengths = [len(piece) for row in rows for piece in row]
         tokens, squared = sum(lengths), sum(length * length for length in lengths)
         return MicroBatchRecord(

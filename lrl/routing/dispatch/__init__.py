@@ -8,8 +8,8 @@ from lrl.routing.dispatch.least_loaded import LeastLoaded
 from lrl.routing.dispatch.least_tokens import LeastTokens
 from lrl.routing.dispatch.round_robin import RoundRobin
 from lrl.routing.dispatch.skewness_aware import SkewnessAware
-from lrl.routing.dispatch.tail_batching import TailRounds
-from lrl.routing.migration import Moving
+from lrl.routing.dispatch.tail_batching import TailBatching
+from lrl.routing.migration import Migration
 
 __all__ = [
     "Dispatch",
@@ -17,9 +17,9 @@ __all__ = [
     "LeastLoaded",
     "LeastTokens",
     "Loaded",
-    "Moving",
+    "Migration",
     "Request",
     "RoundRobin",
     "SkewnessAware",
-    "TailRounds",
+    "TailBatching",
 ]

@@ -32,7 +32,7 @@ class Loaded(Protocol):
 
 
 class ExpectedLengths(Protocol):
-    """Expected lengths of responses that are not written yet: `lrl.routing.length_predictor.Lengths`, or an oracle."""
+    """Expected lengths of responses that are not written yet: `lrl.routing.length_predictor.LengthPredictor`, or an oracle."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         """Expected tokens of a whole answer of which `written` are there; more than `written`."""
@@ -108,7 +108,7 @@ class Dispatch(ABC):
 
     def __init__(self) -> None:
         self.lengths: ExpectedLengths | None = None
-        """What is known of lengths; the data module sets it (`data.lengths`)."""
+        """What is known of lengths; the data module sets it (`data.length_predictor`)."""
         self._line = Line()
 
     @abstractmethod

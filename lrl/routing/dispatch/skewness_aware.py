@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from lrl.routing.decode_latency import DecodeTime
+from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch.base import Dispatch, Line, Loaded, Request, has_room, longest_first
 from lrl.runtime.config_errors import fault
 
@@ -39,7 +39,7 @@ class SkewnessAware(Dispatch):
         self,
         long_tail: float = 0.2,
         combine: Literal["sum", "max"] = "max",
-        decode_time: DecodeTime | None = None,
+        decode_latency: DecodeLatency | None = None,
     ) -> None:
         super().__init__()
         if not 0 < long_tail < 1:
@@ -48,10 +48,10 @@ class SkewnessAware(Dispatch):
             fault(f"data.dispatch.combine is {combine!r}; it is sum or max.")
         self.long_tail = long_tail
         self.combine = combine
-        self.decode_time = decode_time or DecodeTime()
+        self.decode_latency = decode_latency or DecodeLatency()
         self._long, self._rest = Line(), Line()
         self._shortest_long = math.inf  # tokens, at the last division
-        self._long_generators = 0  # the first so many of the crew
+        self._long_generators = 0  # the first so many of the pool
         self._divided_for = (-1, 0)  # the newest step, and the number of generators
         self._newest_due = -1
 
@@ -116,7 +116,7 @@ class SkewnessAware(Dispatch):
             (sum(request.answers for request in self._rest), self.lengths.quantile(REST)),
             len(generators),
             min(generator.capacity for generator in generators),
-            self.decode_time,
+            self.decode_latency,
             self.combine,
         )
 
@@ -126,7 +126,7 @@ def generators_for_the_long(
     rest: tuple[int, float],
     generators: int,
     capacity: int,
-    decode_time: DecodeTime,
+    decode_latency: DecodeLatency,
     combine: Literal["sum", "max"],
 ) -> int:
     """N_l of algorithm 2: generators that write the long answers; the fewest, where several numbers are as good.
@@ -142,7 +142,7 @@ def generators_for_the_long(
 
     def latency(part: tuple[int, float], share: int) -> float:
         answers, tokens = part
-        return decode_time.latency(math.ceil(answers / share), tokens, capacity)
+        return decode_latency.latency(math.ceil(answers / share), tokens, capacity)
 
     def total(share: int) -> float:
         parts = latency(long, share), latency(rest, generators - share)

@@ -14,7 +14,7 @@ RECENT = 512
 """Requests among which one is long or not."""
 
 
-class TailRounds(Dispatch):
+class TailBatching(Dispatch):
     """Holds the requests that are expected to be long back, and sends them together, those of several steps at once.
 
     What is held goes out when it fills a generator, when the step that trains one of it is near, and when a generator

@@ -4,7 +4,7 @@ section 5), in a process beside the trainer.
 Nobody waits for it. What was answered is taught to it in the background, and prompts that start soon are guessed ahead.
 What it has not guessed yet the n-grams do (`NgramRanker`), and so they do if its process is lost.
 
-Its guesses are not taken at their word (`Blend`): a model that has learnt nothing yet does no harm.
+Its guesses are not taken at their word (`Ensemble`): a model that has learnt nothing yet does no harm.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEAST = 64
 """With fewer the second guess is not believed."""
 
 
-class Blend:
+class Ensemble:
     """Mixes a guess that is always there with a second one."""
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class LanguageModelRanker(Ranker):
     def __init__(
         self, model: str, device: str | None = None, lr: float = 2e-5, passes: int = 2, fitted_prompts: int = 2048
     ) -> None:
-        above(0, "data.lengths.ranker", lr=lr)
-        at_least(1, "data.lengths.ranker", passes=passes, fitted_prompts=fitted_prompts)
+        above(0, "data.length_predictor.ranker", lr=lr)
+        at_least(1, "data.length_predictor.ranker", passes=passes, fitted_prompts=fitted_prompts)
         self.model = model
         self.device = find_device(device)
         self._recipe = Recipe(model, str(self.device), lr, passes, fitted_prompts)
         self._ngrams = NgramRanker(fitted_prompts)
-        self._blend = Blend()
+        self._ensemble = Ensemble()
         self._guesses: dict[int, float] = {}  # prompt id -> the language model's
         self._learnt = deque[Row](maxlen=fitted_prompts)
         self._to_learn = deque[Row](maxlen=fitted_prompts)
@@ -123,14 +123,16 @@ class LanguageModelRanker(Ranker):
 
     def guess(self, prompt: Prompt) -> float:
         """Both guesses, each for what it is worth; the n-grams' alone where there is no other."""
-        return self._blend(self._ngrams.guess(prompt), self._guesses.get(prompt.id))
+        return self._ensemble(self._ngrams.guess(prompt), self._guesses.get(prompt.id))
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
         """Judge both guesses by `numbers`, and teach them; the language model as soon as it is free."""
         found = [
             (prompt, self._guesses.get(prompt.id), number) for prompt, number in zip(prompts, numbers, strict=True)
         ]
-        self._blend.judge([(self._ngrams.guess(p), guess, number) for p, guess, number in found if guess is not None])
+        self._ensemble.judge(
+            [(self._ngrams.guess(p), guess, number) for p, guess, number in found if guess is not None]
+        )
         self._ngrams.learn(prompts, numbers)
         self._take_in([(prompt.text, number) for prompt, _, number in found])
 
@@ -173,7 +175,7 @@ class LanguageModelRanker(Ranker):
             return job is None
         if (error := job.exception()) is not None:
             log.warning(
-                "data.lengths.ranker: the process with %s is lost (%s: %s). Lengths are guessed from n-grams alone "
+                "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are guessed from n-grams alone "
                 "until this run ends; a resumed one begins with it again.",
                 *(self.model, type(error).__name__, error),
             )
@@ -182,8 +184,12 @@ class LanguageModelRanker(Ranker):
 
     def figures(self) -> dict[str, float]:
         """How well n-grams and language model go with what was found, over the last prompts with both."""
-        found = self._blend.correlations()
-        return {} if found is None else {"lengths/ngrams_correlation": found[0], "lengths/model_correlation": found[1]}
+        found = self._ensemble.correlations()
+        return (
+            {}
+            if found is None
+            else {"length_predictor/ngrams_correlation": found[0], "length_predictor/model_correlation": found[1]}
+        )
 
     def start(self) -> None:
         """Start the process, and open the model in it, while the generators start."""
@@ -221,13 +227,13 @@ class LanguageModelRanker(Ranker):
             "ngrams": self._ngrams.state_dict(),
             "texts": list(texts),
             "numbers": torch.tensor(numbers, dtype=torch.float32),
-            "judged": self._blend.state_dict(),
+            "judged": self._ensemble.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Teach what was learnt to the model as it was before the first run."""
         self._ngrams.load_state_dict(state["ngrams"])
-        self._blend.load_state_dict(state["judged"])
+        self._ensemble.load_state_dict(state["judged"])
         self._learnt.clear()
         self._to_learn.clear()
         self._take_in(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
@@ -240,11 +246,13 @@ def find_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        fault(f"data.lengths.ranker.device is {name!r}, which torch does not know; it must be like cuda:0 or cpu.")
+        fault(
+            f"data.length_predictor.ranker.device is {name!r}, which torch does not know; it must be like cuda:0 or cpu."
+        )
         return torch.device("cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         fault(
-            f"data.lengths.ranker.device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices: "
+            f"data.length_predictor.ranker.device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices: "
             "name one of them, or cpu."
         )
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

@@ -46,8 +46,8 @@ class NgramRanker(Ranker):
     def __init__(self, fitted_prompts: int = 2048, penalty: float = 1.0) -> None:
         from sklearn.linear_model import Ridge  # a second or more: only a run that wants lengths pays for it
 
-        at_least(1, "data.lengths.ranker", fitted_prompts=fitted_prompts)
-        above(0, "data.lengths.ranker", penalty=penalty)
+        at_least(1, "data.length_predictor.ranker", fitted_prompts=fitted_prompts)
+        above(0, "data.length_predictor.ranker", penalty=penalty)
         self.fitted_prompts = fitted_prompts
         self._ridge = Ridge(penalty, solver="sparse_cg", tol=1e-2)
         self._rows: list[tuple[Features, float]] = []

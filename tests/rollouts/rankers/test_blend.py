@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from lrl.routing.rankers.language_model import LEAST, Blend
+from lrl.routing.rankers.language_model import LEAST, Ensemble
 from tests.checkpoint_file import through_a_file
 
 DRAW = np.random.default_rng(0)
 FOUND, NOISE = DRAW.normal(size=300), DRAW.normal(size=300)
 
 
-def judged(first: np.ndarray, second: np.ndarray, count: int = 300) -> Blend:
-    blend = Blend()
+def judged(first: np.ndarray, second: np.ndarray, count: int = 300) -> Ensemble:
+    blend = Ensemble()
     blend.judge(list(zip(first.tolist(), second.tolist(), FOUND.tolist(), strict=True))[:count])
     return blend
 
@@ -42,9 +42,9 @@ def test_a_second_that_says_nothing_does_no_harm() -> None:
 
 
 def test_what_was_judged_comes_back_from_a_checkpoint() -> None:
-    blend, resumed = judged(NOISE, FOUND), Blend()
+    blend, resumed = judged(NOISE, FOUND), Ensemble()
     resumed.load_state_dict(through_a_file({"state": blend.state_dict()})["state"])
     assert resumed(1.0, 2.0) == pytest.approx(blend(1.0, 2.0), abs=1e-5)
-    empty = Blend()
-    empty.load_state_dict(Blend().state_dict())
+    empty = Ensemble()
+    empty.load_state_dict(Ensemble().state_dict())
     assert empty(1.0, 2.0) == 1.0

@@ -95,7 +95,11 @@ def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_
     assert correlation(ranker) == 0 and not ranker.figures()
     live(ranker, 0, steps=6)
     assert correlation(ranker) > 0.9
-    assert ranker.figures()["lengths/model_correlation"] > 0.5 > ranker.figures()["lengths/ngrams_correlation"]
+    assert (
+        ranker.figures()["length_predictor/model_correlation"]
+        > 0.5
+        > ranker.figures()["length_predictor/ngrams_correlation"]
+    )
     state = through_a_file(ranker.state_dict())
     ranker.close()
     ranker.start()  # another run of the same data module
@@ -197,9 +201,9 @@ def test_what_was_learnt_first_is_not_forgotten(model: str) -> None:
 
 
 def test_a_setting_outside_its_range_is_named(model: str) -> None:
-    with pytest.raises(ValueError, match="data.lengths.ranker.passes is 0"):
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.passes is 0"):
         LanguageModelRanker(model, passes=0)
-    with pytest.raises(ValueError, match="data.lengths.ranker.device is 'gpu'"):
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.device is 'gpu'"):
         LanguageModelRanker(model, device="gpu")
-    with pytest.raises(ValueError, match="data.lengths.ranker.device is 'cuda:99'"):
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.device is 'cuda:99'"):
         LanguageModelRanker(model, device="cuda:99")

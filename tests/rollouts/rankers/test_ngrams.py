@@ -15,7 +15,7 @@ def test_features_are_alike_for_alike_prompts_and_bounded_for_long_ones() -> Non
 
 
 def test_a_setting_outside_its_range_is_named() -> None:
-    with pytest.raises(ValueError, match="data.lengths.ranker.fitted_prompts is 0"):
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.fitted_prompts is 0"):
         NgramRanker(fitted_prompts=0)
-    with pytest.raises(ValueError, match="data.lengths.ranker.penalty is 0"):
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.penalty is 0"):
         NgramRanker(penalty=0.0)

@@ -1,4 +1,4 @@
-"""Both sides at once, and neither for the other: writing that nobody learns from, training on answers that are there.
+"""Both sides at once, and neither for the other: writing that nobody learns from, training on responses that are there.
 
 Each is a process of its own, with the threads that it has in an asynchronous run, and each waits for the other at every
 step's end. Nothing else goes between them. So what such a step takes beyond training alone is the machine's; what
@@ -18,7 +18,7 @@ import lightning as L
 
 from benchmarks import timed_run
 from benchmarks.lent_server import LentServer
-from benchmarks.ready_answers import train_alone
+from benchmarks.ready_responses import train_alone
 from benchmarks.timed_run import System, Timed
 from lrl.planning.simulator.length_sampling import LengthSampler
 

@@ -62,7 +62,7 @@ def described(args: argparse.Namespace, kind: str, once: bool) -> tuple[RunSetti
 
     settings = RunSettings(
         seed=args.seed, max_lag=1, lr=args.lr, schedule="linear", steps=args.steps, groups=args.groups,
-        answers=args.answers,
+        answers=args.responses,
     )  # fmt: skip
     share = args.share if kind else 0.0
     return settings, {"fault": kind, "first_try_only": once, "share": share, **asdict(settings)}
@@ -118,7 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
+    parser.add_argument("--responses", type=int, default=16, help="answers to each (%(default)s)")
     records.add_places(parser, "chaos_rewards", plot=False)
     return parser
 

@@ -1,14 +1,14 @@
-"""What the controller costs: processor time and memory per answer, with more and more answers in flight.
+"""What the controller costs: processor time and memory per response, with more and more responses in flight.
 
     python -m benchmarks.controller_cost
     python -m benchmarks.controller_cost --in-flight 100 1000 --repeats 3
 
 The real controller, ledger, pacing, dispatch and pool on the virtual clock; in place of vLLM a client that waits for as
-long as an answer takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
-256 answers, answers of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. An answer is
+long as a response takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
+256 responses, responses of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. A response is
 one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
 time, with Python's garbage collector and without. As in a run (`lrl.strategies.base`), the collector is spared what was
-there before the first step. Memory is what tracemalloc counts when all answers are in flight, which have no token then.
+there before the first step. Memory is what tracemalloc counts when all responses are in flight, which have no token then.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.types import Rollout, Sampling
 
-ANSWERS = 8
+RESPONSES = 8
 """Of a group."""
 CAPACITY = 256
 """Of a generator."""
 TOKENS = 64
-"""Of an answer."""
+"""Of a response."""
 HEAD = (
-    "| answers in flight | generators | µs per answer | spread | without collector | spread | bytes of each | spread |"
+    "| responses in flight | generators | µs per response | spread | without collector | spread | bytes of each | spread |"
     "\n|---|---|---|---|---|---|---|---|"
 )
 
 
 class ModelClient:
-    """A generator's client; the answers to a prompt end together, after 1 to 4 s."""
+    """A generator's client; the responses to a prompt end together, after 1 to 4 s."""
 
     async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any) -> None:
         """See `GeneratorClient.write`."""
@@ -61,14 +61,14 @@ class ModelClient:
 
 
 def make_controller(in_flight: int, steps: int) -> Controller:
-    """With generators that hold version 0; a step has as many answers as are in flight."""
+    """With generators that hold version 0; a step has as many responses as are in flight."""
     server: Any = SimpleNamespace(url="", name="generator", token="", trust=None)
     generators = [Generator(server, CAPACITY) for _ in range(-(-in_flight // CAPACITY))]
     for generator in generators:
         generator.open, generator.version = True, 0
         generator.client = ModelClient()  # type: ignore[assignment]
-    pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // ANSWERS, max_lag=0, last_step=steps)
-    prompts, sampling = Row(10**9, 1), Sampling(n=ANSWERS)
+    pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // RESPONSES, max_lag=0, last_step=steps)
+    prompts, sampling = Row(10**9, 1), Sampling(n=RESPONSES)
     return Controller(prompts, GeneratorPool(generators), NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 1e9)
 
 
@@ -81,14 +81,14 @@ async def seconds(in_flight: int, steps: int, collects: bool) -> float:
     started = time.process_time()
     for step in range(steps):
         await controller.new_version(step)
-        for _ in range(in_flight // ANSWERS):
+        for _ in range(in_flight // RESPONSES):
             await controller.next_group(step)
     gc.enable()
     return time.process_time() - started
 
 
 async def size(in_flight: int) -> int:
-    """Bytes that are held while so many answers are in flight."""
+    """Bytes that are held while so many responses are in flight."""
     controller = make_controller(in_flight, 1)
     gc.collect()
     tracemalloc.start()
@@ -98,16 +98,16 @@ async def size(in_flight: int) -> int:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     pool: Any = controller.fleet
-    assert sum(generator.in_flight for generator in pool.generators) == in_flight // ANSWERS * ANSWERS
+    assert sum(generator.in_flight for generator in pool.generators) == in_flight // RESPONSES * RESPONSES
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     return held
 
 
-def measure(in_flight: int, answers: int, repeats: int) -> dict[str, Any]:
+def measure(in_flight: int, responses: int, repeats: int) -> dict[str, Any]:
     """One row: least, median and most of fresh runs."""
-    whole = in_flight // ANSWERS * ANSWERS
-    steps = max(1, answers // whole)
+    whole = in_flight // RESPONSES * RESPONSES
+    steps = max(1, responses // whole)
     run(seconds(in_flight, 1, True))  # whatever is made once is made now
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(repeats):
@@ -116,7 +116,7 @@ def measure(in_flight: int, answers: int, repeats: int) -> dict[str, Any]:
     return {
         "in_flight": whole,
         "generators": -(-in_flight // CAPACITY),
-        "answers": steps * whole,
+        "responses": steps * whole,
         "repeats": repeats,
         "us_per_answer": spread(times[True]),
         "us_per_answer_without_collector": spread(times[False]),
@@ -139,11 +139,11 @@ def row(record: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each number of answers and print the table."""
+    """Measure each number of responses and print the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller_cost", description="The controller's cost.")
-    parser.add_argument("--in-flight", nargs="+", type=int, default=[100, 1000, 10_000], help="answers (%(default)s)")
-    parser.add_argument("--answers", type=int, default=40_000, help="written in each repeat (%(default)s)")
+    parser.add_argument("--in-flight", nargs="+", type=int, default=[100, 1000, 10_000], help="responses (%(default)s)")
+    parser.add_argument("--responses", type=int, default=40_000, help="written in each repeat (%(default)s)")
     parser.add_argument("--repeats", type=int, default=7, help="fresh runs of each (%(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results/controller_cost.jsonl"), help="(%(default)s)"
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.collect()
     gc.freeze()
     for in_flight in args.in_flight:
-        record = measure(in_flight, args.answers, args.repeats)
+        record = measure(in_flight, args.responses, args.repeats)
         records.append(args.out, record | {"command": command})
         print(row(record), flush=True)
     return 0

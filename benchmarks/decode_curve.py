@@ -26,7 +26,7 @@ CONTEXTS = (500, 1000, 2000)
 
 
 def curve(context: int) -> dict[int, float]:
-    """The roofline's milliseconds for each batch of the figure, every answer with `context` tokens."""
+    """The roofline's milliseconds for each batch of the figure, every response with `context` tokens."""
     costs = RooflineGenerator(shape=read_shape(MODEL), cluster=parse_cluster("8xH800"))
     return {batch: 1e3 * costs.decode_s(batch, batch * context) for batch in FIGURE_6}
 

@@ -3,7 +3,7 @@
     python -m benchmarks.elastic                 30 steps of each
     python -m benchmarks.elastic --steps 5       a rehearsal
 
-The quickstart's task and policy, which learns nothing; a generator writes so few answers at once that the trainer waits
+The quickstart's task and policy, which learns nothing; a generator writes so few responses at once that the trainer waits
 for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves by `--leave`.
 All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
 """
@@ -45,7 +45,7 @@ TAGS = ("time/step", "time/wait", "throughput/generated_tokens_per_s", "fleet/al
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a record is recognised by."""
-    names = ("steps", "groups", "answers", "capacity", "max_lag", "seed")
+    names = ("steps", "groups", "responses", "capacity", "max_lag", "seed")
     return {name: getattr(args, name) for name in names} | {"lr": STANDSTILL}
 
 
@@ -56,7 +56,7 @@ def config_of(args: argparse.Namespace, folder: Path) -> Path:
     recipe["model"]["init_args"] |= {"lr": STANDSTILL, "schedule": "constant"}
     recipe["data"]["init_args"] |= {
         "groups_per_step": args.groups,
-        "rollouts_per_group": args.answers,
+        "rollouts_per_group": args.responses,
         "max_lag": args.max_lag,
     }
     trainer = recipe["trainer"]
@@ -211,7 +211,7 @@ def table(record: dict[str, Any]) -> str:
     rows.append(
         f"\n{record['with']['tokens_per_s'] / record['before']['tokens_per_s']:.2f} times the tokens; serving "
         f"{record['joined_s']:.0f} s after the command, out {record['left_s']:.1f} s after the other one, "
-        f"{record['reissued']} answers went on elsewhere; {record['trained']} groups trained of {record['expected']}, "
+        f"{record['reissued']} responses went on elsewhere; {record['trained']} groups trained of {record['expected']}, "
         f"{record['given_up']} given up"
     )
     return "\n".join(rows)
@@ -222,8 +222,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30, help="with each number of generators (%(default)s)")
     parser.add_argument("--groups", type=int, default=16, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=4, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=4, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--responses", type=int, default=4, help="to each (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=4, help="responses a generator writes at once (%(default)s)")
     parser.add_argument("--max_lag", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     records.add_places(parser, "elastic", plot=False)

@@ -1,8 +1,8 @@
-"""Answers of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change them.
+"""Responses of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change them.
 
-Every answer is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
+Every response is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
 the run's limit it counts as ended and not as cut. Those of a group that are equally long share a request, the others
-have one each. A simulation with the same `LengthSampler` has the same answers.
+have one each. A simulation with the same `LengthSampler` has the same responses.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GROUPS = 1_000_000
 
 
 def equal(tokens: int = 64) -> LengthSampler:
-    """All answers have so many tokens."""
+    """All responses have so many tokens."""
     return Lognormal(tokens, 0.0, tokens)
 
 
 def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
-    """Lognormal, mean 64 after the cut, at most 512 tokens; of 128 answers the longest has about 460.
+    """Lognormal, mean 64 after the cut, at most 512 tokens; of 128 responses the longest has about 460.
 
     Args:
         seed: Of the draw.
@@ -40,7 +40,7 @@ def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
 
 
 class Before(LengthSampler):
-    """Other answers to the same prompts, as an epoch before might have drawn them.
+    """Other responses to the same prompts, as an epoch before might have drawn them.
 
     Args:
         drawn: The run's own lengths.
@@ -54,9 +54,9 @@ class Before(LengthSampler):
         """See `LengthSampler.tokens`."""
         return self._drawn.tokens(normal)
 
-    def of(self, prompt: int, index: int, answers: int) -> list[int]:
+    def of(self, prompt: int, index: int, responses: int) -> list[int]:
         """See `LengthSampler.of`."""
-        return super().of(prompt, index + GROUPS, answers)
+        return super().of(prompt, index + GROUPS, responses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +70,11 @@ class Exactly(Sampling):
 
 @contextmanager
 def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
-    """Within it a run's answers have these lengths; enter it before the run starts.
+    """Within it a run's responses have these lengths; enter it before the run starts.
 
     Args:
         lengths: By prompt and group.
-        prompts: Rows of the data set: group i answers prompt i % prompts.
+        prompts: Rows of the data set: group i responses prompt i % prompts.
     """
     drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone
 

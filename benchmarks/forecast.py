@@ -5,7 +5,7 @@
 
 Every run has a random policy of 5 million parameters and answers of forced lengths (`benchmarks.forced_lengths`), which
 the simulation has, too, answer by answer. Each process has one thread. A generator has fewer places than a step has
-answers, so that its batch grows and shrinks: only then can the cost of a decode step and that of an answer in it be
+responses, so that its batch grows and shrinks: only then can the cost of a decode step and that of a response in it be
 told apart. Run A alone is fitted to; the others differ in lag, in batch, and in generators. Two cores do not hold two
 generators and a trainer at work, so these take turns in run D. In the others both sides work at once, and that they
 slow each other down is in the costs.
@@ -37,7 +37,7 @@ from lrl.planning.profiling.timeline import GroupRecord, Record, StepRecord, rea
 from lrl.planning.simulator.simulate import Simulation
 
 ROWS = 1024
-ANSWERS = 8
+RESPONSES = 8
 LONGEST = 512
 PROMPT_TOKENS = 128
 KV_GIB = 0.5
@@ -73,7 +73,7 @@ FITTED = "A"
 def described(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """What a run is recognised by in the results."""
     settings = {name: getattr(args, name) for name in ("warmup", "max_num_seqs", "micro_batch_tokens")}
-    return {"run": name, **asdict(SCENES[name]), "answers": ANSWERS, **settings, "steps": steps_of(args, name)}
+    return {"run": name, **asdict(SCENES[name]), "responses": RESPONSES, **settings, "steps": steps_of(args, name)}
 
 
 def steps_of(args: argparse.Namespace, name: str) -> int:
@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace, name: str) -> list[Record]:
         prompts=lrl.Prompts(rows, prompt_column="question", shuffle=False),  # type: ignore[arg-type]
         rewards=[hashed],
         groups_per_step=scene.groups,
-        rollouts_per_group=ANSWERS,
+        rollouts_per_group=RESPONSES,
         max_lag=scene.max_lag,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=LONGEST,
@@ -129,7 +129,7 @@ def forecast(
         lengths=long_tailed(),
         steps=steps_of(args, name),
         groups_per_step=scene.groups,
-        rollouts_per_group=ANSWERS,
+        rollouts_per_group=RESPONSES,
         max_lag=scene.max_lag,
         micro_batch_tokens=args.micro_batch_tokens,
         max_num_seqs=args.max_num_seqs,
@@ -170,7 +170,7 @@ def compare(args: argparse.Namespace, name: str, timeline: list[Record], fitted:
         "forecast": medians(forecasts, args.warmup),
         "quarters": spread(facts, args.warmup),
         "run_s": [records.rounded(sum(step.seconds for step in steps)) for steps in (facts, forecasts)],
-        "same_answers": tokens[0] == tokens[1],
+        "same_responses": tokens[0] == tokens[1],
         "generator": asdict(generator),
         "trainer": asdict(trainer),
     }
@@ -182,7 +182,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", nargs="+", choices=SCENES, default=list(SCENES), help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps of A and B (%(default)s)")
     parser.add_argument("--warmup", type=int, default=3, help="steps that do not count (%(default)s)")
-    parser.add_argument("--max_num_seqs", type=int, default=16, help="answers written at once (%(default)s)")
+    parser.add_argument("--max_num_seqs", type=int, default=16, help="responses written at once (%(default)s)")
     parser.add_argument("--micro_batch_tokens", type=int, default=1024, help="(%(default)s)")
     records.add_places(parser, "forecast")
     return parser

@@ -1,14 +1,14 @@
-"""What a sync should do with the keys and values of half-written answers: compute them again, or keep the old ones.
+"""What a sync should do with the keys and values of half-written responses: compute them again, or keep the old ones.
 
     python -m benchmarks.kv_cache                                 measure and print; about a quarter of an hour
     python -m benchmarks.kv_cache --repeats 1 --short-steps 6 --long-steps 4 --lags 1     a rehearsal
     python -m benchmarks.kv_cache --print-only                    print what is there
 
-`recompute` and `keep` (`WeightSync.keys_and_values`) take turns, for short and long answers, at each lag, on one
+`recompute` and `keep` (`WeightSync.keys_and_values`) take turns, for short and long responses, at each lag, on one
 server. The policy is the quickstart's:
 
-- short: the quickstart's sums, answers of 4 to 32 tokens; what is learned is the greedy accuracy on 500 held-out sums.
-- long: the same prompts, but every answer has a drawn length (`LONG`; `benchmarks.forced_lengths`), and the reward is
+- short: the quickstart's sums, responses of 4 to 32 tokens; what is learned is the greedy accuracy on 500 held-out sums.
+- long: the same prompts, but every response has a drawn length (`LONG`; `benchmarks.forced_lengths`), and the reward is
   the share of sevens in it, which the policy learns in a few steps; what is learned is its mean over the last five.
 
 A figure is the mean over the steps behind the first `WARM_UP`, then over the repeats.
@@ -45,14 +45,14 @@ from lrl.quickstart.task import correct, problems
 
 LONGEST = 448
 LONG = Lognormal(192, 0.5, LONGEST)
-"""Tokens of a long answer: half have 192 or more, the mean is 213."""
+"""Tokens of a long response: half have 192 or more, the mean is 213."""
 WARM_UP = 3
-"""First steps of a run that do not count: before the third most answers are of one version."""
+"""First steps of a run that do not count: before the third most responses are of one version."""
 LEARNING_RATES = {"short": 1e-4, "long": 3e-4}
 GROUPS = {"short": 16, "long": 8}
-ANSWERS = {"short": 16, "long": 8}
+RESPONSES = {"short": 16, "long": 8}
 LAST = 5
-"""Steps whose mean reward is what was learned of long answers."""
+"""Steps whose mean reward is what was learned of long responses."""
 FIGURES = {
     "step": "time/step",
     "pause": "time/sync_pause",
@@ -64,7 +64,7 @@ FIGURES = {
 }
 """By its name in the records: the metric."""
 HEAD = (
-    "| answers | max_lag | keys and values | step (s) | tokens written a second | read again a step | pause (s) "
+    "| responses | max_lag | keys and values | step (s) | tokens written a second | read again a step | pause (s) "
     "| mismatch_kl | kl_behaviour, by lag | ess | learned |\n" + "|---" * 11 + "|"
 )
 
@@ -73,14 +73,14 @@ HEAD = (
 class Cell:
     """One way to run."""
 
-    answers: str
+    responses: str
     max_lag: int
     keys_and_values: KeysAndValues
     steps: int
 
 
 def sevens(prompt: str, response: str, **columns: object) -> float:
-    """The share of the answer's characters that are a 7."""
+    """The share of the response's characters that are a 7."""
     return response.count("7") / max(1, len(response))
 
 
@@ -113,7 +113,7 @@ class Watch(L.Callback):
 
 
 def longer_policy(folder: Path) -> Path:
-    """The quickstart's policy with room for long answers; its rotary positions go on."""
+    """The quickstart's policy with room for long responses; its rotary positions go on."""
     policy = folder / "policy"
     if not policy.exists():
         shutil.copytree(policy_of(0), policy)
@@ -125,7 +125,7 @@ def longer_policy(folder: Path) -> Path:
 def measure(server: LentServer, cell: Cell, policy: Path, folder: Path, seed: int) -> dict[str, Any]:
     """One run."""
     L.seed_everything(seed, verbose=False)
-    short, watch, last = cell.answers == "short", Watch(), held_out(10**6)
+    short, watch, last = cell.responses == "short", Watch(), held_out(10**6)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
@@ -139,13 +139,13 @@ def measure(server: LentServer, cell: Cell, policy: Path, folder: Path, seed: in
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    objective, lr = lrl.objectives.AIPO(rho=4.0), LEARNING_RATES[cell.answers]
+    objective, lr = lrl.objectives.AIPO(rho=4.0), LEARNING_RATES[cell.responses]
     module = lrl.PolicyModule(str(policy), objective=objective, lr=lr, warmup_steps=5)
     data = lrl.RolloutDataModule(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=seed),
         rewards=[correct if short else sevens],
-        groups_per_step=GROUPS[cell.answers],
-        rollouts_per_group=ANSWERS[cell.answers],
+        groups_per_step=GROUPS[cell.responses],
+        rollouts_per_group=RESPONSES[cell.responses],
         max_lag=cell.max_lag,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS if short else LONGEST,
@@ -161,8 +161,8 @@ def measure(server: LentServer, cell: Cell, policy: Path, folder: Path, seed: in
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
     """The two settings next to each other, all else more slowly."""
     steps = {"short": args.short_steps, "long": args.long_steps}
-    for answers, max_lag, how in product(args.answers, args.lags, get_args(KeysAndValues)):
-        yield Cell(answers=answers, max_lag=max_lag, keys_and_values=how, steps=steps[answers])
+    for responses, max_lag, how in product(args.responses, args.lags, get_args(KeysAndValues)):
+        yield Cell(responses=responses, max_lag=max_lag, keys_and_values=how, steps=steps[responses])
 
 
 def sweep(args: argparse.Namespace, command: str) -> None:
@@ -198,16 +198,16 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> str:
     ess, learned = mean("ess"), mean("learned")
     spread = f"{min(run['learned'] for run in runs):.3f} to {max(run['learned'] for run in runs):.3f}"
     ends = [by_lag, "" if ess is None else f"{ess:.4f}", f"{learned:.3f} ({spread})"]
-    return f"| {' | '.join([cell.answers, str(cell.max_lag), cell.keys_and_values, *numbers, *ends])} |"
+    return f"| {' | '.join([cell.responses, str(cell.max_lag), cell.keys_and_values, *numbers, *ends])} |"
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_cache", description=__doc__.splitlines()[0])
-    parser.add_argument("--answers", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="(%(default)s)")
+    parser.add_argument("--responses", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="(%(default)s)")
     parser.add_argument("--lags", nargs="+", type=int, default=[1, 4], help="values of max_lag (%(default)s)")
-    parser.add_argument("--short-steps", type=int, default=40, help="of a run with short answers (%(default)s)")
-    parser.add_argument("--long-steps", type=int, default=20, help="of one with long answers (%(default)s)")
+    parser.add_argument("--short-steps", type=int, default=40, help="of a run with short responses (%(default)s)")
+    parser.add_argument("--long-steps", type=int, default=20, help="of one with long responses (%(default)s)")
     parser.add_argument("--repeats", type=int, default=2, help="of every cell (%(default)s)")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32", help="of the generator (%(default)s)"

@@ -36,7 +36,7 @@ def tables(rows: Sequence[Row]) -> str:
     """Markdown: final accuracy, what it took to reach the goal, and what the runs saw on their way."""
     sections: dict[str, Callable[[Sequence[Row]], str]] = {
         "Final accuracy, mean over seeds (95 % interval)": accuracy_cell,
-        f"Steps to accuracy {GOAL} (answers trained until then), mean over the seeds that reached it": goal_cell,
+        f"Steps to accuracy {GOAL} (responses trained until then), mean over the seeds that reached it": goal_cell,
         "Lag of the trained tokens, mean (largest)": lag_cell,
         "Effective sample size, mean over steps (smallest step)": lambda cell: series_cell(cell, "ess", min),
         "Share of clipped tokens, mean over steps (largest step)": lambda cell: series_cell(cell, "clip_fraction", max),
@@ -72,8 +72,10 @@ def goal_cell(cell: Sequence[Row]) -> str:
     steps = [found for row in cell if (found := steps_to(row)) is not None]
     if not steps:
         return f"0 of {len(cell)}"
-    answers = fmean(steps) * cell[0]["groups"] * cell[0]["answers"]
-    return f"{fmean(steps):.0f} ({answers:,.0f})" + (f", {len(steps)} of {len(cell)}" if len(steps) < len(cell) else "")
+    responses = fmean(steps) * cell[0]["groups"] * cell[0]["responses"]
+    return f"{fmean(steps):.0f} ({responses:,.0f})" + (
+        f", {len(steps)} of {len(cell)}" if len(steps) < len(cell) else ""
+    )
 
 
 def lag_cell(cell: Sequence[Row]) -> str:

@@ -105,7 +105,7 @@ def wanted(args: argparse.Namespace) -> Iterator[tuple[str, RunSettings]]:
                 schedule=args.schedule,
                 steps=args.steps,
                 groups=args.groups,
-                answers=args.answers,
+                responses=args.responses,
                 **chosen,
             ),
         )
@@ -184,7 +184,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps (%(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
+    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
     parser.add_argument("--order", choices=ORDERS, default="seeds", help="what changes most slowly (%(default)s)")
     records.add_places(parser, "lag_sweep")

@@ -3,7 +3,7 @@
     python -m benchmarks.llamarl_table
 
 The paper's batch, lengths, layouts and number formats are not known to us (docs/planning.md), so one workload serves
-all rows: 2,048 answers a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most 4,096. They
+all rows: 2,048 responses a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most 4,096. They
 are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in view.
 Everything else is `lrl.planning`'s own constants.
 
@@ -54,15 +54,15 @@ ROWS = (
     Row("405B", llama(126, 16384, 128, 53248), 1024, 635.8, 59.5),
 )
 """70B: its number of devices is not stated; 256 is assumed."""
-CHOSEN = {"answers": 2048, "mean": 600, "max": 4096, "prompt": 200}
+CHOSEN = {"responses": 2048, "mean": 600, "max": 4096, "prompt": 200}
 CHANGES: tuple[dict[str, int], ...] = (
     {},
     {"max": 2048},
     {"max": 8192},
     {"mean": 300},
     {"mean": 1200},
-    {"answers": 1024},
-    {"answers": 4096},
+    {"responses": 1024},
+    {"responses": 4096},
     {"prompt": 1000},
 )
 """The chosen workload, and what else is tried."""
@@ -71,10 +71,10 @@ OFF = 0.25
 """Beyond this a row is explained on the page."""
 
 
-def workload(answers: int, mean: int, max: int, prompt: int) -> Workload:
+def workload(responses: int, mean: int, max: int, prompt: int) -> Workload:
     """Groups of four."""
     lengths = parse_lengths(f"lognormal:mean={mean},max={max}")
-    return Workload(prompts=answers // 4, answers=4, prompt_tokens=prompt, lengths=lengths)
+    return Workload(prompts=responses // 4, responses=4, prompt_tokens=prompt, lengths=lengths)
 
 
 def forecasts(row: Row, work: Workload) -> dict[str, Plan]:
@@ -150,7 +150,7 @@ def off(ours: float, paper: float) -> str:
 
 def implied_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
     """What a token would have to take in the baseline's generation if the rest of its step were as forecast."""
-    lines = ["| model | baseline's generation, s | ms a token of the longest answer | ours, ms |", "|---" * 4 + "|"]
+    lines = ["| model | baseline's generation, s | ms a token of the longest response | ours, ms |", "|---" * 4 + "|"]
     for row, one in paired:
         rest, longest = row.synchronous_s - one["training_s"][DESIGNS[0]], one["workload"]["max"]
         ours = one["writing_s"][DESIGNS[0]]

@@ -174,7 +174,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
+    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
     records.add_places(parser, "mismatch")
     return parser
 
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = RunSettings(
         seed=args.seed, max_lag=0, lr=args.lr, schedule="linear", steps=args.steps, groups=args.groups,
-        answers=args.answers,
+        responses=args.responses,
     )  # fmt: skip
     rows = []
     for dtype in args.dtypes:

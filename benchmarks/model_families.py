@@ -21,16 +21,16 @@ from lrl.training.isolation import may_share_rows
 from lrl.training.model import open_network
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-HEAD = "| family | answers | why |\n|---|---|---|\n"
+HEAD = "| family | responses | why |\n|---|---|---|\n"
 SCALE = 4.0
 PACKED, ALONE, REFUSED, NOT_TRIED = "share rows", "one a row", "refused", "not tried"
-ROW = re.compile(r"^\| `(?P<family>[^`]+)` \| (?P<answers>[^|]+) \| (?P<why>[^|]*) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<why>[^|]*) \|$", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
     """What comes of a family."""
 
-    answers: str
+    responses: str
     """`PACKED`, `ALONE`, `REFUSED` or `NOT_TRIED`."""
     why: str = ""
     """Of the last two."""
@@ -78,17 +78,19 @@ def _cell(text: str) -> str:
 
 def read_table() -> dict[str, Outcome]:
     """The outcomes in the docs, by family."""
-    return {row["family"]: Outcome(row["answers"], row["why"]) for row in ROW.finditer(PAGE.read_text())}
+    return {row["family"]: Outcome(row["responses"], row["why"]) for row in ROW.finditer(PAGE.read_text())}
 
 
 def write_table(outcomes: dict[str, Outcome]) -> None:
     """Puts them into the docs: the table is the last thing on its page, behind a line that counts them."""
-    counts = [sum(outcome.answers == answers for outcome in outcomes.values()) for answers in (PACKED, ALONE, REFUSED)]
+    counts = [
+        sum(outcome.responses == responses for outcome in outcomes.values()) for responses in (PACKED, ALONE, REFUSED)
+    ]
     summary = (
-        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} answers share rows, in "
+        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} responses share rows, in "
         f"{counts[1]} each has its own, {counts[2]} are refused.\n\n"
     )
-    rows = "".join(f"| `{family}` | {found.answers} | {found.why} |\n" for family, found in sorted(outcomes.items()))
+    rows = "".join(f"| `{family}` | {found.responses} | {found.why} |\n" for family, found in sorted(outcomes.items()))
     text = PAGE.read_text()
     PAGE.write_text(text[: text.index("transformers ", text.index("## The table"))] + summary + HEAD + rows)
 
@@ -99,7 +101,7 @@ def main() -> None:
     for family in FAMILIES:
         with TemporaryDirectory() as folder:
             outcomes[family], _ = try_family(family, Path(folder))
-        print(f"{family:28} {outcomes[family].answers:12} {outcomes[family].why}", flush=True)
+        print(f"{family:28} {outcomes[family].responses:12} {outcomes[family].why}", flush=True)
     write_table(outcomes)
 
 

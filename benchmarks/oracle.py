@@ -10,34 +10,34 @@ from lrl.types import Prompt
 
 
 class Oracle:
-    """Knows the answers that a first epoch draws, in which prompt and group have one number.
+    """Knows the responses that a first epoch draws, in which prompt and group have one number.
 
     It fulfils `lrl.routing.dispatch.ExpectedLengths`.
 
     Args:
-        lengths: Of the answers.
+        lengths: Of the responses.
         prompts: Rows of the data set.
-        answers: To each.
+        responses: To each.
         blur: Standard deviation of the logarithm of a factor by which each prompt's length is misjudged.
     """
 
-    def __init__(self, lengths: LengthSampler, prompts: int, answers: int = 1, blur: float = 0.0) -> None:
-        drawn = np.array([lengths.of(prompt, prompt, answers) for prompt in range(prompts)])
+    def __init__(self, lengths: LengthSampler, prompts: int, responses: int = 1, blur: float = 0.0) -> None:
+        drawn = np.array([lengths.of(prompt, prompt, responses) for prompt in range(prompts)])
         self._found = drawn.mean(axis=1)
         self._expected = self._found * np.exp(np.random.default_rng([lengths.seed, 2]).normal(0, blur, prompts))
         self._all = np.sort(drawn.ravel())
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Tokens of a whole answer, the mean of those to the prompt; more than `written`."""
+        """Tokens of a whole response, the mean of those to the prompt; more than `written`."""
         return max(float(self._expected[prompt.id]), written + 1.0)
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that this share of the answers does not exceed."""
+        """The length, in tokens, that this share of the responses does not exceed."""
         return float(np.quantile(self._all, share, method="inverted_cdf"))
 
     @property
     def mean(self) -> float:
-        """Tokens of an answer on the average."""
+        """Tokens of a response on the average."""
         return float(self._found.mean())
 
     def recall(self, share: float) -> float:

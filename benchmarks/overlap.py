@@ -4,22 +4,22 @@
     python -m benchmarks.overlap --repeats 1 --steps 2            a rehearsal
     python -m benchmarks.overlap --plot-only                      draw and print what is there
 
-A policy of 5 million random weights, 8 prompts x 16 answers a step, all answers of 64 tokens or long-tailed
+A policy of 5 million random weights, 8 prompts x 16 responses a step, all responses of 64 tokens or long-tailed
 (`benchmarks.timed_run`). It is trained in float32 and written with in bfloat16, as in lrl's recipes, or in `--dtype`.
 The five systems follow one another, and so again in each repeat:
 
-- asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest answer
+- asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest response
   (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
-- writing alone: the same run, but the trainer only takes the answers: no forward pass, no update, no sync but the first
-  one. So as many answers are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
-  step's batch a few long answers are written alone, which steady writing never sees.
-- training alone: the same training on answers that are there already, with the asynchronous run's threads. No sync.
+- writing alone: the same run, but the trainer only takes the responses: no forward pass, no update, no sync but the first
+  one. So as many responses are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
+  step's batch a few long responses are written alone, which steady writing never sees.
+- training alone: the same training on responses that are there already, with the asynchronous run's threads. No sync.
 - both alone, at once: the two before it, each in a process of its own (`benchmarks.at_once`). Nothing goes between them
   but the pace, so this is what the machine makes of two sides that have nothing to do with each other.
 - synchronous: lrl's own baseline, `placement: shared` at `max_lag: 0`: the sides take turns, each with all threads.
 
 Two servers run from the first system to the last, one with half of the threads and one with all; that which is not used
-sleeps. Every run has the same prompts and lengths, step by step. A run begins with `max_lag` + 1 steps' answers at
+sleeps. Every run has the same prompts and lengths, step by step. A run begins with `max_lag` + 1 steps' responses at
 once, and the longest of these hold a step some time later; so the first eight steps do not count. Count 16: the next
 six hardly ever wait, and some of those behind them do. A figure is the mean over the counted steps of a run, then
 least, median and most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
@@ -43,13 +43,13 @@ from typing import Any, get_args
 from benchmarks import records, timed_run
 from benchmarks.at_once import both_at_once
 from benchmarks.lent_server import LentServer
-from benchmarks.ready_answers import train_alone
+from benchmarks.ready_responses import train_alone
 from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
 from lrl.training.model import Dtype
 
 ALONE = ("writing", "training")
 MAX_LAG = {"equal": 2, "long-tailed": 6}
-"""Of the asynchronous run, by the lengths of its answers: enough for the longest one."""
+"""Of the asynchronous run, by the lengths of its responses: enough for the longest one."""
 WARM_UP = 8
 """First steps of every run that do not count."""
 PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
@@ -160,8 +160,8 @@ def draw(rows: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
         errors = [[step[1] - step[0] for _, step in at], [step[2] - step[1] for _, step in at]]
         label = systems(kinds[0])[name].title
         axes.bar(places, middles, 0.75 / len(names), yerr=errors, capsize=3, color=f"C{number}", label=label)
-    axes.set_xticks(range(len(kinds)), [f"{kind} answers" for kind in kinds])
-    axes.set_ylabel("seconds a step of 128 answers")
+    axes.set_xticks(range(len(kinds)), [f"{kind} responses" for kind in kinds])
+    axes.set_ylabel("seconds a step of 128 responses")
     axes.grid(alpha=0.3, axis="y")
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

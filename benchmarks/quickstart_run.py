@@ -40,7 +40,7 @@ class RunSettings:
         schedule: Learning rate after ten steps of rise.
         steps: Optimizer steps.
         groups: Problems a step.
-        answers: Answers to each.
+        responses: Responses to each.
     """
 
     seed: int
@@ -49,7 +49,7 @@ class RunSettings:
     schedule: Schedule
     steps: int
     groups: int
-    answers: int
+    responses: int
 
 
 def policy_of(seed: int) -> Path:
@@ -106,7 +106,7 @@ def make_data(settings: RunSettings, **more: Any) -> lrl.RolloutDataModule:
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed),
         rewards=[correct],
         groups_per_step=settings.groups,
-        rollouts_per_group=settings.answers,
+        rollouts_per_group=settings.responses,
         max_lag=settings.max_lag,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,
@@ -116,7 +116,7 @@ def make_data(settings: RunSettings, **more: Any) -> lrl.RolloutDataModule:
 
 
 class Standstill(Evaluation):
-    """An evaluation for which the trainer waits, so that all answers are by one version.
+    """An evaluation for which the trainer waits, so that all responses are by one version.
 
     Beside the rollouts of a run with a large `max_lag`, which keep the generator busy all the time, an evaluation took
     more than ten steps.

@@ -1,7 +1,7 @@
 """A policy of a real model's size with random weights, and a load that needs no download.
 
-Such a policy practically never ends an answer: every answer has the full length, and every step the same work. The
-reward is a hash of the answer, so that advantages differ. Nothing can be learned from it; it is for timing.
+Such a policy practically never ends a response: every response has the full length, and every step the same work. The
+reward is a hash of the response, so that advantages differ. Nothing can be learned from it; it is for timing.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m benchmarks.rank_balance
 
-Answers are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prompts of 200; groups of 16 arrive one by
+Responses are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prompts of 200; groups of 16 arrive one by
 one. A pass costs a unit for each token of its rows, padding included, and for attention `length / longest` more for
-each token of an answer. All groups are there when the step begins.
+each token of a response. All groups are there when the step begins.
 
 - lrl: cuts of equal work for so many ranks. Rank 0 hands one out before it trains its own part, and nobody waits.
 - in lockstep: the same cuts, but a round begins when all ranks are done with the one before.
@@ -29,10 +29,10 @@ from lrl.planning.simulator.trainer_model import Piece
 from lrl.rollouts.bin_packing import Cuts, Rows
 
 RANKS = (2, 4, 8, 16)
-ANSWERS, PROMPT_TOKENS = 16, 200
+RESPONSES, PROMPT_TOKENS = 16, 200
 MEAN, SIGMA, LONGEST = 2000, 1.0, 20_000
 MICRO_BATCH_TOKENS = 32_768
-HEAD = "| ranks | answers | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"
+HEAD = "| ranks | responses | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"
 
 Round = Sequence[Rows[Piece]]
 
@@ -80,7 +80,7 @@ def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[Piece]]:
     """The groups of a step."""
     lengths = Lognormal(MEAN / math.exp(SIGMA**2 / 2), SIGMA, LONGEST, seed=seed)
     return [
-        [Piece(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, ANSWERS)]
+        [Piece(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, RESPONSES)]
         for index in range(ranks * groups_per_rank)
     ]
 
@@ -96,7 +96,7 @@ def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | i
         found["lrl"].append(free(rounds, ranks) / share - 1)
         found["in_lockstep"].append(in_lockstep(rounds) / share - 1)
         found["in_turn"].append(free(in_turn(groups, ranks), ranks) / share - 1)
-    return {"ranks": ranks, "answers": ranks * groups_per_rank * ANSWERS} | {
+    return {"ranks": ranks, "responses": ranks * groups_per_rank * RESPONSES} | {
         name: round(fmean(values), 4) for name, values in found.items()
     }
 
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = measure(ranks, args.groups, args.steps)
         records.append(args.out, found | {"groups": args.groups, "steps": args.steps, "command": command})
         lost = " | ".join(f"{found[way]:.1%}" for way in ("lrl", "in_lockstep", "in_turn"))
-        print(f"| {ranks} | {found['answers']:,} | {found['rounds']:.1f} | {lost} |")
+        print(f"| {ranks} | {found['responses']:,} | {found['rounds']:.1f} | {lost} |")
     return 0
 
 

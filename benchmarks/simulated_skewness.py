@@ -6,11 +6,11 @@
     python -m benchmarks.simulated_skewness --longest 20000 --seeds 1 --cases BestDivision:oracle BestDivision-5%:oracle
 
 The set-up is that of `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a rule and what
-it is told of lengths: nothing, every answer's own length (`oracle`), or that behind a blur, which finds the longest as
+it is told of lengths: nothing, every response's own length (`oracle`), or that behind a blur, which finds the longest as
 often as the paper's ranker (`ranker`). `SkewnessAware` is told the seconds per token of the model that is simulated.
-Times are relative to random FIFO on the same answers. The floor is the longest answer alone on a generator: no rule is
-faster. `BestDivision` is the rule with the number of generators for the long answers that turns out best of all, `ends`
-tells it the longest answer of either part where it asks for P90 and P50, and `5%` is its `long_tail`.
+Times are relative to random FIFO on the same responses. The floor is the longest response alone on a generator: no rule is
+faster. `BestDivision` is the rule with the number of generators for the long responses that turns out best of all, `ends`
+tells it the longest response of either part where it asks for P90 and P50, and `5%` is its `long_tail`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HEAD = (
 
 
 class Divided(SkewnessAware):
-    """The rule with a number of generators for the long answers that is given.
+    """The rule with a number of generators for the long responses that is given.
 
     Args:
         long_generators: That number.
@@ -62,7 +62,7 @@ class Divided(SkewnessAware):
 
 
 class Ends(Oracle):
-    """Names the longest answer of either part where the rule asks for P90 and P50 of all."""
+    """Names the longest response of either part where the rule asks for P90 and P50 of all."""
 
     def quantile(self, share: float) -> float:
         """See `Oracle.quantile`."""
@@ -78,7 +78,7 @@ RULES: dict[str, Callable[[DecodeLatency], Dispatch]] = {
     "SkewnessAware-5%": lambda decode_latency: SkewnessAware(long_tail=0.05, decode_latency=decode_latency),
 }
 BEST = {"BestDivision": 0.2, "BestDivision-5%": 0.05}
-"""By the share of the answers that is long."""
+"""By the share of the responses that is long."""
 CASES = [BASE, "LeastLoaded:nothing"]
 CASES += [f"{rule}:{knows}" for knows in ("oracle", "ranker") for rule in list(RULES)[2:]]
 CASES += ["SkewnessAware:ends"]
@@ -92,7 +92,7 @@ def told(knows: str, longest: int, seed: int) -> Oracle:
 
 
 def generation_s(model: Model, make: Callable[[], Dispatch], oracle: Oracle, longest: int, seed: int) -> float:
-    """Seconds from the first prompt's admission to the last answer's end."""
+    """Seconds from the first prompt's admission to the last response's end."""
 
     def informed() -> Dispatch:
         made = make()
@@ -128,7 +128,7 @@ def case_s(model: Model, case: str, longest: int, seed: int) -> float:
 
 
 def floor_s(model: Model, longest: int, seed: int) -> float:
-    """Seconds of the longest answer, alone on a generator."""
+    """Seconds of the longest response, alone on a generator."""
     tokens = told("oracle", longest, seed).quantile(1.0)
     first, last = model.decode_s(1, PROMPT_TOKENS), model.decode_s(1, PROMPT_TOKENS + int(tokens) - 1)
     return model.prefill_s(PROMPT_TOKENS) + tokens / 2 * (first + last)

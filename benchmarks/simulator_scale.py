@@ -3,8 +3,8 @@
     python -m benchmarks.simulator_scale
     python -m benchmarks.simulator_scale --generators 100 --groups 125 --steps 2     # seconds
 
-Groups of 8, lag 1, answers of about 20,000 tokens (lognormal, median 20,000, sigma 0.5, cut at 32,768), decode steps of
-10 ms and more, at most 256 answers and 2 million tokens of context in a generator.
+Groups of 8, lag 1, responses of about 20,000 tokens (lognormal, median 20,000, sigma 0.5, cut at 32,768), decode steps of
+10 ms and more, at most 256 responses and 2 million tokens of context in a generator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulate import Simulation
 
-ANSWERS = 8
+RESPONSES = 8
 """Of a group."""
 
 
@@ -45,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         lengths=Lognormal(20_000, 0.5, 32_768),
         steps=args.steps,
         groups_per_step=args.groups,
-        rollouts_per_group=ANSWERS,
+        rollouts_per_group=RESPONSES,
         micro_batch_tokens=1_000_000,
     )
     started = time.process_time()
     forecast = scene.run()
     record = {
         "generators": args.generators,
-        "answers": args.groups * args.steps * ANSWERS,
+        "responses": args.groups * args.steps * RESPONSES,
         "tokens": sum(one.tokens for one in forecast.generators),
         "simulated_s": records.rounded(forecast.seconds),
         "processor_s": records.rounded(time.process_time() - started),

@@ -1,4 +1,4 @@
-"""How long two real generators take for a step's answers of very different lengths, under each rule of dispatch.
+"""How long two real generators take for a step's responses of very different lengths, under each rule of dispatch.
 
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
@@ -7,9 +7,9 @@
 
 What is measured is generation: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
 nothing. Its weights are random and stay as they are; they are synced after every step all the same. The lengths are
-forced: at the same step all cases have the same answers. The time of a step is what the trainer waits for its groups.
+forced: at the same step all cases have the same responses. The time of a step is what the trainer waits for its groups.
 
-Two things come before. The time of a token is measured for several numbers of answers on each generator, while both
+Two things come before. The time of a token is measured for several numbers of responses on each generator, while both
 write: `SkewnessAware.decode_latency`. And one run answers every prompt once, so that lrl's own lengths have seen them all;
 each run begins with what was learnt then. An oracle knows the lengths that are about to be drawn.
 """
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 GENERATORS = 2
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 512
 EQUAL_TOKENS = 128
-"""Of every answer while the time of a token is measured."""
+"""Of every response while the time of a token is measured."""
 BATCHES = (2, 8, 32)
-"""Answers on each generator then."""
+"""Responses on each generator then."""
 RULES: dict[str, Callable[[DecodeLatency], Dispatch]] = {
     "RoundRobin": lambda decode_latency: RoundRobin(),
     "LeastLoaded": lambda decode_latency: LeastLoaded(),
@@ -59,7 +59,7 @@ CASES += [f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for kno
 """The rule, and what it knows of lengths; ratios are to the first."""
 
 
-class TakesAnswers(lrl.PolicyModule):
+class TakesResponses(lrl.PolicyModule):
     """A policy whose step takes every micro-batch and computes nothing; its version grows."""
 
     def training_step(self, step: Any, batch_idx: int) -> None:
@@ -87,7 +87,7 @@ def generate(
     args: argparse.Namespace,
     drawn: Drawn,
     groups: int,
-    answers: int,
+    responses: int,
     data: dict[str, Any],
     oracle: Oracle | None = None,
 ) -> list[float]:
@@ -96,9 +96,9 @@ def generate(
     Args:
         servers: Its generators.
         args: The benchmark's.
-        drawn: Lengths of its answers.
+        drawn: Lengths of its responses.
         groups: Prompts of a step.
-        answers: To each.
+        responses: To each.
         data: More settings of the data module.
         oracle: What the rule is told of lengths in the place of `data.length_predictor`.
     """
@@ -123,7 +123,7 @@ def generate(
         prompts=lrl.Prompts(rows, prompt_column="question", shuffle=False),
         rewards=[hashed],
         groups_per_step=groups,
-        rollouts_per_group=answers,
+        rollouts_per_group=responses,
         max_lag=args.max_lag,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,
@@ -132,26 +132,26 @@ def generate(
     if oracle is not None:
         module.dispatch.lengths = oracle
     with forced(drawn, prompts=len(rows)):
-        trainer.fit(TakesAnswers(str(args.folder / "policy")), module)
+        trainer.fit(TakesResponses(str(args.folder / "policy")), module)
     return waits.seconds
 
 
 def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
-    """The line through the milliseconds of a token with so many answers on each generator, in the fastest step."""
+    """The line through the milliseconds of a token with so many responses on each generator, in the fastest step."""
     batches = [batch for batch in BATCHES if batch <= args.places]
     per_token = []
     for batch in batches:
         groups = batch * len(servers) // 2
         seconds = generate(servers, args, equal(EQUAL_TOKENS), groups, 2, {"dispatch": RoundRobin()})
         per_token.append(1e3 * min(seconds) / EQUAL_TOKENS)
-        log.info("%d answers on each generator: %.2f ms a token", batch, per_token[-1])
+        log.info("%d responses on each generator: %.2f ms a token", batch, per_token[-1])
     response_ms, step_ms = np.polyfit(batches, per_token, 1)
     return DecodeLatency(step_ms=float(step_ms), response_ms=max(0.0, float(response_ms)))
 
 
 def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
     """Milliseconds of a token of one group, while nothing else is written."""
-    seconds = generate(servers, args, equal(EQUAL_TOKENS), 1, args.answers, {"dispatch": RoundRobin()})
+    seconds = generate(servers, args, equal(EQUAL_TOKENS), 1, args.responses, {"dispatch": RoundRobin()})
     return 1e3 * min(seconds) / EQUAL_TOKENS
 
 
@@ -161,15 +161,15 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: st
     decode_latency, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = LengthSampler()
-    generate(servers, args, Before(drawn), args.groups, args.answers, {"lengths": before})
-    oracle = Oracle(drawn, args.steps * args.groups, args.answers)
+    generate(servers, args, Before(drawn), args.groups, args.responses, {"lengths": before})
+    oracle = Oracle(drawn, args.steps * args.groups, args.responses)
     for repeat in range(args.repeats):
         for case in args.cases:
             rule, knows = case.split(":")
             data: dict[str, Any] = {"dispatch": RULES[rule](decode_latency), "lengths": LengthSampler()}
             data["lengths"].load_state_dict(before.state_dict())
             told = oracle if knows == "oracle" else None
-            seconds = generate(servers, args, drawn, args.groups, args.answers, data, told)
+            seconds = generate(servers, args, drawn, args.groups, args.responses, data, told)
             log.info("%s, repeat %d: %s s", case, repeat, ", ".join(f"{step:.2f}" for step in seconds))
             record = {
                 "settings": settings_of(args),
@@ -185,14 +185,14 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: st
 
 
 def longest(drawn: Drawn, args: argparse.Namespace) -> list[int]:
-    """Tokens of each step's longest answer."""
+    """Tokens of each step's longest response."""
     steps = [range(step * args.groups, (step + 1) * args.groups) for step in range(args.steps)]
-    return [max(max(drawn.of(group, group, args.answers)) for group in step) for step in steps]
+    return [max(max(drawn.of(group, group, args.responses)) for group in step) for step in steps]
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a record is recognised by."""
-    names = ("steps", "groups", "answers", "places", "max_lag", "prompt_share", "seed")
+    names = ("steps", "groups", "responses", "places", "max_lag", "prompt_share", "seed")
     return {name: getattr(args, name) for name in names}
 
 
@@ -203,10 +203,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=4, help="of a run; its prompts are trained once (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each case, in turn (%(default)s)")
     parser.add_argument("--groups", type=int, default=32, help="prompts of a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=4, help="to each (%(default)s)")
-    parser.add_argument("--places", type=int, default=32, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--responses", type=int, default=4, help="to each (%(default)s)")
+    parser.add_argument("--places", type=int, default=32, help="responses a generator writes at once (%(default)s)")
     parser.add_argument("--max_lag", type=int, default=0, help="(%(default)s)")
-    parser.add_argument("--prompt_share", type=float, default=1.0, help="1: a prompt's answers are alike (%(default)s)")
+    parser.add_argument(
+        "--prompt_share", type=float, default=1.0, help="1: a prompt's responses are alike (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the lengths (%(default)s)")
     records.add_places(parser, "skewness")
     return parser

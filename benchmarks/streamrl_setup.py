@@ -1,7 +1,7 @@
 """StreamRL's set-up (2504.15930, section 7) for the simulator: models on H800, lengths, and random FIFO.
 
 From the paper: seconds per token of a 7B model on an H800 by batch size (figure 6), the models' shapes and the devices
-(tables 1 and 2), 1,024 prompts with an answer each (PPO), limits of 5, 10 and 20 thousand tokens. Assumed here, because
+(tables 1 and 2), 1,024 prompts with a response each (PPO), limits of 5, 10 and 20 thousand tokens. Assumed here, because
 the paper does not say it:
 
 - Generators: 20 of one device for 7B, 10 of 4 for 32B, 10 of 8 for 72B. That is the share of 5/8 of 32, 64 and 128
@@ -11,7 +11,7 @@ the paper does not say it:
 - Keys and values: what is left of 90 % of the memory; prompts of 512 tokens, read at half of the device's speed.
 
 That contexts slow a decode step down is left out, as it is in the paper's model of it (equation 1), unless it is asked
-for: then a step also takes the time in which a device reads the keys and values of its answers (table 1: 3.35 TB/s).
+for: then a step also takes the time in which a device reads the keys and values of its responses (table 1: 3.35 TB/s).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMPTS = 1024
 PROMPT_TOKENS = 512
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PTL_MS = (8.4, 8.7, 8.9, 9.0, 9.4, 10.2, 11.7, 15.2, 22.0, 37.0)
-"""Milliseconds per token of each answer of such a batch, 7B on an H800 (figure 6, read off the plot)."""
+"""Milliseconds per token of each response of such a batch, 7B on an H800 (figure 6, read off the plot)."""
 H800_BYTES, H800_FLOPS, H800_BYTES_PER_S = 80e9, 989.5e12, 3.35e12
 SIGMA = 0.9
 RANKER_BLUR = 0.2
@@ -63,9 +63,9 @@ class Model:
         """A device's weights over those of the 7B model's."""
         return self.parameters / self.devices / 7e9
 
-    def decode_s(self, answers: int, context_tokens: int) -> float:
+    def decode_s(self, responses: int, context_tokens: int) -> float:
         """Figure 6, for this model's weights; and reading contexts, if asked for."""
-        by_batch = float(np.interp(answers, BATCH_SIZES, PTL_MS)) / 1e3 * self.slower
+        by_batch = float(np.interp(responses, BATCH_SIZES, PTL_MS)) / 1e3 * self.slower
         return by_batch + self._reading_s(context_tokens) * self.reads_contexts
 
     def _reading_s(self, context_tokens: float) -> float:
@@ -80,7 +80,7 @@ class Model:
         return self.pause_s
 
     def decode_latency(self, answer_tokens: float) -> DecodeLatency:
-        """What a rule is told of it, with answers of so many tokens on the average: they are half written."""
+        """What a rule is told of it, with responses of so many tokens on the average: they are half written."""
         seven = DecodeLatency()
         reading_ms = 1e3 * self._reading_s(PROMPT_TOKENS + answer_tokens / 2) * self.reads_contexts
         return DecodeLatency(seven.step_ms * self.slower, seven.response_ms * self.slower + reading_ms)
@@ -90,7 +90,7 @@ MODELS = {"7B": Model(7e9, 28, 1, 20), "32B": Model(32e9, 64, 4, 10), "72B": Mod
 
 
 def drawn(longest: int, seed: int) -> LengthSampler:
-    """The answers' lengths."""
+    """The responses' lengths."""
     return Lognormal(longest / 8, SIGMA, longest, prompt_share=0.0, seed=seed)
 
 

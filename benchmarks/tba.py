@@ -1,4 +1,4 @@
-"""TBA with its replay buffer, far off-policy: fresh answers of the quickstart's task eight versions old, others older.
+"""TBA with its replay buffer, far off-policy: fresh responses of the quickstart's task eight versions old, others older.
 
     python -m benchmarks.tba                 run what is missing, then print
     python -m benchmarks.tba --seeds 0 1     only these
@@ -43,7 +43,7 @@ def described(args: argparse.Namespace, seed: int) -> tuple[RunSettings, dict[st
         schedule="linear",
         steps=args.steps,
         groups=args.groups,
-        answers=args.answers,
+        responses=args.responses,
     )
     replay = {"groups_per_step": args.replayed, "max_lag": args.replay_max_lag}
     return settings, {"objective": "TBA", "beta": args.beta, "replay": replay, **asdict(settings)}
@@ -79,14 +79,14 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tba", description="TBA with its replay buffer.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--max-lag", type=int, default=8, help="of fresh answers (%(default)s)")
+    parser.add_argument("--max-lag", type=int, default=8, help="of fresh responses (%(default)s)")
     parser.add_argument("--replayed", type=int, default=8, help="groups trained again at each step (%(default)s)")
-    parser.add_argument("--replay-max-lag", type=int, default=16, help="of replayed answers (%(default)s)")
+    parser.add_argument("--replay-max-lag", type=int, default=16, help="of replayed responses (%(default)s)")
     parser.add_argument("--beta", type=float, default=0.1, help="(%(default)s)")
     parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="fresh problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=16, help="answers to each (%(default)s)")
+    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
     records.add_places(parser, "tba", plot=False)
     return parser

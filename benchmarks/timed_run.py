@@ -1,7 +1,7 @@
 """A short run whose time is all that counts: a policy of 5 million random weights, and answers of forced lengths.
 
 What the benchmarks of time have in common: the policy and its prompts, a run on a lent server, and the seconds of every
-step. `benchmarks.ready_answers` is the same training without a server.
+step. `benchmarks.ready_responses` is the same training without a server.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lrl.quickstart.task import problems
 from lrl.training.model import Dtype
 
 LENGTHS: dict[str, LengthSampler] = {"equal": equal(), "long-tailed": long_tailed()}
-"""Of answers: 64 tokens each; lognormal, mean 64, at most 512."""
-GROUPS, ANSWERS = 8, 16
+"""Of responses: 64 tokens each; lognormal, mean 64, at most 512."""
+GROUPS, RESPONSES = 8, 16
 """Prompts of a step, and answers to each: 128 a step."""
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 512
 MICRO_BATCH_TOKENS = 1024
 """Of this policy; what its layers make of so many tokens is little beyond a core's own cache."""
 CAPACITY = 256
-"""Answers that a server writes at once."""
+"""Responses that a server writes at once."""
 LR = 1e-6
 WARM_UP = 3
 """First steps of a run that do not count, unless told: the pipeline fills, and AdamW makes its state."""
@@ -52,7 +52,7 @@ class System:
         max_lag: See `lrl.RolloutDataModule`.
         placement: See `lrl.strategies.base.GeneratorDevices`.
         micro_batch_tokens: See `lrl.RolloutDataModule`.
-        trains: Whether the policy is trained and synced; otherwise answers are only taken.
+        trains: Whether the policy is trained and synced; otherwise responses are only taken.
         dtype: Of the generator; training is in float32.
     """
 
@@ -75,7 +75,7 @@ class Timed(StepTimes):
 
 
 class OnlyTakes(lrl.PolicyModule):
-    """A policy that takes a step's answers, packs them, and learns nothing from them."""
+    """A policy that takes a step's responses, packs them, and learns nothing from them."""
 
     def training_step(self, step: Any, batch_idx: int) -> None:
         """See `lrl.PolicyModule.training_step`."""
@@ -185,7 +185,7 @@ def run(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", shuffle=False),
         rewards=[hashed],
         groups_per_step=GROUPS,
-        rollouts_per_group=ANSWERS,
+        rollouts_per_group=RESPONSES,
         max_lag=system.max_lag,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,

@@ -9,7 +9,7 @@ would take off the generation, add one when delta >= delta'. Here a unit is a ge
             = T_gen / (n + 1)
 
 so that delta is the time the trainer waited less the time the generators idled. The paper leaves delta' to a profile of
-the model; the even share is the simplest one, and says too much where one long answer holds a step: there the
+the model; the even share is the simplest one, and says too much where one long response holds a step: there the
 generators idle meanwhile, which makes delta small. The paper has no rule for one generator less. Ours is the same
 turned round: T_gen * n / (n - 1) <= T_train. It is only said.
 """

@@ -1,8 +1,8 @@
 """Evaluates held-out prompts beside the training, on the same generators, without stopping it.
 
 During fit an evaluation is a handful of low-priority requests at a time, in places that rollouts do not use. It takes
-longer than a sync interval, so its answers may span versions; which ones is logged. With a generator reserved for it
-(`strategy.evaluation_generators`) all of its answers are by one version. Before the first step and after the last one
+longer than a sync interval, so its responses may span versions; which ones is logged. With a generator reserved for it
+(`strategy.evaluation_generators`) all of its responses are by one version. Before the first step and after the last one
 the version stands still, and the trainer waits for the numbers.
 """
 
@@ -47,12 +47,12 @@ class Evaluation(OnRankZero):
     Args:
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub, or a file.
         every_n_steps: Optimizer steps between evaluations within fit.
-        samples: Answers per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
-        temperature: Of the answers.
+        samples: Responses per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
+        temperature: Of the responses.
         rewards: What decides right or wrong (1 or 0); by default the data module's first reward. The weight of a single
             reward is one of training and does not count here; of several the weighted sum does.
         by: Columns to break the accuracy down by.
-        concurrency: Answers asked for at a time while rollouts are being written.
+        concurrency: Responses asked for at a time while rollouts are being written.
         timeout_s: Seconds for one evaluation.
     """
 
@@ -73,7 +73,7 @@ class Evaluation(OnRankZero):
         if concurrency < samples:
             fault(f"Evaluation.concurrency is {concurrency} and Evaluation.samples {samples}: raise the first.")
         if samples > 1 and temperature == 0:
-            fault(f"Evaluation.samples is {samples} with temperature 0: all answers would be the same. Raise it.")
+            fault(f"Evaluation.samples is {samples} with temperature 0: all responses would be the same. Raise it.")
         self.prompts = Prompts.coerce(prompts, split="test")
         self.every_n_steps = every_n_steps
         self.sampling = Sampling(n=samples, temperature=temperature)
@@ -99,7 +99,7 @@ class Evaluation(OnRankZero):
         self._pool.start(next(iter(self.prompts)))
 
     def judges(self, data: RolloutDataModule) -> list[Reward]:
-        """What scores the answers."""
+        """What scores the responses."""
         rewards = [as_reward(reward) for reward in self.rewards or list(data.rewards)[:1]]
         if len(rewards) > 1:
             return rewards
@@ -142,10 +142,10 @@ class Evaluation(OnRankZero):
         return self._report(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Without training, the report is what was asked for: print it, and where every answer is."""
+        """Without training, the report is what was asked for: print it, and where every response is."""
         step, report = self.reports[-1]
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{report.as_table()}\n  every answer: {self._answers_file(trainer, step)}")
+        console.print(f"{report.as_table()}\n  every response: {self._responses_file(trainer, step)}")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """End the reward worker: Lightning does not call `teardown` after an error."""
@@ -167,23 +167,25 @@ class Evaluation(OnRankZero):
             pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
             weight_sync.move(trainer, trainer.lightning_module, pool)
         places = self.concurrency if beside_rollouts else pool.capacity
-        work = self._answer_all(data, pool.spare if beside_rollouts else pool.answer, places // self.sampling.n)
+        work = self._generate_all(
+            data, pool.generate_spare if beside_rollouts else pool.generate, places // self.sampling.n
+        )
         self._running = version, data.fleet.loop.submit(work)
 
-    async def _answer_all(self, data: RolloutDataModule, ask: Callable[..., Any], at_a_time: int) -> list[Group]:
+    async def _generate_all(self, data: RolloutDataModule, ask: Callable[..., Any], at_a_time: int) -> list[Group]:
         places = asyncio.Semaphore(max(1, at_a_time))
 
-        async def answer(prompt: Prompt) -> Group:
+        async def response(prompt: Prompt) -> Group:
             rollouts = [Rollout() for _ in range(self.sampling.n)]
             async with places:
                 await ask(prompt, rollouts, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
             await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]
             return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 
-        return list(await asyncio.gather(*(answer(prompt) for prompt in self.prompts)))
+        return list(await asyncio.gather(*(response(prompt) for prompt in self.prompts)))
 
     def _report(self, trainer: L.Trainer) -> dict[str, float]:
-        """Wait for the running evaluation, write its answers and log its numbers."""
+        """Wait for the running evaluation, write its responses and log its numbers."""
         assert self._running is not None
         step, future = self._running
         self._running = None
@@ -192,8 +194,8 @@ class Evaluation(OnRankZero):
         report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
         metrics = report.metrics(before=(earlier for _, earlier in self.reports))
         self.reports.append((step, report))
-        path = self._answers_file(trainer, step)
-        with best_effort(f"The answers to {self.prompts.name}", path):
+        path = self._responses_file(trainer, step)
+        with best_effort(f"The responses to {self.prompts.name}", path):
             write_responses(path, self.prompts.name, groups)
         if trainer.training:
             # `log` is not allowed in every hook that comes here, and its step would be the trainer's.
@@ -202,7 +204,7 @@ class Evaluation(OnRankZero):
                 logger.log_metrics(metrics, step)
         return metrics
 
-    def _answers_file(self, trainer: L.Trainer, step: int) -> Path:
+    def _responses_file(self, trainer: L.Trainer, step: int) -> Path:
         folder = run_folder(trainer) / "evaluation"
         return folder / f"{self.prompts.name}-step{step:06d}.jsonl"
 

@@ -87,21 +87,21 @@ RULES = (
         "reward/std",
         0.01,
         None,
-        "All answers are worth the same, so nothing is learnt: take easier or harder prompts or a reward with more "
+        "All responses are worth the same, so nothing is learnt: take easier or harder prompts or a reward with more "
         "shades, or set data.max_skipped_per_step.",
     ),
     Rule(
         "rollouts/truncated",
         None,
         0.25,
-        "Many answers are cut, and a cut answer is mostly a wrong one: raise data.max_response_tokens, or add "
+        "Many responses are cut, and a cut response is mostly a wrong one: raise data.max_response_tokens, or add "
         "lrl.rewards.LengthPenalty to data.rewards.",
     ),
     Rule(
         "rollouts/discarded",
         None,
         0.0,
-        "Answers without a reward are not trained: rewards/* counts them by kind, and the first failure of "
+        "Responses without a reward are not trained: rewards/* counts them by kind, and the first failure of "
         "each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
     ),
     Rule(
@@ -130,7 +130,7 @@ RULES = (
         "trainer/wait_reward",
         None,
         0.2,
-        "The trainer waited {percent} of its time for the rewards of answers that were written: raise "
+        "The trainer waited {percent} of its time for the rewards of responses that were written: raise "
         "data.reward_workers.",
     ),
     Rule(

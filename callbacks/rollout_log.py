@@ -22,17 +22,17 @@ from lrl.runtime.config_errors import at_least
 from lrl.types import Group, Rollout
 
 MAX_TEXT = 2000
-"""Characters of a prompt or an answer that are shown."""
+"""Characters of a prompt or a response that are shown."""
 
 
 class RolloutLog(OnRankZero):
-    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms and sample answers every few.
+    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms and sample responses every few.
 
     TensorBoard gets an overview of the run, too (`lrl.callbacks.overview`).
 
     Args:
         every_n_steps: Optimizer steps between histograms and samples.
-        samples: Answers shown each time.
+        samples: Responses shown each time.
     """
 
     def __init__(self, every_n_steps: int = 10, samples: int = 4) -> None:
@@ -113,11 +113,11 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
     """What the run found in its checkpoint, at its first step alone."""
     if resumed is None or resumed.step != step:
         return {}
-    return {"rollouts/resumed_answers": float(resumed.answers), "rollouts/resumed_tokens": float(resumed.tokens)}
+    return {"rollouts/resumed_responses": float(resumed.responses), "rollouts/resumed_tokens": float(resumed.tokens)}
 
 
 def scalars(rollouts: list[Rollout]) -> dict[str, float]:
-    """Means over a step's answers; rewards over those that have one."""
+    """Means over a step's responses; rewards over those that have one."""
     lengths = torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts])
     found = {
         "rollouts/length_mean": lengths.mean().item(),
@@ -135,10 +135,10 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
-    """Share, mean length and mean reward of a step's answers, for every lag apart.
+    """Share, mean length and mean reward of a step's responses, for every lag apart.
 
-    The lag of an answer is that of its oldest token, the trainer's step minus the smallest version in it; from
-    `MAX_LAG_SHOWN` on they are pooled. A lag without an answer has no figures, one without a scored answer no reward.
+    The lag of a response is that of its oldest token, the trainer's step minus the smallest version in it; from
+    `MAX_LAG_SHOWN` on they are pooled. A lag without a response has no figures, one without a scored response no reward.
     """
     by_lag: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
@@ -155,7 +155,7 @@ def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
 
 
 def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
-    """Length and reward per answer, lag per token."""
+    """Length and reward per response, lag per token."""
     return {
         "rollouts/length": torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts]),
         "reward/all": torch.tensor([rollout.reward for rollout in rollouts if rollout.reward is not None]),
@@ -164,15 +164,15 @@ def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
 
 
 def as_markdown(group: Group, step: int) -> str:
-    """The first answer of a group with its prompt, reward and versions."""
+    """The first response of a group with its prompt, reward and versions."""
     rollout = group.rollouts[0]
     versions = sorted(set(rollout.versions))
     reward = f"reward {rollout.reward:.3g}" if rollout.reward is not None else f"no reward ({rollout.reward_failure})"
     facts = (
         f"{reward}, {len(rollout.token_ids)} tokens, {rollout.finish_reason}, versions {versions}, trained at {step}"
     )
-    question, answer = _quoted(group.prompt.text), _quoted(rollout.text)
-    return f"**Prompt {group.prompt.id}** · {facts}\n\n{question}\n\n**Answer**\n\n{answer}"
+    question, response = _quoted(group.prompt.text), _quoted(rollout.text)
+    return f"**Prompt {group.prompt.id}** · {facts}\n\n{question}\n\n**Answer**\n\n{response}"
 
 
 def _quoted(text: str) -> str:

@@ -136,7 +136,7 @@ def pass_records(stream: StepStream) -> list[Record]:
 
 
 def trained_tokens(group: Group) -> int:
-    """Tokens of the group's answers that may be trained, prompts included."""
+    """Tokens of the group's responses that may be trained, prompts included."""
     return sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored)
 
 

@@ -1,9 +1,9 @@
-"""How good an answer is, relative to its group.
+"""How good a response is, relative to its group.
 
-A baseline sees one group at a time, so groups can be packed and trained in whatever order they finish. Answers without
+A baseline sees one group at a time, so groups can be packed and trained in whatever order they finish. Responses without
 a reward are left out before: an error is not a reward, and must not move the baseline either.
 
-Notation: r_i is the reward of answer i of n, mean and std are over the group.
+Notation: r_i is the reward of response i of n, mean and std are over the group.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from lrl.types import Rollout
 
 
 class Advantages(ABC):
-    """Turns the rewards of one group into the advantages of its answers.
+    """Turns the rewards of one group into the advantages of its responses.
 
     A subclass writes `__call__`; for an advantage per token, it overrides `of` instead.
     """
 
     min_rollouts: int = 2
-    """Scored answers below which a group says nothing; it is then discarded and counted."""
+    """Scored responses below which a group says nothing; it is then discarded and counted."""
 
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Advantage of every answer.
+        """Advantage of every response.
 
         Args:
-            rewards: float32 [n], the scored answers of one group, n >= `min_rollouts`.
+            rewards: float32 [n], the scored responses of one group, n >= `min_rollouts`.
 
         Returns:
             float32 [n].
         """
 
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
-        """Advantages of a group's scored answers, one tensor each.
+        """Advantages of a group's scored responses, one tensor each.
 
         Args:
-            rollouts: The n scored answers, n >= `min_rollouts`.
+            rollouts: The n scored responses, n >= `min_rollouts`.
 
         Returns:
-            For each answer float32 [], one number for all its tokens, or float32 [tokens], one for each.
+            For each response float32 [], one number for all its tokens, or float32 [tokens], one for each.
         """
         return list(self(rewards_of(rollouts)))
 
@@ -63,7 +63,7 @@ class Advantages(ABC):
 
 
 def rewards_of(rollouts: Sequence[Rollout]) -> Tensor:
-    """float32 [n]: rewards of scored answers, less what a KL to the reference takes off."""
+    """float32 [n]: rewards of scored responses, less what a KL to the reference takes off."""
     rewards = [rollout.reward - rollout.kl_penalty for rollout in rollouts if rollout.reward is not None]
     return torch.tensor(rewards, dtype=torch.float32)
 
@@ -104,7 +104,7 @@ class GRPO(Advantages):
 class RLOO(Advantages):
     """r_i - mean of the other answers: REINFORCE leave-one-out (2402.14740, section 3.2).
 
-    Without bias, since no answer is part of its own baseline; it equals n / (n - 1) times `GroupMean`.
+    Without bias, since no response is part of its own baseline; it equals n / (n - 1) times `GroupMean`.
     """
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class RLOO(Advantages):
 
 
 class ReinforcePlusPlus(Advantages):
-    """(r_i - m) / s with m and s over all answers, not over the group: REINFORCE++ (2501.03262, section 3).
+    """(r_i - m) / s with m and s over all responses, not over the group: REINFORCE++ (2501.03262, section 3).
 
     The paper takes m and s over the batch. Groups are trained here before their step is complete, so m and s are those
     of the steps before, which keeps the advantage independent of the order of arrival: running moments, each step's

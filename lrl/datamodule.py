@@ -55,32 +55,32 @@ class RolloutDataModule(L.LightningDataModule):
 
     Args:
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub or a file, or a list of rows.
-        rewards: What scores an answer: `lrl.rewards.Reward`s, Python callables, or their
+        rewards: What scores a response: `lrl.rewards.Reward`s, Python callables, or their
             names (`module:function`, `file.py:function`); one alone or several.
         groups_per_step: Prompts that one optimizer step trains.
-        rollouts_per_group: Answers to each prompt.
+        rollouts_per_group: Responses to each prompt.
         max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is on-policy.
         stragglers: What to do when a group has reached that bound and still runs: `wait` holds the trainer for it,
             `mask` goes on and masks the group's over-age tokens out of the loss when it comes.
         max_prompt_tokens: Longest prompt.
         max_response_tokens: Longest answer; with the prompt it is the generators' context length.
-        temperature: Answers are sampled, and the policy's logits divided, with this.
+        temperature: Responses are sampled, and the policy's logits divided, with this.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
         max_skipped_per_step: Groups with equal rewards that are skipped and replaced by fresh prompts, at most this
             many per policy version; 0 trains them all. The steps of an epoch then use up more prompts than the data
             set has, and go on into the next shuffle.
-        mask_truncated: Whether an answer cut at `max_response_tokens` counts in the baseline alone, not in the loss.
+        mask_truncated: Whether a response cut at `max_response_tokens` counts in the baseline alone, not in the loss.
         replay: Trains older groups again, beside a step's own; null never does.
         dispatch: Which generator answers which prompt, in which order; default `lrl.routing.dispatch.LeastLoaded`.
-        moving: Lets half-written answers go on with idle generators; null never does.
-        length_predictor: Learns which prompts have long answers; null does so only if `dispatch` or `migration` needs it.
-        reward_workers: Processes that score answers.
-        reward_timeout_s: Seconds a reward may take for one answer.
+        moving: Lets half-written responses go on with idle generators; null never does.
+        length_predictor: Learns which prompts have long responses; null does so only if `dispatch` or `migration` needs it.
+        reward_workers: Processes that score responses.
+        reward_timeout_s: Seconds a reward may take for one response.
         reward_memory_gib: What scoring may allocate in one of those processes, in GiB; null for no limit. Linux only.
-        max_reward_failures: Largest share of the last few hundred answers that may get no reward, in (0, 1]; over it
+        max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; over it
             the run ends with an error. 1 never ends it.
-        rollout_timeout_s: Seconds the answers to one prompt may take.
+        rollout_timeout_s: Seconds the responses to one prompt may take.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class RolloutDataModule(L.LightningDataModule):
             )
         if not 0 < sampling.temperature < float("inf"):
             fault(
-                f"data.temperature is {sampling.temperature}: greedy answers have no log-prob to learn from. Use 1.0."
+                f"data.temperature is {sampling.temperature}: greedy responses have no log-prob to learn from. Use 1.0."
             )
         at_least(0, "data", max_lag=self.max_lag, max_skipped_per_step=self.max_skipped_per_step)
         at_least(1, "data", groups_per_step=self.groups_per_step, micro_batch_tokens=self.micro_batch_tokens)
@@ -346,7 +346,7 @@ class RolloutDataModule(L.LightningDataModule):
         return UserList(self.evaluations)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of an answer, special tokens left out."""
+        """Text of a response, special tokens left out."""
         return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def _on_the_loop(self, read: Callable[[], T], what: str) -> T:

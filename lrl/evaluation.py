@@ -1,8 +1,8 @@
 """The arithmetic of evaluation: finished groups in, a `Report` with error bars out. Nothing here asks a generator.
 
-Every problem weighs the same, however many of its answers were scored: accuracy is the mean over problems of the mean
-over a problem's answers (avg@k). Answers to one problem resemble each other, so k answers to n problems say less
-than k * n unrelated answers would; the intervals follow from how the problems differ. An error is not a reward: answers
+Every problem weighs the same, however many of its responses were scored: accuracy is the mean over problems of the mean
+over a problem's responses (avg@k). Responses to one problem resemble each other, so k responses to n problems say less
+than k * n unrelated responses would; the intervals follow from how the problems differ. An error is not a reward: responses
 whose scoring failed are counted and left out.
 """
 
@@ -29,9 +29,9 @@ class Report:
     dataset: str
     """Name of the data set."""
     n: int
-    """Problems with at least one scored answer."""
+    """Problems with at least one scored response."""
     k: int
-    """Answers asked for each problem."""
+    """Responses asked for each problem."""
     accuracy: float
     """Mean reward, every problem weighing the same (for rewards of 0 and 1: the share right). NaN if n is 0."""
     low: float
@@ -39,17 +39,17 @@ class Report:
     high: float
     """Upper end of the 95 % interval of `accuracy`."""
     pass_at_k: dict[int, float]
-    """For 1, 2, 4, ... and k: the chance that one of so many answers is right. Empty unless all rewards are 0 or 1."""
+    """For 1, 2, 4, ... and k: the chance that one of so many responses is right. Empty unless all rewards are 0 or 1."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     """Column -> its value -> (accuracy, problems)."""
     versions: list[int] = field(default_factory=list)
-    """Policy versions that wrote the answers, ascending; more than one if weights moved meanwhile."""
+    """Policy versions that wrote the responses, ascending; more than one if weights moved meanwhile."""
     greedy: bool
-    """Whether the answers were the likeliest tokens; false for sampled ones."""
+    """Whether the responses were the likeliest tokens; false for sampled ones."""
     failures: int
-    """Answers that got no reward because scoring failed."""
+    """Responses that got no reward because scoring failed."""
     truncated: int
-    """Answers cut at the token limit."""
+    """Responses cut at the token limit."""
 
     def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
         """The numbers as Lightning logs them, under `eval/<dataset>/`: what says something, and no constants.
@@ -79,9 +79,9 @@ class Report:
         how = "greedy" if self.greedy else "sampled"
         versions = "-".join(map(str, dict.fromkeys((self.versions[0], self.versions[-1])))) if self.versions else "none"
         lines = [
-            f"{self.dataset}: {self.n} problems x {self.k} answers, {how}, version {versions}",
+            f"{self.dataset}: {self.n} problems x {self.k} responses, {how}, version {versions}",
             f"  accuracy {self.accuracy:.3f}  (95 % interval {self.low:.3f} to {self.high:.3f})",
-            f"  answers without a reward {self.failures}, cut at the token limit {self.truncated}",
+            f"  responses without a reward {self.failures}, cut at the token limit {self.truncated}",
         ]
         if len(self.pass_at_k) > 1:
             lines.append("  " + "  ".join(f"pass@{k} {chance:.3f}" for k, chance in self.pass_at_k.items()))
@@ -98,7 +98,7 @@ def evaluate(dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequenc
     Args:
         dataset: Name for metrics and tables.
         groups: The problems with their scored rollouts.
-        greedy: Whether the answers were the likeliest tokens (temperature 0).
+        greedy: Whether the responses were the likeliest tokens (temperature 0).
         by: Columns of the data set to break the accuracy down by.
 
     Raises:
@@ -140,16 +140,16 @@ def wilson_interval(share: float, n: float) -> tuple[float, float]:
 
 
 def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Mean over problems of the mean over answers, with its 95 % interval (problems are the clusters).
+    """Mean over problems of the mean over responses, with its 95 % interval (problems are the clusters).
 
     Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of the mean, never more
-    than there are answers (Franco, Little, Louis and Slud 2019, for shares from cluster samples). With one answer a
+    than there are responses (Franco, Little, Louis and Slud 2019, for shares from cluster samples). With one response a
     problem that is the plain Wilson interval. Other scores: the normal interval from the spread of the problems' means
     (Miller 2024, 2411.00640), cut at the ends of what is possible: at 0 if no score is below it, and at 1 if all lie
     from 0 to 1.
 
     Args:
-        scores: For each problem the scores of its answers, at least one.
+        scores: For each problem the scores of its responses, at least one.
 
     Returns:
         Mean, low and high; all NaN without problems, low and high NaN for one problem with scores other than 0 and 1.
@@ -165,37 +165,37 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
         half = Z95 * math.sqrt(variance * n / (n - 1))
         least, most = _possible(scores)
         return mean, max(least, mean - half), min(most, mean + half)
-    answers = sum(map(len, scores))
+    responses = sum(map(len, scores))
     if n == 1 or mean in (0.0, 1.0):
-        trials: float = n  # no spread to learn from: assume the answers to one problem all agree
+        trials: float = n  # no spread to learn from: assume the responses to one problem all agree
     else:
-        trials = min(answers, mean * (1 - mean) / variance) if variance > 0 else answers
+        trials = min(responses, mean * (1 - mean) / variance) if variance > 0 else responses
     return mean, *wilson_interval(mean, trials)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that one of k answers is right, unbiased from n answers with `correct` right (2107.03374, eq. 1).
+    """Chance that one of k responses is right, unbiased from n responses with `correct` right (2107.03374, eq. 1).
 
     Raises:
         ValueError: k is larger than n, so there is no unbiased estimate.
     """
     if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} answers, and k at least 1; there are {n}.")
+        raise ValueError(f"pass@{k} needs at least {k} responses, and k at least 1; there are {n}.")
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> None:
-    """Writes every answer, scored or not, as one JSON line; replaces the file, makes its folder."""
+    """Writes every response, scored or not, as one JSON line; replaces the file, makes its folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for group in groups:
             for rollout in group.rollouts:
                 # default=str: a data set may hold dates and other values that JSON has no form for.
-                file.write(json.dumps(_answer(dataset, group, rollout), ensure_ascii=False, default=str) + "\n")
+                file.write(json.dumps(_response(dataset, group, rollout), ensure_ascii=False, default=str) + "\n")
 
 
-def _answer(dataset: str, group: Group, rollout: Rollout) -> dict[str, Any]:
+def _response(dataset: str, group: Group, rollout: Rollout) -> dict[str, Any]:
     return {
         "dataset": dataset,
         "id": group.prompt.id,
@@ -226,7 +226,7 @@ def _possible(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, float]:
-    """pass@1, 2, 4, ... and `most`, each over the problems that have so many scored answers."""
+    """pass@1, 2, 4, ... and `most`, each over the problems that have so many scored responses."""
     if not _binary(scores):
         return {}
     found: dict[int, float] = {}

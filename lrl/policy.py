@@ -56,7 +56,7 @@ class PolicyModule(L.LightningModule):
         model: Hub name, folder in Hugging Face format, or `module:function`: a Python function without arguments that
             makes such a folder and returns its path. Code from the hub is never run.
         objective: What is minimised; AIPO() when not given.
-        normalise_by: What the losses of a step are divided by: `token`, `sequence`, or a number of tokens an answer
+        normalise_by: What the losses of a step are divided by: `token`, `sequence`, or a number of tokens a response
             (`lrl.objectives.normalisation`); null takes the objective's own way.
         reference: A frozen policy to stay near to; null loads none.
         abort_on_mismatch: Stop the run, before the update, when the mean KL of tokens that the version in the trainer
@@ -109,7 +109,7 @@ class PolicyModule(L.LightningModule):
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
         self.responses_share_rows = False
-        """Whether answers in one row do not see each other; not before `configure_model` has tried."""
+        """Whether responses in one row do not see each other; not before `configure_model` has tried."""
         self._check()
 
     def _check(self) -> None:
@@ -144,7 +144,7 @@ class PolicyModule(L.LightningModule):
         return open_tokenizer(self.policy_folder)
 
     def configure_model(self) -> None:
-        """Loads the model into `self.network`, once, and finds out how its answers may be packed."""
+        """Loads the model into `self.network`, once, and finds out how its responses may be packed."""
         if not hasattr(self, "network"):
             self.network = open_network(
                 self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing, self.device_of_use
@@ -180,7 +180,7 @@ class PolicyModule(L.LightningModule):
         losses = self.objective.token_losses(tokens)
         if self.reference is not None:
             losses = losses + self.reference.token_losses(tokens)
-        return (token_weights(self.normalise_by, tokens.answers) * losses).sum()
+        return (token_weights(self.normalise_by, tokens.responses) * losses).sum()
 
     def training_step(self, step: Step, batch_idx: int) -> None:
         """One optimizer step; the policy's version grows by one, whatever the step holds."""

@@ -30,15 +30,15 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """One answer to a prompt, with the proof of where each token came from. The three lists are equally long, and grow
+    """One response to a prompt, with the proof of where each token came from. The three lists are equally long, and grow
     together while it is being written."""
 
     token_ids: list[int] = field(default_factory=list)
-    """The sampled tokens; the end-of-sequence token is among them when the answer ended by itself."""
+    """The sampled tokens; the end-of-sequence token is among them when the response ended by itself."""
     logprobs: list[float] = field(default_factory=list)
     """Behaviour log-prob of each token in nats: log mu(token), under the distribution it was really sampled from."""
     versions: list[int] = field(default_factory=list)
-    """Policy version that wrote each token. An in-flight sync makes them grow within one answer."""
+    """Policy version that wrote each token. An in-flight sync makes them grow within one response."""
     finish_reason: str = ""
     """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being written."""
     text: str = ""
@@ -56,7 +56,7 @@ class Rollout:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the response is whole."""
         return bool(self.finish_reason)
 
 
@@ -75,7 +75,7 @@ class Group:
     scoring_s: float = 0.0
     """Seconds between its last token and its last reward."""
     asked_s: float | None = None
-    """When its answers were asked for, on the clock of the controller's loop; None if a checkpoint had them whole."""
+    """When its responses were asked for, on the clock of the controller's loop; None if a checkpoint had them whole."""
     written_s: float | None = None
     """When the last of them ended, on the same clock."""
     reference_version: int | None = None
@@ -88,12 +88,12 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens written so far, over all answers."""
+        """Tokens written so far, over all responses."""
         return sum(len(rollout.token_ids) for rollout in self.rollouts)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether any answer has a token."""
+        """Whether any response has a token."""
         return any(rollout.token_ids for rollout in self.rollouts)
 
     @property
@@ -117,9 +117,9 @@ class MicroBatch:
     position_ids: Tensor
     """int64 [R, L]: position within the rollout (prompt included)."""
     labels: Tensor
-    """int64 [R, L]: the answer token predicted here; 0 where `mask` is false."""
+    """int64 [R, L]: the response token predicted here; 0 where `mask` is false."""
     mask: Tensor
-    """bool [R, L]: true where `labels` is an answer token that is trained."""
+    """bool [R, L]: true where `labels` is a response token that is trained."""
     behaviour_logprobs: Tensor
     """float32 [R, L], nats: log mu of the label; 0 where `mask` is false."""
     advantages: Tensor
@@ -167,7 +167,7 @@ class Step(Protocol):
 
     @property
     def num_sequences(self) -> int:
-        """Answers with at least one token in the loss, over all ranks."""
+        """Responses with at least one token in the loss, over all ranks."""
 
     def finish(self) -> None:
         """Called once its optimizer step is done, and not when an error ends it before."""
@@ -179,8 +179,8 @@ class Sampling:
     here.
 
     Args:
-        n: Answers per prompt.
-        max_tokens: Most tokens of an answer.
+        n: Responses per prompt.
+        max_tokens: Most tokens of a response.
         temperature: Logits are divided by it before sampling; 0 is greedy.
     """
 
@@ -192,7 +192,7 @@ class Sampling:
         """The `sampling_params` of a request for `n` answers that have `written` tokens already.
 
         `logprobs: 0` asks for the sampled token's own log-prob. Nobody reads the server's text: without `detokenize:
-        false` it decodes every token twice, for the answer and for its log-prob.
+        false` it decodes every token twice, for the response and for its log-prob.
         """
         length = {"n": n, "max_tokens": self.max_tokens - written}
         return length | {"temperature": self.temperature, "logprobs": 0, "detokenize": False}

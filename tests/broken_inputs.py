@@ -49,14 +49,14 @@ def as_lines(rows: list[Any]) -> str:
 
 def run(folder: Path) -> dict[str, Any]:
     """A small run that is right in everything."""
-    answers = {"class_path": "lrl.rewards.ExactMatch"}
+    responses = {"class_path": "lrl.rewards.ExactMatch"}
     return {
         "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(folder / "models/whole")}},
         "data": {
             "class_path": "lrl.RolloutDataModule",
             "init_args": {
                 "prompts": {"class_path": "lrl.Prompts", "init_args": {"source": str(folder / "data/rows.jsonl")}},
-                "rewards": [answers],
+                "rewards": [responses],
                 "groups_per_step": 4,
                 "max_prompt_tokens": 64,
                 "max_response_tokens": 32,

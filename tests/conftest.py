@@ -28,7 +28,7 @@ settings.load_profile("untimed")
 
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama with random weights: it ends an answer at one token in 259, so answers are long."""
+    """A small Llama with random weights: it ends a response at one token in 259, so responses are long."""
     return tiny_llama(tmp_path_factory.mktemp("policy"))
 
 

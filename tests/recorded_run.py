@@ -1,4 +1,4 @@
-"""A learning run of 30 steps on made-up answers, and the losses it gave when it was recorded.
+"""A learning run of 30 steps on made-up responses, and the losses it gave when it was recorded.
 
 python -m tests.recorded_run      records them anew, after a change that is meant to change them
 """
@@ -41,7 +41,7 @@ class Losses(L.Callback):
 
 
 def groups(step: int) -> list[Group]:
-    """Two groups of four answers, with lags from 0 to 3."""
+    """Two groups of four responses, with lags from 0 to 3."""
     rng = random.Random(step)
     found = []
     for index in range(2):

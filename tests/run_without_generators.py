@@ -47,7 +47,7 @@ class StepsByVersion(L.LightningDataModule):
 def micro_batches(step: int) -> list[MicroBatch]:
     """Three micro-batches, those of each step different."""
     packers = [Packer(64, GroupMean(), 1.0) for _ in range(MICRO_BATCHES)]
-    groups = [make_group(MICRO_BATCHES * step + number, answers=2) for number in range(MICRO_BATCHES)]
+    groups = [make_group(MICRO_BATCHES * step + number, responses=2) for number in range(MICRO_BATCHES)]
     found = [[*packer.add(group), *packer.flush()] for packer, group in zip(packers, groups, strict=True)]
     return [micro for rounds in found for (micro,) in rounds if micro is not None]
 

@@ -29,7 +29,7 @@ from lrl.runtime.stopwatch import GENERATOR, TRAINER
 from lrl.types import Group, Prompt, Rollout
 from tests.lent_server import Borrowing, LentServer, start_server
 
-STEPS, GROUPS, ANSWERS = 6, 2, 4
+STEPS, GROUPS, RESPONSES = 6, 2, 4
 TEMPERATURE = 0.8
 LEARNING_RATE = 5e-4
 """Neighbouring versions then differ by some 0.3 nats a token."""
@@ -78,7 +78,7 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
         "prompts": PROMPTS,
         "rewards": ["tests.odd_lengths:brevity"],
         "groups_per_step": GROUPS,
-        "rollouts_per_group": ANSWERS,
+        "rollouts_per_group": RESPONSES,
         "max_prompt_tokens": 64,
         "max_response_tokens": 96,
         "temperature": TEMPERATURE,
@@ -126,7 +126,7 @@ def fit(
 
 @pytest.fixture(scope="module")
 def far_off_policy(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Witness:
-    """A run whose answers are written over several versions."""
+    """A run whose responses are written over several versions."""
     long = lrl.rewards.Function("tests.odd_lengths:brevity", weight=-1.0)
     return fit(lent_server, policy_folder, tmp_path_factory.mktemp("run"), steps=14, max_lag=4, rewards=[long])
 
@@ -253,7 +253,7 @@ def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None
     ]
     for stretch in (record for record in records if isinstance(record, GeneratorRecord)):
         assert stretch.seconds < steps[-1].started_s + steps[-1].seconds
-        assert stretch.answers > 0 and stretch.context_tokens > stretch.answers and stretch.tokens > 0
+        assert stretch.responses > 0 and stretch.context_tokens > stretch.responses and stretch.tokens > 0
 
 
 def test_an_answer_written_over_a_sync_carries_several_versions_and_stays_within_the_bound(
@@ -287,7 +287,7 @@ def test_behaviour_logprobs_are_the_samplers_own_under_the_version_that_wrote_ea
 
 @torch.no_grad()
 def recomputed(model: Any, prompt: list[int], rollout: Rollout) -> list[float]:
-    """Log-probs of the whole answer in one forward pass."""
+    """Log-probs of the whole response in one forward pass."""
     logits = model(torch.tensor([prompt + rollout.token_ids])).logits[0, len(prompt) - 1 : -1]
     tokens = torch.tensor(rollout.token_ids)[:, None]
     return torch.log_softmax(logits / TEMPERATURE, -1).gather(1, tokens)[:, 0].tolist()

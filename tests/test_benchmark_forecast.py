@@ -25,7 +25,7 @@ def timeline(name: str) -> list[Record]:
         lengths=long_tailed(),
         steps=forecast.steps_of(ARGS, name),
         groups_per_step=scene.groups,
-        rollouts_per_group=forecast.ANSWERS,
+        rollouts_per_group=forecast.RESPONSES,
         max_lag=scene.max_lag,
         micro_batch_tokens=ARGS.micro_batch_tokens,
         max_num_seqs=ARGS.max_num_seqs,
@@ -39,7 +39,7 @@ def timeline(name: str) -> list[Record]:
 def test_where_the_simulator_is_right_every_forecast_is_the_fact(tmp_path: Path) -> None:
     fitted = timeline(forecast.FITTED)
     rows = [forecast.compare(ARGS, name, timeline(name), fitted) for name in forecast.SCENES]
-    assert all(row["same_answers"] for row in rows)
+    assert all(row["same_responses"] for row in rows)
     for row in rows:
         assert forecast_report.error(row) == pytest.approx(0, abs=0.02)
         parts = sum(row["fact"][part] for part in forecast_report.SHOWN)

@@ -19,7 +19,7 @@ from lrl.rollouts.stream import StepLoader
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 SETTINGS = quickstart_run.RunSettings(
-    seed=0, max_lag=2, lr=1e-3, schedule="constant", steps=2, groups=1, answers=2
+    seed=0, max_lag=2, lr=1e-3, schedule="constant", steps=2, groups=1, responses=2
 )  # fmt: skip
 TINY = ["--objectives", "AIPO", "REINFORCE", "--lags", "0", "4", "--seeds", "0", "1"]
 
@@ -83,7 +83,7 @@ def quiet_trainer(callbacks: Sequence[L.Callback]) -> L.Trainer:
 
 @pytest.fixture
 def without_server(quickstart_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`measure` with made-up answers; those of the second step have no behaviour log-prob."""
+    """`measure` with made-up responses; those of the second step have no behaviour log-prob."""
 
     def make_trainer(server: Any, settings: Any, callbacks: Sequence[L.Callback], folder: Path) -> L.Trainer:
         return quiet_trainer([callback for callback in callbacks if not isinstance(callback, Evaluation)])
@@ -96,7 +96,7 @@ def without_server(quickstart_policy: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def row(objective: str = "AIPO", lag: int = 0, seed: int = 0, accuracies: Sequence[float] = (0.4, 0.9)) -> Any:
     series = {name: [0.5, None, 1.0] for name in lag_sweep.SERIES} | {"tokens": [100, 0, 300]}
     evaluations = [{"step": 10 * n, "accuracy": value, "problems": 500} for n, value in enumerate(accuracies)]
-    found = {"objective": objective, "max_lag": lag, "seed": seed, "groups": 8, "answers": 16, "diverged_at": None}
+    found = {"objective": objective, "max_lag": lag, "seed": seed, "groups": 8, "responses": 16, "diverged_at": None}
     return found | {"series": series, "evaluations": evaluations}
 
 

@@ -16,7 +16,7 @@ from lrl.types import Prompt
 
 def test_an_oracle_expects_the_answers_that_are_drawn() -> None:
     lengths = long_tailed(seed=3, prompt_share=0.5)
-    oracle = Oracle(lengths, prompts=64, answers=4)
+    oracle = Oracle(lengths, prompts=64, responses=4)
     for prompt in range(64):
         drawn = lengths.of(prompt, prompt, 4)
         assert oracle.expected(Prompt(id=prompt, token_ids=[1], text="")) == sum(drawn) / 4

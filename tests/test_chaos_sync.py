@@ -190,8 +190,8 @@ def rollout(logprobs: list[float], versions: list[int]) -> Rollout:
 
 
 def test_tokens_by_the_versions_they_name_are_proved_and_the_version_before_is_told_apart() -> None:
-    answers = rollout([logprob(0.0), logprob(1.0)], [0, 1]), rollout([logprob(2.0)], [2])
-    proof = witness_of(*answers).verify(Fixed(0.0), 1.0)
+    responses = rollout([logprob(0.0), logprob(1.0)], [0, 1]), rollout([logprob(2.0)], [2])
+    proof = witness_of(*responses).verify(Fixed(0.0), 1.0)
     assert proof.tokens == 3 and proof.difference < 1e-5 and proof.largest_lag == 2 and proof.missing == 0
     assert proof.under_the_version_before == pytest.approx(logprob(1.0) - logprob(0.0), abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""What the chaos benchmarks see and break: answers that go on, generators that leave, processes that are hit."""
+"""What the chaos benchmarks see and break: responses that go on, generators that leave, processes that are hit."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_an_answer_counts_as_continued_only_with_the_very_tokens_of_the_checkpoi
     one = witness.Witness(Journal(path), tmp_path / "stop")
     saved = save_group(group([[4, 5], []], finished=False), judged=False)
     one.on_load_checkpoint(None, None, {"RolloutDataModule": {"ledger": {"running": [saved]}}})  # type: ignore[arg-type]
-    resumed = Resumed(step=5, answers=1, tokens=2, finished_groups=0)
+    resumed = Resumed(step=5, responses=1, tokens=2, finished_groups=0)
     one.on_train_start(run_of(group(tokens, finished=True), resumed), None)  # type: ignore[arg-type]
     one.on_train_batch_end(run_of(group(tokens, finished=True)), None)  # type: ignore[arg-type]
     start, step = Reader(path).refresh()
-    assert start["resumed"] == {"answers": 1, "tokens": 2, "finished_groups": 0}
+    assert start["resumed"] == {"responses": 1, "tokens": 2, "finished_groups": 0}
     assert (step["continued"], step["rewritten"]) == (kept, lost)
     assert (step["indices"], step["prompts"], step["lag_max"], step["tokens"]) == ([7], [2], 2, 4)
 
@@ -186,9 +186,9 @@ def test_every_measurement_has_a_table() -> None:
     assert "| kill Worker of both | 0.4 | 41 | 12 |" in generators.table(
         common | {"faults": [fault], "trained": account}
     )
-    kill = {"starting": False, "gone_s": None, "temporary_files": [], "resumed": {"answers": 3}}
+    kill = {"starting": False, "gone_s": None, "temporary_files": [], "resumed": {"responses": 3}}
     twice = {"missing": [], "twice": [], "epochs_whole": 2, "prompts": 8}
-    counts = {"answers_resumed": 3, "tokens_resumed": 30, "answers_continued": 3, "answers_rewritten": 0}
+    counts = {"responses_resumed": 3, "tokens_resumed": 30, "answers_continued": 3, "answers_rewritten": 0}
     killed = trainer.table(common | {"kills": [kill], "trained": twice} | counts, {"accuracy": 0.9})
     assert "0.910; 0.900" in killed and "after which something stayed for 20 s | 1 |" in killed
     slopes = {

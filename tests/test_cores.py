@@ -88,7 +88,7 @@ def test_generators_go_anywhere_beside_a_trainer_that_has_no_half_of_its_own(
 def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_its_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def answers(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
         """The program answers."""
 
     class ScriptedRun(lrl.AsyncSingleDevice):
@@ -97,8 +97,8 @@ def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_i
             return [Scripted(str(tmp_path), ServerSettings(threads=1), *words)]
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answers)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", answers)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
     strategy, before = ScriptedRun(), os.sched_getaffinity(0)
     strategy.parallel_devices = [torch.device("cpu")] * 2
     trainer: Any = SimpleNamespace(strategy=strategy)

@@ -96,9 +96,9 @@ def test_the_interval_of_scores_between_0_and_1_stays_there() -> None:
 def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
     for n, correct in itertools.product(range(1, 7), range(7)):
         if correct <= n:
-            answers = [True] * correct + [False] * (n - correct)
+            responses = [True] * correct + [False] * (n - correct)
             for k in range(1, n + 1):
-                draws = list(itertools.combinations(answers, k))
+                draws = list(itertools.combinations(responses, k))
                 assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
     assert pass_at_k(2000, 3, 1000) == pytest.approx(1 - (1000 * 999 * 998) / (2000 * 1999 * 1998))
 
@@ -111,7 +111,7 @@ def test_pass_at_k_does_not_guess_beyond_its_answers(k: int) -> None:
 
 def test_an_error_is_not_a_reward() -> None:
     found = report([[1.0, None], [0.0, 0.0], [None, None]])
-    assert found.accuracy == 0.5, "a failed answer is not a wrong one"
+    assert found.accuracy == 0.5, "a failed response is not a wrong one"
     assert (found.n, found.k, found.failures, found.truncated) == (2, 2, 3, 3)
     assert found.pass_at_k == {1: 0.5, 2: 0.0}, "pass@2 counts only the problem with two scores"
 
@@ -185,7 +185,7 @@ def test_the_table_says_who_answered_how() -> None:
     groups = [group(0, [1.0, 0.0], level=3), group(1, [None, 1.0], level=4)]
     table = evaluate("sums", groups, greedy=False, by=["level"]).as_table()
     for words in (
-        "sums: 2 problems x 2 answers, sampled, version 3-8",
+        "sums: 2 problems x 2 responses, sampled, version 3-8",
         "accuracy 0.750",
         "pass@2",
         "3  0.500  (n = 1)",

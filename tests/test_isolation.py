@@ -25,7 +25,7 @@ from lrl.types import MicroBatch
 from tests.test_policy import make_group, one_thread, opened  # noqa: F401
 from tests.tiny_policies import tiny_llama
 
-LEAKING = [family for family, found in read_table().items() if found.answers == ALONE]
+LEAKING = [family for family, found in read_table().items() if found.responses == ALONE]
 
 
 def open_tiny(family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32") -> PreTrainedModel:
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("family", LEAKING)
 def test_a_leak_is_found_with_the_weights_a_new_model_begins_with(family: str, tmp_path: Path) -> None:
     found, _ = try_family(family, tmp_path, scale=1.0)
-    assert found.answers == ALONE
+    assert found.responses == ALONE
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
@@ -97,7 +97,7 @@ def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> No
 
 
 def test_a_leak_in_the_gradient_alone_is_found(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an attention would make it whose backward pass forgets where answers begin."""
+    """As an attention would make it whose backward pass forgets where responses begin."""
     from lrl.training import isolation
 
     network, honest = open_network(folder, "float32", None, False), isolation.label_logprobs
@@ -121,7 +121,7 @@ def test_a_step_packs_as_the_policy_was_found_to_allow(tmp_path: Path, shares: b
     data._controller = SimpleNamespace(ledger=SimpleNamespace(give_up=None))
     data.prompts.load(policy.tokenizer, 512)
     packer = data.next_step(0).packer
-    packer.add(make_group(0, answers=8))
+    packer.add(make_group(0, responses=8))
     ((micro,),) = packer.flush()
     assert (len(micro.input_ids) == micro.num_sequences) is not shares
 

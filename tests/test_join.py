@@ -57,11 +57,11 @@ def sync(fleet: Fleet, version: int, failing: str = "") -> None:
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """Of one generator, which serves version 0."""
 
-    async def answers(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
         """Every program answers."""
 
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answers)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", answers)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
     monkeypatch.setattr(admission, "LOOK_S", 0.02)
     monkeypatch.setattr(join, "LOOK_S", 0.02)
     monkeypatch.setattr(join, "Server", Watched)
@@ -121,7 +121,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     said = capsys.readouterr().out
-    words = ["starts, with the model base", "answers at http", "since version 7", "has left"]
+    words = ["starts, with the model base", "responses at http", "since version 7", "has left"]
     places = [said.find(word) for word in words]
     assert -1 not in places and places == sorted(places), said
     (server,) = Watched.made
@@ -179,7 +179,7 @@ def test_leave_takes_the_last_that_joined_and_says_why_the_last_of_all_stays(
 
 
 def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answers(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
         """The program answers."""
 
     class ScriptedRun(lrl.AsyncSingleDevice):
@@ -188,8 +188,8 @@ def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, mon
             words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
             return [Scripted(str(tmp_path), settings, *words)]
 
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answers)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", answers)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
     strategy = ScriptedRun()
     strategy.parallel_devices = [torch.device("cpu")] * 2
     trainer: Any = SimpleNamespace(strategy=strategy)

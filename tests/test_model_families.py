@@ -1,6 +1,6 @@
-"""Every family of causal language models: trained as if each answer were alone, or refused, as docs/models.md says.
+"""Every family of causal language models: trained as if each response were alone, or refused, as docs/models.md says.
 
-What is found is held against transformers' own log-probs of each answer alone, and not against lrl's.
+What is found is held against transformers' own log-probs of each response alone, and not against lrl's.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.test_policy import one_thread  # noqa: F401
 
 TABLE = read_table()
 CHANGED = "If that is right, run `python -m benchmarks.model_families` and look at what it changes in docs/models.md."
-ANSWERS = [3, 27, 10, 41, 19, 6]
+RESPONSES = [3, 27, 10, 41, 19, 6]
 PROMPT = [7, 5, 11]
-BUDGET = 110  # two rows of the longest answer
+BUDGET = 110  # two rows of the longest response
 
 
 @pytest.mark.parametrize("family", TABLE)
@@ -34,10 +34,10 @@ def test_answers_are_trained_as_if_each_were_alone(family: str, tmp_path: Path) 
     assert found == TABLE[family], f"{family} is {found} now, by the docs {TABLE[family]}. {CHANGED}"
     if network is None:
         return
-    group = answers()
-    packer = Packer(BUDGET, GroupMean(), temperature=1.0, share_rows=found.answers == PACKED)
+    group = responses()
+    packer = Packer(BUDGET, GroupMean(), temperature=1.0, share_rows=found.responses == PACKED)
     micros = [micro for each in [*packer.add(group), *packer.flush()] for micro in each if micro is not None]
-    assert max(micro.num_sequences - len(micro.input_ids) for micro in micros) > 0 or found.answers == ALONE
+    assert max(micro.num_sequences - len(micro.input_ids) for micro in micros) > 0 or found.responses == ALONE
     wanted = {tuple(tokens): logprobs_of(network, tokens) for tokens in token_ids(group)}
     for micro in micros:
         logprobs = label_logprobs(network, micro, chunk_tokens=64)
@@ -53,12 +53,12 @@ def test_answers_are_trained_as_if_each_were_alone(family: str, tmp_path: Path) 
 
 def test_the_table_has_every_family_of_transformers_and_most_can_be_trained() -> None:
     assert set(TABLE) == set(FAMILIES), f"in {PAGE.name} alone or not: {set(TABLE) ^ set(FAMILIES)}. {CHANGED}"
-    assert sum(found.answers != NOT_TRIED for found in TABLE.values()) >= 60
-    assert sum(found.answers in (PACKED, ALONE) for found in TABLE.values()) >= 60
+    assert sum(found.responses != NOT_TRIED for found in TABLE.values()) >= 60
+    assert sum(found.responses in (PACKED, ALONE) for found in TABLE.values()) >= 60
 
 
-def answers() -> Group:
-    """One prompt with answers of different lengths; every token is an ordinary one."""
+def responses() -> Group:
+    """One prompt with responses of different lengths; every token is an ordinary one."""
     draw = torch.Generator().manual_seed(3)
     rollouts = [
         Rollout(
@@ -68,7 +68,7 @@ def answers() -> Group:
             finish_reason="stop",
             reward=float(length),
         )
-        for length in ANSWERS
+        for length in RESPONSES
     ]
     return Group(index=0, prompt=Prompt(id=0, token_ids=PROMPT, text=""), rollouts=rollouts)
 
@@ -78,7 +78,7 @@ def token_ids(group: Group) -> list[list[int]]:
 
 
 def logprobs_of(network: PreTrainedModel, tokens: list[int]) -> Tensor:
-    """transformers' own log-probs of an answer behind the prompt."""
+    """transformers' own log-probs of a response behind the prompt."""
     logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
     return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[len(PROMPT) :])[:, None]).squeeze(-1)
 

@@ -83,9 +83,9 @@ def opened(model: str, **settings: Any) -> PolicyModule:
     return policy
 
 
-def make_group(index: int, answers: int = 4, version: int = 0) -> Group:
+def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
     rng = random.Random(index)
-    lengths = [rng.randrange(1, 12) for _ in range(answers)]
+    lengths = [rng.randrange(1, 12) for _ in range(responses)]
     rollouts = [
         Rollout(
             token_ids=[rng.randrange(1, 32) for _ in range(n)],
@@ -194,7 +194,7 @@ def test_packing_does_not_change_logprobs(folder: str, attention: str) -> None:
 
 
 def test_flash_attention_gets_all_answers_in_one_row(folder: str) -> None:
-    """It finds the answers' bounds in position_ids, but only in a single row; with several it would let answers mix."""
+    """It finds the responses' bounds in position_ids, but only in a single row; with several it would let responses mix."""
 
     def flash_like(module: Any, query: Any, key: Any, value: Any, mask: None, scaling: float, **given: Any) -> Any:
         assert query.shape[0] == 1 and mask is None
@@ -334,13 +334,13 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
     ],
 )
 def test_losses_are_divided_as_told(folder: str, normalise_by: Any, weight: Any) -> None:
-    """Against a loop over single answers."""
+    """Against a loop over single responses."""
     policy = opened(folder, objective=REINFORCE(), normalise_by=normalise_by)
-    answers = [(group, rollout) for group in GROUPS for rollout in group.rollouts]
-    lengths = [len(rollout.token_ids) for _, rollout in answers]
+    responses = [(group, rollout) for group in GROUPS for rollout in group.rollouts]
+    lengths = [len(rollout.token_ids) for _, rollout in responses]
     policy.zero_grad()
     loss = torch.zeros(())
-    for group, rollout in answers:
+    for group, rollout in responses:
         mean = sum(mate.reward for mate in group.rollouts) / len(group.rollouts)
         tokens = group.prompt.token_ids + rollout.token_ids
         logits = policy.network(torch.tensor([tokens])).logits[0].log_softmax(-1)
@@ -368,7 +368,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(folder: str) -> None:
 
 
 def test_the_gradient_is_aipos(folder: str) -> None:
-    """Against a float64 loop over single answers that shares no code with the policy."""
+    """Against a float64 loop over single responses that shares no code with the policy."""
     policy = opened(folder, objective=AIPO(2.0))
     network = AutoModelForCausalLM.from_pretrained(folder).double()
     loss, tokens, truncated = torch.zeros((), dtype=torch.float64), 0, 0

@@ -46,7 +46,7 @@ SOMETHING_HAPPENED = {
     *(f"eval/<dataset>/{what}" for what in ("failures", "truncated", "version_high", "pass@<k>")),
 }
 """Absent from a run in which it did not."""
-NEEDS_A_RESUME = {"rollouts/resumed_answers", "rollouts/resumed_tokens"}
+NEEDS_A_RESUME = {"rollouts/resumed_responses", "rollouts/resumed_tokens"}
 
 
 def run_small(script: str, policy: Path, folder: Path) -> EventAccumulator:

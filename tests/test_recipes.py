@@ -176,18 +176,18 @@ def test_validate_prints_the_report_and_writes_every_answer(hub: Path, tmp_path:
         {"class_path": "lrl.callbacks.WeightSync"},
         {"class_path": "lrl.callbacks.Evaluation", "init_args": sampled},
     ]
-    four_answers = tmp_path / "four_answers.yaml"
-    four_answers.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    four_responses = tmp_path / "four_responses.yaml"
+    four_responses.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     printed = lrl(
         hub,
-        *("validate", "--config", recipes()["gsm8k"], "--config", four_answers, "--model.model", policy),
+        *("validate", "--config", recipes()["gsm8k"], "--config", four_responses, "--model.model", policy),
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
-    assert f"gsm8k: {PROBLEMS} problems x 4 answers, sampled, version 0" in printed
+    assert f"gsm8k: {PROBLEMS} problems x 4 responses, sampled, version 0" in printed
     assert "95 % interval" in printed and "pass@4" in printed
 
     file = tmp_path / "gsm8k/version_0/evaluation/gsm8k-step000000.jsonl"
     assert str(file) in printed
-    answers = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sorted(answer["id"] for answer in answers) == sorted(list(range(PROBLEMS)) * 4)
-    assert all(answer["reward"] in (0, 1) and answer["response"] is not None for answer in answers)
+    responses = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(answer["id"] for answer in responses) == sorted(list(range(PROBLEMS)) * 4)
+    assert all(answer["reward"] in (0, 1) and answer["response"] is not None for answer in responses)

@@ -1,4 +1,4 @@
-"""A run on a real vLLM server that ends in the middle of its answers, and the one that goes on with them."""
+"""A run on a real vLLM server that ends in the middle of its responses, and the one that goes on with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 
 
 def half_written(path: Path) -> dict[tuple[int, int], tuple[list[int], list[float], list[int]]]:
-    """(index, place) -> tokens, log-probs and versions of each answer that a checkpoint has the beginning of."""
+    """(index, place) -> tokens, log-probs and versions of each response that a checkpoint has the beginning of."""
     running = torch.load(path, weights_only=True)["RolloutDataModule"]["ledger"]["running"]
     found = {}
     for group in running:
@@ -32,7 +32,7 @@ def half_written(path: Path) -> dict[tuple[int, int], tuple[list[int], list[floa
 
 
 class CutInTheMiddle(L.Callback):
-    """Saves while answers are being written, and ends the run."""
+    """Saves while responses are being written, and ends the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class FirstStep(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if self.logged is None:
             metrics = trainer.callback_metrics
-            self.logged = float(metrics["rollouts/resumed_answers"]), float(metrics["rollouts/resumed_tokens"])
+            self.logged = float(metrics["rollouts/resumed_responses"]), float(metrics["rollouts/resumed_tokens"])
 
 
 def test_a_resumed_run_goes_on_in_the_middle_of_its_answers(

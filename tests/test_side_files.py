@@ -1,4 +1,4 @@
-"""Logs, answers, curve and export: a disk that refuses them costs the run a warning with path and reason, no more."""
+"""Logs, responses, curve and export: a disk that refuses them costs the run a warning with path and reason, no more."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_an_export_onto_a_full_disk_says_so(
 
 
 def test_a_file_beside_the_run_may_be_missing_and_a_fault_may_not(caplog: pytest.LogCaptureFixture) -> None:
-    with best_effort("The answers to gsm8k", Path("/dev/full")), Path("/dev/full").open("w") as file:
+    with best_effort("The responses to gsm8k", Path("/dev/full")), Path("/dev/full").open("w") as file:
         file.write("answer")
-    assert "The answers to gsm8k cannot be written to /dev/full: [Errno 28]" in caplog.text
+    assert "The responses to gsm8k cannot be written to /dev/full: [Errno 28]" in caplog.text
     with pytest.raises(ValueError, match="a fault"), best_effort("The curve", Path("curve.png")):
         raise ValueError("a fault")

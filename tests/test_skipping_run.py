@@ -1,4 +1,4 @@
-"""Runs on a real vLLM server that skip groups with equal rewards and keep cut answers out of the loss."""
+"""Runs on a real vLLM server that skip groups with equal rewards and keep cut responses out of the loss."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that says 8 after anything but 8, and then ends: its answer to `1+7=` is `8`."""
+    """A policy that says 8 after anything but 8, and then ends: its response to `1+7=` is `8`."""
     folder = tmp_path_factory.mktemp("policy")
     model = make_model()
     with torch.no_grad():

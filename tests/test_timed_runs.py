@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lrl
-from benchmarks import at_once, overlap, ready_answers, timed_run
+from benchmarks import at_once, overlap, ready_responses, timed_run
 from benchmarks.against_trl import speed
 from benchmarks.random_policy import SHAPES
 from benchmarks.timed_run import Timed
@@ -39,7 +39,7 @@ def took(seconds: float) -> dict[str, list[float]]:
 
 def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, tmp_path: Path) -> None:
     lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
-    data = ready_answers.ReadyResponses(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
+    data = ready_responses.ReadyResponses(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
 
     class Counts(lrl.PolicyModule):
         def training_step(self, step: Any, batch_idx: int) -> None:
@@ -48,7 +48,7 @@ def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, t
 
     trainer = timed_run.quiet_trainer(2, tmp_path, callbacks=[data.supervisor])
     trainer.fit(timed_run.make_module(policy, Counts), data)
-    drawn = [sum(lengths.of(group, group, timed_run.ANSWERS)) for group in range(2 * timed_run.GROUPS)]
+    drawn = [sum(lengths.of(group, group, timed_run.RESPONSES)) for group in range(2 * timed_run.GROUPS)]
     assert trained == [sum(drawn[: timed_run.GROUPS]), sum(drawn[timed_run.GROUPS :])]
     assert all(times.train > 0 and times.sync == 0 for times in data.supervisor.times)
 
@@ -103,7 +103,7 @@ def test_lrl_is_held_against_the_faster_of_trls_ways() -> None:
     speeds = {"trl": 20.0, "trl-pieces": 25.0, "split": 30.0, "trainer-all": 40.0}
     parts = {part: [1.0, 1.0, 1.0] for part in speed.PARTS}
     rows = {("equal", name): parts | {"answers_per_s": value, "trl": "1"} for name, value in speeds.items()}
-    assert "trains 1.60 times TRL's answers" in speed.table(rows) and "TRL 1, in pieces" in speed.table(rows)
+    assert "trains 1.60 times TRL's responses" in speed.table(rows) and "TRL 1, in pieces" in speed.table(rows)
 
 
 def test_a_mean_counts_the_step_that_waited() -> None:

@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """259 tokens: every byte, and three special ones; an answer ends with `<|end|>`."""
+    """259 tokens: every byte, and three special ones; a response ends with `<|end|>`."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([PAD, START, END, *letters])}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))

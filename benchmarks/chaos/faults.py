@@ -73,7 +73,7 @@ def part_of(supervisor: psutil.Process, part: str) -> psutil.Process:
 
 
 def reward_workers_of(trainer: int) -> Sequence[psutil.Process]:
-    """The processes that score a trainer's answers."""
+    """The processes that score a trainer's responses."""
     return [child for child in psutil.Process(trainer).children() if "spawn_main" in " ".join(words(child))]
 
 

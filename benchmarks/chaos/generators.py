@@ -32,7 +32,7 @@ WAIT_S = 900.0
 """For anything that the run is waited for."""
 STEPS_BETWEEN = 2
 """Steps trained by all generators before the next fault, and before the end."""
-HEAD = "| fault | seconds to detection | seconds to full speed | answers reissued |\n|---|---|---|---|"
+HEAD = "| fault | seconds to detection | seconds to full speed | responses reissued |\n|---|---|---|---|"
 
 
 def settings_of(args: argparse.Namespace) -> VictimSettings:
@@ -42,7 +42,7 @@ def settings_of(args: argparse.Namespace) -> VictimSettings:
         steps=-1,
         steps_per_epoch=0,
         groups=args.groups,
-        answers=args.answers,
+        responses=args.responses,
         capacity=args.capacity,
         seed=args.seed,
         lr=args.lr,
@@ -85,7 +85,7 @@ def suffered(victim: Victim, fault: Fault) -> dict[str, Any]:
 
     Returns:
         The fault; `detected_s` until the last of its generators was taken out; `whole_s` until all serve; `reissued`,
-        answers that went on with another generator.
+        responses that went on with another generator.
     """
     whole, steps = (len(victim.lines(event)) for event in ("whole", "step"))
     lost = len(losses(victim, fault))
@@ -156,8 +156,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--freezes", type=int, default=4, help="likewise, between the kills (%(default)s)")
     parser.add_argument("--both", action=argparse.BooleanOptionalAction, default=True, help="at last both at once")
     parser.add_argument("--groups", type=int, default=4, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=8, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=16, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--responses", type=int, default=8, help="to each (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=16, help="responses a generator writes at once (%(default)s)")
     parser.add_argument("--lr", type=float, default=5e-5, help="learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     add_deadlines(parser)

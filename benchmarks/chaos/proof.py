@@ -1,6 +1,6 @@
 """Who wrote each trained token: its behaviour log-prob computed again under the weights of the version it names.
 
-A token written by half-updated weights agrees with no version. An answer that was carried from one generator to another
+A token written by half-updated weights agrees with no version. A response that was carried from one generator to another
 is a case of its own: the versions of its last chunk are a lower bound (`lrl.generators.response_stream`), so there a
 newer version may have written a token, up to the one that trained it.
 """
@@ -22,7 +22,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.types import Group, Prompt, Rollout
 
 BATCH = 64
-"""Answers in one forward pass."""
+"""Responses in one forward pass."""
 Found = dict[int, dict[int, list[float]]]
 """By version and `id` of the rollout: the log-prob of each of its tokens, in nats."""
 
@@ -33,9 +33,9 @@ class Proof:
 
     Args:
         tokens: Trained tokens that were computed again.
-        difference: Largest difference under the version a token names, over answers that stayed with one generator.
+        difference: Largest difference under the version a token names, over responses that stayed with one generator.
         worst_version: The version that wrote that token.
-        carried: Tokens of answers that went on with another generator.
+        carried: Tokens of responses that went on with another generator.
         carried_difference: Largest difference among those, under the best version from the one named to the trainer's.
         under_the_version_before: Largest difference when a token that stayed is laid to the version before:
             what a generator that missed a sync would show.
@@ -71,7 +71,7 @@ class Witness(L.Callback):
         self._carried: list[Rollout] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keep the first version, and listen for answers that are carried elsewhere."""
+        """Keep the first version, and listen for responses that are carried elsewhere."""
         self._keep(trainer, pl_module)
         for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
             self._listen(pool)
@@ -86,7 +86,7 @@ class Witness(L.Callback):
         self.weights[trainer.global_step] = copy.deepcopy(policy.network.state_dict())
 
     def _listen(self, pool: GeneratorPool) -> None:
-        """An answer that a generator leaves unfinished is carried to another one, whichever way it was lost."""
+        """A response that a generator leaves unfinished is carried to another one, whichever way it was lost."""
         write = pool._write
 
         async def watched(generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any) -> None:
@@ -118,7 +118,7 @@ class Witness(L.Callback):
         )
 
     def _tokens(self, found: Found) -> Iterator[tuple[Rollout, int, dict[int, float]]]:
-        """Every trained token: its answer, the version it names, and how far off it is under each version around."""
+        """Every trained token: its response, the version it names, and how far off it is under each version around."""
         for step, rollout in self._rollouts():
             for place, (behaviour, named) in enumerate(zip(rollout.logprobs, rollout.versions, strict=True)):
                 around = range(max(0, named - 1), step + 1)
@@ -128,7 +128,7 @@ class Witness(L.Callback):
         return [(step, rollout) for step, group in self.groups for rollout in group.rollouts]
 
     def _under(self, network: torch.nn.Module, version: int, temperature: float) -> dict[int, list[float]]:
-        """Log-probs under one version of every answer that it or the version after it had a hand in, by `id`."""
+        """Log-probs under one version of every response that it or the version after it had a hand in, by `id`."""
         network.load_state_dict(self.weights[version])
         chosen = [
             (group.prompt.token_ids, rollout)
@@ -140,17 +140,17 @@ class Witness(L.Callback):
         for prompt, rollout in chosen:
             by_length[len(prompt) + len(rollout.token_ids)].append((prompt, rollout))
         logprobs: dict[int, list[float]] = {}
-        for answers in by_length.values():  # of one length: no padding, whatever the attention makes of it
-            for start in range(0, len(answers), BATCH):
-                logprobs |= recomputed(network, answers[start : start + BATCH], temperature)
+        for responses in by_length.values():  # of one length: no padding, whatever the attention makes of it
+            for start in range(0, len(responses), BATCH):
+                logprobs |= recomputed(network, responses[start : start + BATCH], temperature)
         return logprobs
 
 
 @torch.no_grad()
-def recomputed(network: Any, answers: list[tuple[list[int], Rollout]], temperature: float) -> dict[int, list[float]]:
+def recomputed(network: Any, responses: list[tuple[list[int], Rollout]], temperature: float) -> dict[int, list[float]]:
     """Log-prob of each token in nats, by `id` of the rollout; prompt and answer together are equally long in all."""
-    ids = torch.tensor([prompt + rollout.token_ids for prompt, rollout in answers])
+    ids = torch.tensor([prompt + rollout.token_ids for prompt, rollout in responses])
     logprobs = log_softmax(network(ids).logits[:, :-1].float() / temperature, -1)
-    taken = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]  # (answers, tokens - 1)
-    pairs = zip(answers, taken.tolist(), strict=True)
+    taken = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]  # (responses, tokens - 1)
+    pairs = zip(responses, taken.tolist(), strict=True)
     return {id(rollout): row[len(prompt) - 1 :] for (prompt, rollout), row in pairs}

@@ -31,11 +31,11 @@ PROBE_SALT = "probe-"
 Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged", "replaced"]
 KINDS: dict[Kind, str] = {
     "cut": "the connection is cut before anything is passed on",
-    "refused": "the proxy answers 503",
+    "refused": "the proxy responses 503",
     "silent": "nothing is passed on and nothing answered",
     "late": "passed on when the deadline is over",
     "unanswered": "passed on, and the connection is cut in the place of the answer",
-    "lie": "the proxy answers 200 with an empty object and passes nothing on",
+    "lie": "the proxy responses 200 with an empty object and passes nothing on",
     "damaged": "a byte of the file of weights is flipped after its checksum was taken",
     "replaced": "a tensor of the file is zero, and the checksum is that of the new file",
 }

@@ -18,9 +18,9 @@ class VictimSettings:
         steps: Optimizer steps; -1 is until the file `stop` is in the folder.
         steps_per_epoch: The data set is cut to so many steps; 0 takes all training problems.
         groups: Problems a step.
-        answers: Answers to each.
+        responses: Responses to each.
         max_lag: See `lrl.RolloutDataModule`.
-        capacity: Answers a generator writes at once; far below `groups * answers`, generators are never idle.
+        capacity: Answers a generator writes at once; far below `groups * responses`, generators are never idle.
         seed: Of warm-up, order of the problems, and torch.
         lr: Peak learning rate.
         schedule: `linear` falls to 0 at the last step; without a last step it has to be `constant`.
@@ -34,7 +34,7 @@ class VictimSettings:
     steps: int = 60
     steps_per_epoch: int = 30
     groups: int = 8
-    answers: int = 16
+    responses: int = 16
     max_lag: int = 2
     capacity: int = 32
     seed: int = 0

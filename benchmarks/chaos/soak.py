@@ -7,7 +7,7 @@ A fault kills or freezes a random part of a random generator, or kills a reward 
 first 200, have had one of each kind by then, of all generators at once: what is made once in a run is made there, and
 what a fault leaves behind is seen at its second time. Slopes are of the samples in which all generators served: a lost
 one takes its memory with it. They are by least squares, with 95 % intervals. The policy stands still (`--lr 0`): one
-that learns writes answers of other lengths, and memory follows them. And vLLM's products of matrices keep a kernel for
+that learns writes responses of other lengths, and memory follows them. And vLLM's products of matrices keep a kernel for
 each number of tokens that they have met, at most 1,024 of them: a generator then grows for 1,000 steps behind each of
 its starts. The variable bounds that cache, so that what else grows can be seen.
 """
@@ -53,7 +53,7 @@ def settings_of(args: argparse.Namespace) -> VictimSettings:
         steps=args.steps,
         steps_per_epoch=0,
         groups=args.groups,
-        answers=args.answers,
+        responses=args.responses,
         capacity=args.capacity,
         seed=args.seed,
         lr=args.lr,
@@ -183,8 +183,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample-s", type=float, default=5.0, help="seconds between samples (%(default)s)")
     parser.add_argument("--settle", type=int, default=200, help="steps before the slopes begin (%(default)s)")
     parser.add_argument("--groups", type=int, default=2, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=8, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=16, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--responses", type=int, default=8, help="to each (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=16, help="responses a generator writes at once (%(default)s)")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps (%(default)s)")
     lr_help = "learning rate; with 0 the policy, and with it the work of a step, stays what it is (%(default)s)"
     parser.add_argument("--lr", type=float, default=0.0, help=lr_help)

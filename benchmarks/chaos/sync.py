@@ -86,7 +86,7 @@ def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettin
     """Enough steps for one fault a sync, and one more for each generator that comes back."""
     steps = len(plan) + sum(fault.takes_out for fault in plan) + SPARE_STEPS
     return RunSettings(
-        seed=args.seed, max_lag=2, lr=args.lr, schedule="constant", steps=steps, groups=args.groups, answers=8
+        seed=args.seed, max_lag=2, lr=args.lr, schedule="constant", steps=steps, groups=args.groups, responses=8
     )
 
 
@@ -182,7 +182,7 @@ def summary(record: dict[str, Any]) -> str:
     return (
         f"{len(record['faults'])} faults in {record['steps']} steps and {record['seconds']:.0f} s; {proof['groups']} "
         f"groups trained, {proof['missing']} missing, largest lag {proof['largest_lag']}. {proof['tokens']} tokens "
-        f"computed again: largest difference {proof['difference']:.2g} nats; {proof['carried']} of them in answers "
+        f"computed again: largest difference {proof['difference']:.2g} nats; {proof['carried']} of them in responses "
         f"that were carried, {proof['carried_difference']:.2g} nats. Laid to the version before: "
         f"{proof['under_the_version_before']:.2g} nats."
     )

@@ -36,7 +36,7 @@ SIGNS = {
     "checksum": "checksum",
     "staging the weights": "no room",
     "No heartbeat": "heartbeat",
-    "an answer says that": "versions of an answer",
+    "a response says that": "versions of an answer",
     "did not answer within": "deadline",
     " answered ": "HTTP status",
     " failed: ": "connection",

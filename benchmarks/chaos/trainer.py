@@ -79,7 +79,7 @@ def settings_of(args: argparse.Namespace, name: str) -> VictimSettings:
         steps=args.steps,
         steps_per_epoch=args.steps // EPOCHS,
         groups=args.groups,
-        answers=args.answers,
+        responses=args.responses,
         capacity=args.capacity,
         seed=args.seed,
         heartbeat_s=args.heartbeat_s,
@@ -165,7 +165,7 @@ def outcome(settings: VictimSettings, lines: Sequence[Line]) -> dict[str, Any]:
         "trained": trained_once(lineage, settings.steps_per_epoch * settings.groups),
         "given_up": end["given_up"],
         "lag_max": max(line["lag_max"] for line in lineage),
-        "answers_resumed": sum(line["resumed"]["answers"] for line in starts),
+        "responses_resumed": sum(line["resumed"]["responses"] for line in starts),
         "tokens_resumed": sum(line["resumed"]["tokens"] for line in starts),
         "answers_continued": sum(line["continued"] for line in lineage),
         "answers_rewritten": sum(line["rewritten"] for line in lineage),
@@ -182,14 +182,14 @@ def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
     """The measurement as lines of text."""
     kills, trained = record["kills"], record["trained"]
     late = [kill for kill in kills if kill["gone_s"] is None]
-    half = sum(kill["resumed"]["answers"] > 0 for kill in kills)
+    half = sum(kill["resumed"]["responses"] > 0 for kill in kills)
     rows = {
         "kills (of these while starting)": f"{len(kills)} ({sum(kill['starting'] for kill in kills)})",
         "prompts trained; missing; twice": f"{trained['prompts']}; {len(trained['missing'])}; {len(trained['twice'])}",
         "epochs in which every prompt was trained once": trained["epochs_whole"],
         "prompts given up": len(record["given_up"]),
-        "kills that left half-written answers to go on with": half,
-        "such answers; their tokens": f"{record['answers_resumed']}; {record['tokens_resumed']}",
+        "kills that left half-written responses to go on with": half,
+        "such responses; their tokens": f"{record['responses_resumed']}; {record['tokens_resumed']}",
         "of them trained with their tokens; without": f"{record['answers_continued']}; {record['answers_rewritten']}",
         "largest lag": record["lag_max"],
         "kills after which something stayed for 20 s": len(late),
@@ -206,8 +206,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=int, default=20, help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="two epochs; an even number (%(default)s)")
     parser.add_argument("--groups", type=int, default=16, help="problems a step (%(default)s)")
-    parser.add_argument("--answers", type=int, default=4, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=4, help="answers a generator writes at once (%(default)s)")
+    parser.add_argument("--responses", type=int, default=4, help="to each (%(default)s)")
+    parser.add_argument("--capacity", type=int, default=4, help="responses a generator writes at once (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the run and of the kills (%(default)s)")
     add_deadlines(parser)
     records.add_places(parser, "chaos_trainer", plot=False)

@@ -80,7 +80,7 @@ def make_data(settings: VictimSettings) -> lrl.RolloutDataModule:
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed, limit=rows),
         rewards=[correct],
         groups_per_step=settings.groups,
-        rollouts_per_group=settings.answers,
+        rollouts_per_group=settings.responses,
         max_lag=settings.max_lag,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,

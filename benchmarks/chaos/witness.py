@@ -41,20 +41,20 @@ class Witness(L.Callback):
     def __init__(self, journal: Journal, stop_file: Path) -> None:
         self.journal = journal
         self.stop_file = stop_file
-        self._begun: dict[int, list[list[int]]] = {}  # index of a group -> tokens of its half-written answers
+        self._begun: dict[int, list[list[int]]] = {}  # index of a group -> tokens of its half-written responses
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note the half-written answers, so that each can be found again in what is trained."""
+        """Note the half-written responses, so that each can be found again in what is trained."""
         for group in checkpoint["RolloutDataModule"]["ledger"]["running"]:
-            answers = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
+            responses = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
             unfinished = [not reason for reason in group["finish_reasons"]]
-            self._begun[group["index"]] = [a if a and u else [] for a, u in zip(answers, unfinished, strict=True)]
+            self._begun[group["index"]] = [a if a and u else [] for a, u in zip(responses, unfinished, strict=True)]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The first version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         resumed = data.controller.resumed
-        found = {name: getattr(resumed, name) if resumed else 0 for name in ("answers", "tokens", "finished_groups")}
+        found = {name: getattr(resumed, name) if resumed else 0 for name in ("responses", "tokens", "finished_groups")}
         self.journal.write("start", step=trainer.global_step, resumed=found)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
@@ -83,7 +83,7 @@ class Witness(L.Callback):
             trainer.should_stop = True
 
     def _continued(self, groups: list[Group]) -> dict[str, int]:
-        """How many answers go on with the tokens that the checkpoint had of them, and how many do not."""
+        """How many responses go on with the tokens that the checkpoint had of them, and how many do not."""
         pairs = [
             (begun, rollout.token_ids[: len(begun)])
             for group in groups

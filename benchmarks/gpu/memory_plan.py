@@ -15,7 +15,7 @@ from benchmarks.random_policy import num_parameters
 GIB = 2**30
 GROUPS_PER_STEP, ROLLOUTS_PER_GROUP = 16, 8
 MAX_PROMPT_TOKENS, MAX_RESPONSE_TOKENS = 512, 512
-CONCURRENT_ANSWERS = GROUPS_PER_STEP * ROLLOUTS_PER_GROUP
+CONCURRENT_RESPONSES = GROUPS_PER_STEP * ROLLOUTS_PER_GROUP
 MICRO_BATCH_TOKENS, HEAD_CHUNK_TOKENS = 8192, 1024
 
 
@@ -28,7 +28,7 @@ class MemoryPlan:
     activations: int
     """Of one micro-batch with gradient checkpointing, the head's logits among them."""
     kv_cache: int
-    """Room for every answer at full length, so that vLLM never has to preempt one."""
+    """Room for every response at full length, so that vLLM never has to preempt one."""
     staging: int = 2 * GIB
     """Buffers of the transport, on each side."""
     context: int = 2 * GIB
@@ -68,5 +68,5 @@ def plan_memory(config: LlamaConfig) -> MemoryPlan:
     return MemoryPlan(
         weights=2 * num_parameters(config),
         activations=checkpoints + one_layer + head,
-        kv_cache=CONCURRENT_ANSWERS * (MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS) * kv_per_token,
+        kv_cache=CONCURRENT_RESPONSES * (MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS) * kv_per_token,
     )

@@ -24,7 +24,7 @@ import torch
 
 import lrl
 from benchmarks.gpu.memory_plan import (
-    CONCURRENT_ANSWERS,
+    CONCURRENT_RESPONSES,
     GIB,
     GROUPS_PER_STEP,
     HEAD_CHUNK_TOKENS,
@@ -108,7 +108,7 @@ def make_run(
     """Trainer, policy, data and recorder of a run, ready for `fit`."""
     throughput = Throughput()
     recorder = Recorder(throughput)
-    server = lrl.ServerSettings(gpu_memory_utilization=utilization, max_num_seqs=CONCURRENT_ANSWERS)
+    server = lrl.ServerSettings(gpu_memory_utilization=utilization, max_num_seqs=CONCURRENT_RESPONSES)
     trainer = L.Trainer(
         accelerator="gpu",
         devices=1,

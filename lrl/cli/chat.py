@@ -1,8 +1,8 @@
-"""`lrl talk`: ask an exported policy something and read its answer.
+"""`lrl talk`: ask an exported policy something and read its response.
 
-transformers writes the answers, not vLLM: a folder opens in seconds and needs no server. The prompt is asked as it is
+transformers writes the responses, not vLLM: a folder opens in seconds and needs no server. The prompt is asked as it is
 typed; of a recipe, neither `template` nor `system_prompt` is known here. Like a generator, it takes no sampling
-settings from the folder, only the tokens that end an answer.
+settings from the folder, only the tokens that end a response.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="the policy, in Hugging Face format")
     parser.add_argument("prompt", nargs="*", default=[], help="what to ask; else a line at a time, until an empty one")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)")
-    parser.add_argument("--max_tokens", type=int, default=512, help="longest answer, in tokens (512)")
+    parser.add_argument("--max_tokens", type=int, default=512, help="longest response, in tokens (512)")
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
     if not 0 <= args.temperature < math.inf or args.max_tokens < 1:
         parser.error(
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, on the GPU where there is one and set to draw answers as asked, and its tokenizer.
+    """The model, on the GPU where there is one and set to draw responses as asked, and its tokenizer.
 
     Raises:
         ValueError: The folder is not a whole policy.
@@ -91,7 +91,7 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
 
 
 def answer(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> bool:
-    """Write the answer to stdout as it grows; False, with the reason on stderr, if the prompt cannot be read."""
+    """Write the response to stdout as it grows; False, with the reason on stderr, if the prompt cannot be read."""
     from transformers import TextStreamer
 
     try:

@@ -1,6 +1,6 @@
 """`lrl doctor`: what this machine can do, and what to type where something is wrong.
 
-Every question is a function that returns its answer as a `Check` and does not raise: one broken thing must not hide
+Every question is a function that returns its response as a `Check` and does not raise: one broken thing must not hide
 the next. Supported versions are read from lrl's own metadata, so there is no second list to keep. Two things are left
 out to stay within seconds: vLLM is not imported (it takes nine), and no network is touched.
 """
@@ -38,7 +38,7 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The answer to one question about this machine."""
+    """The response to one question about this machine."""
 
     name: str
     """What was looked at."""

@@ -35,7 +35,7 @@ from lrl.planning.planner.workload import Workload
 GIGABIT = 1e9 / 8
 DEFAULTS: dict[str, Any] = {
     "prompts": 512,
-    "answers": 8,
+    "responses": 8,
     "prompt_tokens": 512,
     "max_lag": 1,
     "precision": "bf16",
@@ -84,10 +84,10 @@ def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description=about)
     words.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format, or its config.json")
     words.add_argument("--cluster", required=True, help="number and kind of devices, like 8xH100")
-    words.add_argument("--lengths", required=True, help=f"of answers: {FORMS}")
+    words.add_argument("--lengths", required=True, help=f"of responses: {FORMS}")
     words.set_defaults(**DEFAULTS)
     words.add_argument("--prompts", type=int, help="prompts a step (%(default)s)")
-    words.add_argument("--answers", type=int, help="answers to each prompt (%(default)s)")
+    words.add_argument("--responses", type=int, help="responses to each prompt (%(default)s)")
     words.add_argument("--prompt-tokens", type=int, help="tokens of a prompt (%(default)s)")
     words.add_argument("--max-lag", type=int, help="largest lag that is tried (%(default)s)")
     words.add_argument("--precision", choices=PRECISIONS, help="fp8: generators may be fp8, too")
@@ -149,7 +149,7 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
     cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
     workload = Workload(
         prompts=asked.prompts,
-        answers=asked.answers,
+        responses=asked.responses,
         prompt_tokens=asked.prompt_tokens,
         lengths=parse_lengths(asked.lengths),
     )
@@ -267,7 +267,7 @@ def in_theory(sides: Sides, cluster: Cluster) -> str:
     """LlamaRL's two problems in a sentence."""
     problem = llamarl_problem(sides, cluster)
     return (
-        "LlamaRL's two problems, without longest answers, syncs and whole devices, with one layout for both sides when "
+        "LlamaRL's two problems, without longest responses, syncs and whole devices, with one layout for both sides when "
         f"they take turns: {problem.synchronous_s():.3g} s synchronous, {problem.asynchronous_s():.3g} s asynchronous."
     )
 
@@ -281,6 +281,6 @@ def nothing_fits(sides: Sides, cluster: Cluster) -> str:
     )
     return (
         f"nothing fits: spread over all of {cluster}, training takes at least {trained / GB:.0f} GB of each device's "
-        f"{room:.0f} with one answer of {sides.workload.longest:,} tokens, and generators need room beside it. Take a "
+        f"{room:.0f} with one response of {sides.workload.longest:,} tokens, and generators need room beside it. Take a "
         "larger --cluster, a smaller --model or shorter --lengths."
     )

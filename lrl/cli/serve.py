@@ -143,7 +143,7 @@ def lines(run: Path, number: int, prompt: str) -> str:
 def request(generator: Running, prompt: str) -> tuple[str, str]:
     """The OpenAI route, and its body as a word for the shell: a chat where there is a template, else the bare prompt.
 
-    The body ends with a cache salt of its own second: without one, vLLM would start an answer on the keys and values
+    The body ends with a cache salt of its own second: without one, vLLM would start a response on the keys and values
     that older weights left for the same prompt.
     """
     model = _get(generator, "/v1/models")["data"][0]

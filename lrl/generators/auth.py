@@ -1,4 +1,4 @@
-"""Who may call a generator: whoever has the run's token, on every route. Only /health answers everybody.
+"""Who may call a generator: whoever has the run's token, on every route. Only /health responses everybody.
 
 vLLM's own `--api-key` leaves the RL routes open: with a key set, /pause, /update_weights, /collective_rpc and the like
 still answer without it, so that anyone who reaches the port can stop a run or replace its weights. This is middleware

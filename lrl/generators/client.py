@@ -20,7 +20,7 @@ from lrl.generators.response_stream import ResponseStream
 from lrl.types import Rollout, Sampling
 
 LONGEST_LINE = 2**24
-"""Bytes. While nobody reads a stream vLLM joins its chunks, so a line can hold a whole long answer."""
+"""Bytes. While nobody reads a stream vLLM joins its chunks, so a line can hold a whole long response."""
 GENERATE = "/inference/v1/generate"
 DATA, DONE = b"data: ", b"data: [DONE]"
 FIRST = -1_000_000
@@ -53,7 +53,7 @@ class GeneratorClient:
         self.url = url
         self.name = name
         self.heard_at = 0.0
-        """When the server last sent a part of an answer, on the clock of the loop."""
+        """When the server last sent a part of a response, on the clock of the loop."""
         self._salt = secrets.token_hex(8)
         self._headers = {"Authorization": bearer(token)}
         self._trust = trust
@@ -70,17 +70,17 @@ class GeneratorClient:
         deadline_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have answers to one prompt written to their end by one request; they grow in place while it streams.
+        """Have responses to one prompt written to their end by one request; they grow in place while it streams.
 
         Args:
             prompt_ids: The prompt.
-            rollouts: The answers: fresh ones, or a single one, which goes on behind the tokens that it has.
+            rollouts: The responses: fresh ones, or a single one, which goes on behind the tokens that it has.
             sampling: How to draw.
-            version: The version the generator holds now. It salts the prefix cache, so that no new answer starts on
+            version: The version the generator holds now. It salts the prefix cache, so that no new response starts on
                 keys and values of other weights, also where a sync leaves these (`Generator.pause`).
             priority: Lower goes first.
             deadline_s: Seconds for the whole request.
-            ended: Told of each answer's end.
+            ended: Told of each response's end.
 
         Raises:
             GeneratorError: Whatever went wrong. The rollouts keep what has come.
@@ -89,14 +89,14 @@ class GeneratorClient:
         parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
         body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
         body |= {"cache_salt": self._salted(version()), "stream": True}
-        answers = ResponseStream(rollouts, version, ended)
+        responses = ResponseStream(rollouts, version, ended)
         try:
             async with self._asking("POST", GENERATE, body, deadline_s) as response:
                 async for line in response.content:
                     self.heard_at = asyncio.get_running_loop().time()
                     if line.startswith(DATA) and not line.startswith(DONE):
-                        answers.take(json.loads(line[len(DATA) :]))
-            answers.end()
+                        responses.take(json.loads(line[len(DATA) :]))
+            responses.end()
         except ValueError as error:  # MalformedResponse, or no JSON
             raise GeneratorError(f"{self.name}: {GENERATE}: {error}.") from error
 
@@ -108,12 +108,12 @@ class GeneratorClient:
             "cache_salt": self._salted(salt),
             "priority": FIRST,
         }
-        answer = await self.post(GENERATE, body, deadline_s=deadline_s)
+        response = await self.post(GENERATE, body, deadline_s=deadline_s)
         try:
-            entries = answer["prompt_logprobs"][1:]
+            entries = response["prompt_logprobs"][1:]
             return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
         except (KeyError, TypeError, ValueError) as error:
-            said = str(answer)[:300]
+            said = str(response)[:300]
             raise GeneratorError(f"{self.name}: {GENERATE} answered without the prompt's log-probs: {said}") from error
 
     def _salted(self, what: object) -> str:
@@ -127,12 +127,12 @@ class GeneratorClient:
         await self.post(GENERATE, body, deadline_s=deadline_s)
 
     async def post(self, route: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> Any:
-        """POST `body` as JSON and return the answer's JSON; anything but 200 with JSON is a `GeneratorError`."""
+        """POST `body` as JSON and return the response's JSON; anything but 200 with JSON is a `GeneratorError`."""
         async with self._asking("POST", route, body, deadline_s) as response:
             return await self._json(route, response)
 
     async def get(self, route: str, *, deadline_s: float) -> Any:
-        """GET an answer's JSON; see `post`."""
+        """GET an response's JSON; see `post`."""
         async with self._asking("GET", route, None, deadline_s) as response:
             return await self._json(route, response)
 
@@ -146,7 +146,7 @@ class GeneratorClient:
     async def _asking(
         self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to a request while it comes; every way to fail is a `GeneratorError`."""
+        """The response to a request while it comes; every way to fail is a `GeneratorError`."""
         limit = aiohttp.ClientTimeout(total=deadline_s)
         try:
             async with self._http().request(method, f"{self.url}{route}", json=body, timeout=limit) as response:

@@ -24,7 +24,7 @@ def flags(settings: ServerSettings) -> dict[str, Any]:
         "enforce-eager": True,
         # An engine spins while a worker apart computes: on two cores the quickstart took 1.1 times as long.
         "distributed-executor-backend": "uni" if settings.tensor_parallel_size == 1 else "mp",
-        # vLLM has 128, and its attention reads whole blocks: answers of 64 tokens took 1.25 times as long.
+        # vLLM has 128, and its attention reads whole blocks: responses of 64 tokens took 1.25 times as long.
         "block-size": 32,
         "kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30),
     }
@@ -37,7 +37,7 @@ def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.threads or half_of_the_cores()),
         # Keys and values in pages of 2 MiB, where the system gives them to those who ask. With them, on both sides, the
-        # engine took 2.9 s of CPU for a step of `benchmarks.overlap`'s long answers beside a busy trainer, without 3.2.
+        # engine took 2.9 s of CPU for a step of `benchmarks.overlap`'s long responses beside a busy trainer, without 3.2.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     # Without it vLLM forces a worker apart, so that it can set the worker's threads.

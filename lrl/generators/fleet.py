@@ -79,12 +79,12 @@ class Fleet:
 
     @property
     def reissued(self) -> int:
-        """Answers that went on with another generator than the one that began them."""
+        """Responses that went on with another generator than the one that began them."""
         return sum(pool.reissued for pool in self.pools)
 
     @property
     def moved(self) -> int:
-        """Answers that went on with an idle generator."""
+        """Responses that went on with an idle generator."""
         return sum(pool.requests.moved for pool in self.pools)
 
     def start(self, interrupted: Callable[[], None] | None = None) -> None:

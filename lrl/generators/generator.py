@@ -2,7 +2,7 @@
 
     closed -> (sync, probe) -> open -> pause -> resume -> proved -> open ...        and, once, taken out
 
-What it writes between a resume and the probe behind it is unproved: should the probe fail, the answers are cut back to
+What it writes between a resume and the probe behind it is unproved: should the probe fail, the responses are cut back to
 what they had at the resume, and nobody has seen the rest.
 """
 
@@ -57,7 +57,7 @@ class Generator(Slots):
 
     Args:
         server: The vLLM process, started by the run or by another process.
-        capacity: Answers it writes at once; more would queue inside vLLM.
+        capacity: Responses it writes at once; more would queue inside vLLM.
     """
 
     def __init__(self, server: ServerHandle, capacity: int) -> None:
@@ -96,7 +96,7 @@ class Generator(Slots):
 
     @property
     def outstanding_tokens(self) -> float:
-        """Expected tokens that the answers in flight still need, at least one each."""
+        """Expected tokens that the responses in flight still need, at least one each."""
         return sum(
             max(1.0, request.written + request.tokens - len(rollout.token_ids))
             for request, rollouts in self.load.items()
@@ -115,7 +115,7 @@ class Generator(Slots):
     ) -> None:
         """Write `rollouts` to their end or to `interrupt`, and wait until the version that wrote them is proved.
 
-        `ended` is told of each answer's end, proved or not.
+        `ended` is told of each response's end, proved or not.
 
         Raises:
             GeneratorError: A request failed, or the generator was taken out; the rollouts keep what is proved.
@@ -181,7 +181,7 @@ class Generator(Slots):
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Write on under `version`, unproved until `verify`; new requests wait for that.
 
-        An answer that has ended by now was written by versions that are proved: it is final, whatever comes. After a
+        A response that has ended by now was written by versions that are proved: it is final, whatever comes. After a
         call that failed it may be told again: it may have heard the first one and have written since.
         """
         if not self.unverified:

@@ -1,7 +1,7 @@
 """Generators that hold the same version: asked through one door, which finds another one when one fails.
 
 A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a sync, and serves when
-that is proved; it leaves at its first failure, and the answers it was writing go on elsewhere with the tokens they
+that is proved; it leaves at its first failure, and the responses it was writing go on elsewhere with the tokens they
 have.
 """
 
@@ -34,7 +34,7 @@ class GeneratorPool:
 
     Args:
         generators: Its members.
-        dispatch: Which of them answers which prompt, and in which order.
+        dispatch: Which of them responses which prompt, and in which order.
     """
 
     def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
@@ -43,7 +43,7 @@ class GeneratorPool:
         """They answer already and wait for the next sync, at which they join."""
         self.requests = RequestQueue(dispatch or LeastLoaded(), lambda: self.serving)
         self.reissued = 0
-        """Answers that went on elsewhere because their generator was taken out."""
+        """Responses that went on elsewhere because their generator was taken out."""
         self.on_evicted: Callable[[Generator], None] = lambda generator: None
         """Told of each generator that was taken out."""
         self.syncing = False
@@ -68,10 +68,10 @@ class GeneratorPool:
 
     @property
     def capacity(self) -> int:
-        """Answers that the whole pool writes at once."""
+        """Responses that the whole pool writes at once."""
         return sum(generator.capacity for generator in self.generators)
 
-    async def answer(
+    async def generate(
         self,
         prompt: Prompt,
         rollouts: Sequence[Rollout],
@@ -91,7 +91,7 @@ class GeneratorPool:
             sampling: How to draw.
             priority: Lower goes first.
             deadline_s: Seconds for a request, once it has a generator.
-            due: The step that trains the answers, for dispatch.
+            due: The step that trains the responses, for dispatch.
 
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
@@ -108,10 +108,10 @@ class GeneratorPool:
             finally:
                 target = self.requests.leave(generator, request)
 
-    async def spare(
+    async def generate_spare(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
     ) -> None:
-        """Like `answer`, in the places kept beside those for rollouts: neither waits for the other."""
+        """Like `generate`, in the places kept beside those for rollouts: neither waits for the other."""
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             async with self._changed:
                 while not self.serving:

@@ -1,10 +1,10 @@
 """What one request of the generate route streams, appended to the rollouts it is for.
 
-The server sends each answer's first token at once and then every `STREAM_INTERVAL` tokens, so that what a generator has
-written is not lost with it. Which version wrote a token is known for certain only at an answer's end, when vLLM (0.32
-and later) sends the spans of versions over the whole answer. Until then a chunk counts as written by the version that
+The server sends each response's first token at once and then every `STREAM_INTERVAL` tokens, so that what a generator has
+written is not lost with it. Which version wrote a token is known for certain only at an response's end, when vLLM (0.32
+and later) sends the spans of versions over the whole response. Until then a chunk counts as written by the version that
 the generator held when the chunk before it came: a chunk around a sync is then too old by at most `STREAM_INTERVAL`
-tokens, never too young, so the bound on lag holds for answers that are carried elsewhere, too.
+tokens, never too young, so the bound on lag holds for responses that are carried elsewhere, too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from lrl.types import Rollout
 
 STREAM_INTERVAL = 16
-"""Tokens of an answer between two chunks."""
+"""Tokens of a response between two chunks."""
 FINISH_REASONS = ("stop", "length")
 
 
 class MalformedResponse(ValueError):
-    """What a generator sent cannot be the answer to the request."""
+    """What a generator sent cannot be the response to the request."""
 
 
 class ResponseStream:
@@ -29,7 +29,7 @@ class ResponseStream:
     Args:
         rollouts: One for each choice of the request; tokens are appended, whatever they hold already.
         version: The version that the generator holds now.
-        ended: Told of each answer's end.
+        ended: Told of each response's end.
     """
 
     def __init__(self, rollouts: Sequence[Rollout], version: Callable[[], int], ended: Callable[[], None]) -> None:
@@ -54,9 +54,9 @@ class ResponseStream:
                 self._finish(choice["index"], choice)
 
     def end(self) -> None:
-        """The stream has ended; raises MalformedResponse if an answer has not."""
+        """The stream has ended; raises MalformedResponse if a response has not."""
         if unfinished := sum(not rollout.finished for rollout in self._rollouts):
-            raise MalformedResponse(f"the stream ended before {unfinished} of its {len(self._rollouts)} answers did")
+            raise MalformedResponse(f"the stream ended before {unfinished} of its {len(self._rollouts)} responses did")
 
     def _append(self, index: int, choice: dict[str, Any]) -> None:
         rollout, tokens = self._rollouts[index], choice["token_ids"] or []
@@ -71,16 +71,16 @@ class ResponseStream:
     def _finish(self, index: int, choice: dict[str, Any]) -> None:
         rollout, start = self._rollouts[index], self._starts[index]
         if choice["finish_reason"] not in FINISH_REASONS:
-            raise MalformedResponse(f"an answer ended with finish_reason {choice['finish_reason']!r}")
+            raise MalformedResponse(f"a response ended with finish_reason {choice['finish_reason']!r}")
         if (spans := choice.get("weight_versions")) is not None:
             versions = [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
             if len(versions) != len(rollout.token_ids) - start:
                 raise MalformedResponse(
-                    f"an answer of {len(rollout.token_ids) - start} tokens came with {len(versions)} versions"
+                    f"a response of {len(rollout.token_ids) - start} tokens came with {len(versions)} versions"
                 )
             if versions and not self._first_version <= min(versions) <= max(versions) <= self._version():
                 raise MalformedResponse(
-                    f"an answer says that versions {sorted(set(versions))} wrote it; the generator held "
+                    f"a response says that versions {sorted(set(versions))} wrote it; the generator held "
                     f"{self._first_version} to {self._version()}"
                 )
             rollout.versions[start:] = versions

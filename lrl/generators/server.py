@@ -229,7 +229,7 @@ class Server:
         }
 
     def _healthy(self) -> bool:
-        """Whether /health answers 200."""
+        """Whether /health responses 200."""
         connection = connect(self.url, self.trust, timeout_s=2.0)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", "/health")

@@ -31,7 +31,7 @@ OWNED: dict[str, str] = {
     "config": "a file of flags would get round this list",
     "weight-transfer-config": "the sender of the weights chooses the way",
     "scheduling-policy": "lrl sends a priority with every request",
-    "stream-interval": "the versions of a half-written answer are counted by it",
+    "stream-interval": "the versions of a half-written response are counted by it",
     "enable-scale-out": "it opens the route that lrl generates by",
 }
 """vLLM flags that lrl sets itself, each with the reason."""
@@ -44,7 +44,7 @@ class ServerSettings:
     Args:
         max_model_len: Longest prompt and answer together, in tokens; null takes what the data module's limits add up
             to.
-        max_num_seqs: Answers written at the same time by one generator.
+        max_num_seqs: Responses written at the same time by one generator.
         dtype: Number format of weights and activations; `auto` is the policy's.
         tensor_parallel_size: GPUs one generator is spread over.
         gpu_memory_utilization: Share of a GPU's memory one generator takes. Not on CPU.

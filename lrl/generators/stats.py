@@ -1,4 +1,4 @@
-"""What a generator has done so far, counted while its answers grow in place: its speed is told from it."""
+"""What a generator has done so far, counted while its responses grow in place: its speed is told from it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class StatsSnapshot(NamedTuple):
     written: float
     """Tokens written so far."""
     read: int
-    """Tokens read so far: prompts, and half-written answers that went on here."""
-    answers: int
-    """Answers being written."""
+    """Tokens read so far: prompts, and half-written responses that went on here."""
+    responses: int
+    """Responses being written."""
     context_tokens: int
     """Sum of their contexts, prompt and answer so far."""
 
 
 class Prefill(NamedTuple):
-    """Answers that are asked for together."""
+    """Responses that are asked for together."""
 
     prompt_tokens: int
     had: int
@@ -34,34 +34,34 @@ class Prefill(NamedTuple):
 
 
 class GeneratorStats:
-    """The work of one generator, answers of evaluations included."""
+    """The work of one generator, responses of evaluations included."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> its prompt's tokens, and the answer
-        self._written = 0  # tokens of answers that left, less what all had when they came
+        self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> its prompt's tokens, and the response
+        self._written = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
-        self._unread: dict[int, Prefill] = {}  # id of its first answer -> what has no token of its own yet
+        self._unread: dict[int, Prefill] = {}  # id of its first response -> what has no token of its own yet
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """The answers in it."""
+        """The responses in it."""
         return [rollout for _, rollout in self._writing.values()]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no answer in it."""
+        """Whether there is no response in it."""
         return not self._writing
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose keys and values it holds for what it is writing: those of every answer that has begun and not
+        """Tokens whose keys and values it holds for what it is writing: those of every response that has begun and not
         ended, with its prompt. What is on its way is estimated (`snapshot`)."""
         begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
         return sum(prompt + len(rollout.token_ids) + STREAM_INTERVAL // 2 for prompt, rollout in begun)
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
-        """The answers to one prompt begin, or go on behind what they have; those of one request share its reading."""
+        """The responses to one prompt begin, or go on behind what they have; those of one request share its reading."""
         for rollouts in requests:
             self._unread[id(rollouts[0])] = Prefill(prompt_tokens, len(rollouts[0].token_ids), rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
@@ -82,7 +82,7 @@ class GeneratorStats:
     def snapshot(self) -> StatsSnapshot:
         """All of it at this moment.
 
-        Tokens arrive `STREAM_INTERVAL` at a time, so of an answer that has not ended half as many are on their way.
+        Tokens arrive `STREAM_INTERVAL` at a time, so of a response that has not ended half as many are on their way.
         """
         self._count_read(list(self._unread))
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
@@ -92,7 +92,7 @@ class GeneratorStats:
             since=self._since,
             written=self._written + arrived + on_their_way,
             read=self._read,
-            answers=len(unfinished),
+            responses=len(unfinished),
             context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),
         )
 

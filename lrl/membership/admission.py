@@ -133,7 +133,7 @@ class Admission:
         if not why:
             await self.fleet.remove(generators[number])
             await self._say(number, MemberStatus("left", generators[number].version))
-        await asyncio.to_thread(self.registry.answer, number, why)
+        await asyncio.to_thread(self.registry.response, number, why)
 
     async def _say(self, number: int, status: MemberStatus) -> None:
         """Write down what became of a generator, once for each change; who has left has done so for good."""

@@ -40,7 +40,7 @@ class Running:
     """Path of the PEM file; None without TLS."""
 
     def ask(self, method: str, route: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        """Status and JSON of the answer to one request; raises NotRunning if there is none within `DEADLINE_S`."""
+        """Status and JSON of the response to one request; raises NotRunning if there is none within `DEADLINE_S`."""
         connection = connect(self.url, trust_only(self.certificate) if self.certificate else None, DEADLINE_S)
         headers = {"Authorization": bearer(self.token), "Content-Type": "application/json"}
         with contextlib.closing(connection):
@@ -64,7 +64,7 @@ def find_generator(folder: Path, number: int) -> Running:
         raise NotRunning(f"--generator {number}: the generators of {folder} are {sorted(found)}. Give one of these.")
     raise NotRunning(
         f"{folder} has no generator that is running here. Give the folder with the generator-<n>.log of a run that is "
-        "going on, as the user who started it, on the machine where it runs. A policy that was exported answers "
+        "going on, as the user who started it, on the machine where it runs. A policy that was exported responses "
         f"without a run: lrl talk {folder}/policy"
     )
 

@@ -142,7 +142,7 @@ class JoinSession:
             self.server.start()
             self.server.wait_ready(self._go_on)
             self.registry.announce(self.server.number, address_of(self.server))
-            self._say(f"answers at {self.server.url}; waits for the run")
+            self._say(f"responses at {self.server.url}; waits for the run")
             self._follow()
         except JoinEnded as over:
             self._say(str(over))

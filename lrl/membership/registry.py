@@ -67,7 +67,7 @@ class JoinSpec(Signed):
 
 @dataclass(frozen=True)
 class Address(Signed):
-    """Where a newcomer answers."""
+    """Where a newcomer responses."""
 
     url: str = ""
     """Empty while it starts."""
@@ -133,7 +133,7 @@ class Registry:
         self.files.path.rmdir()
 
     def look(self) -> tuple[dict[int, Address], list[int]]:
-        """Where each newcomer answers, by number, and who is asked to leave; shows that the run goes on."""
+        """Where each newcomer responses, by number, and who is asked to leave; shows that the run goes on."""
         if time.monotonic() - self._shown > BEAT_S:
             self._shown = time.monotonic()
             os.utime(self.files.path / RUN)
@@ -146,7 +146,7 @@ class Registry:
         """Say what became of generator `number`."""
         self.files.write(f"generator-{number}.standing.json", asdict(status))
 
-    def answer(self, number: int, why: str) -> None:
+    def response(self, number: int, why: str) -> None:
         """Answer the wish that generator `number` leaves: why it does not, or nothing if it has left."""
         if why:
             self.files.write(f"generator-{number}.stays.json", {"why": why})
@@ -206,7 +206,7 @@ class Registry:
         self.files.remove(f"generator-{number}.json")
 
     def ask_to_leave(self, number: int) -> None:
-        """Ask the run to let generator `number` go; `refusal` has the answer."""
+        """Ask the run to let generator `number` go; `refusal` has the response."""
         self.files.remove(f"generator-{number}.stays.json")
         self.files.write_new(f"generator-{number}.leave.json", {})
 

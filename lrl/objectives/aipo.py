@@ -1,7 +1,7 @@
-"""AIPO, the objective of LlamaRL (2505.24034): policy gradient on answers of an older policy, truncated on one side.
+"""AIPO, the objective of LlamaRL (2505.24034): policy gradient on responses of an older policy, truncated on one side.
 
 The gradient is  sum_t min(pi_t / mu_t, rho) * A * grad log pi_t,  with mu the policy that wrote the token and pi the
-one that learns. Truncation as in IMPALA's V-trace (1802.01561), not PPO's two-sided clip: the answers need not come
+one that learns. Truncation as in IMPALA's V-trace (1802.01561), not PPO's two-sided clip: the responses need not come
 from the policy just before this one, so the weight corrects towards the newest policy instead of holding it near the
 last.
 

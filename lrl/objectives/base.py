@@ -20,7 +20,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class Tokens(NamedTuple):
-    """The n trained tokens of a micro-batch, prompts and padding gone. They belong to S answers of G groups."""
+    """The n trained tokens of a micro-batch, prompts and padding gone. They belong to S responses of G groups."""
 
     logprobs: Tensor
     """float32 [n], nats: log pi(token) of the policy; carries the gradient."""
@@ -30,8 +30,8 @@ class Tokens(NamedTuple):
     """float32 [n]."""
     lags: Tensor
     """int64 [n]: version that trains minus version that wrote the token."""
-    answers: Tensor
-    """int64 [n]: the answer each token belongs to, 0 to S - 1. A micro-batch holds answers whole."""
+    responses: Tensor
+    """int64 [n]: the response each token belongs to, 0 to S - 1. A micro-batch holds responses whole."""
     groups: Tensor
     """int64 [n]: the group, 0 to G - 1. Only an objective with `whole_groups` may rely on a group being whole."""
     reference_logprobs: Tensor | None = None
@@ -47,7 +47,7 @@ class Tokens(NamedTuple):
             behaviour_logprobs=micro.behaviour_logprobs[mask].float(),
             advantages=micro.advantages[mask].float(),
             lags=version - micro.versions[mask],
-            answers=_numbered(micro.sequence_ids[mask]),
+            responses=_numbered(micro.sequence_ids[mask]),
             groups=_numbered(micro.group_ids[mask]),
             reference_logprobs=None if reference is None else reference[mask].float(),
         )
@@ -63,21 +63,21 @@ class Tokens(NamedTuple):
         return self.log_ratio.exp()
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum of `values` [n] over each answer: [S]."""
-        return values.new_zeros(_count(self.answers)).index_add(0, self.answers, values)
+        """Sum of `values` [n] over each response: [S]."""
+        return values.new_zeros(_count(self.responses)).index_add(0, self.responses, values)
 
     def means(self, values: Tensor) -> Tensor:
-        """Mean of `values` [n] over each answer: [S]."""
+        """Mean of `values` [n] over each response: [S]."""
         return self.sums(values) / self.sums(torch.ones_like(values))
 
 
 class Objective(ABC):
-    """A loss per answer token. A subclass gives `token_losses`, and `clipped` if it clips."""
+    """A loss per response token. A subclass gives `token_losses`, and `clipped` if it clips."""
 
     normalise_by: NormaliseBy = "token"
     """What the losses are divided by unless the policy's setting says otherwise; what the objective's paper does."""
     whole_groups: bool = False
-    """Whether the formula looks across the answers of a group: its micro-batches then hold groups whole."""
+    """Whether the formula looks across the responses of a group: its micro-batches then hold groups whole."""
     needs_reference: bool = False
     """Whether the formula uses `Tokens.reference_logprobs`."""
     needs_group_mean: bool = False

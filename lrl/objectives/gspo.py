@@ -1,11 +1,11 @@
-"""GSPO (2507.18071, equations 5 to 7): PPO's clip on the ratio of a whole answer.
+"""GSPO (2507.18071, equations 5 to 7): PPO's clip on the ratio of a whole response.
 
-The loss of an answer is  -min(s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A)  with
-s = (pi(y|x) / mu(y|x))^(1/|y|), the geometric mean of its tokens' ratios. Rewards are given to answers, so answers are
-weighed and clipped, and single tokens cannot throw a step off. Every token carries its answer's loss; divided by
-sequence, as the paper does and as is the default here, their mean is the answer's loss.
+The loss of a response is  -min(s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A)  with
+s = (pi(y|x) / mu(y|x))^(1/|y|), the geometric mean of its tokens' ratios. Rewards are given to responses, so responses are
+weighed and clipped, and single tokens cannot throw a step off. Every token carries its response's loss; divided by
+sequence, as the paper does and as is the default here, their mean is the response's loss.
 
-Use it for mixtures of experts and long answers with a small lag. s moves far less than a token's ratio, so the bounds
+Use it for mixtures of experts and long responses with a small lag. s moves far less than a token's ratio, so the bounds
 are hundreds of times narrower than PPO's, and a lag of several versions is soon outside them.
 """
 
@@ -19,7 +19,7 @@ from lrl.objectives.ppo import check_bounds, clipped_losses, outside
 
 
 class GSPO(Objective):
-    """Clipped policy gradient on the length-normalised ratio of whole answers.
+    """Clipped policy gradient on the length-normalised ratio of whole responses.
 
     Args:
         epsilon_low: As for PPO, of s. The paper uses 3e-4.
@@ -43,4 +43,4 @@ class GSPO(Objective):
         return outside(self._ratio(tokens), tokens.advantages, self.epsilon_low, self.epsilon_high)
 
     def _ratio(self, tokens: Tokens) -> Tensor:
-        return tokens.means(tokens.log_ratio).exp()[tokens.answers]
+        return tokens.means(tokens.log_ratio).exp()[tokens.responses]

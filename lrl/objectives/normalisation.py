@@ -16,8 +16,8 @@ from lrl.types import Step
 
 NormaliseBy = Literal["token", "sequence"] | int
 """`token`: by all trained tokens of the step, each counts alike (DAPO, 2503.14476, section 3.3). `sequence`: by an
-answer's own tokens, then by the number of answers, each answer counts alike (GRPO, 2402.03300, equation 3). A number:
-by that number of tokens and by the number of answers; with the longest length allowed it is Dr. GRPO (2503.20783)."""
+response's own tokens, then by the number of responses, each response counts alike (GRPO, 2402.03300, equation 3). A number:
+by that number of tokens and by the number of responses; with the longest length allowed it is Dr. GRPO (2503.20783)."""
 
 
 def check(by: NormaliseBy) -> NormaliseBy:
@@ -27,13 +27,13 @@ def check(by: NormaliseBy) -> NormaliseBy:
     return by
 
 
-def token_weights(by: NormaliseBy, answers: Tensor) -> Tensor:
-    """float32 [n]: factor of each token's loss; `answers` int64 [n] tells which answer it belongs to."""
-    ones = torch.ones(answers.shape, device=answers.device)
-    if by != "sequence" or not answers.numel():
+def token_weights(by: NormaliseBy, responses: Tensor) -> Tensor:
+    """float32 [n]: factor of each token's loss; `responses` int64 [n] tells which answer it belongs to."""
+    ones = torch.ones(responses.shape, device=responses.device)
+    if by != "sequence" or not responses.numel():
         return ones
-    lengths = ones.new_zeros(int(answers.max()) + 1).index_add(0, answers, ones)
-    return 1 / lengths[answers]
+    lengths = ones.new_zeros(int(responses.max()) + 1).index_add(0, responses, ones)
+    return 1 / lengths[responses]
 
 
 def denominator(by: NormaliseBy, step: Step) -> int:

@@ -3,7 +3,7 @@
 The loss is  -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)  with r = pi / mu. A larger upper bound is DAPO's
 clip-higher (2503.14476, equation 10), which leaves unlikely tokens room to grow.
 
-Use it when the answers come from the version just before, or nearly. The trust region lies around the policy that wrote
+Use it when the responses come from the version just before, or nearly. The trust region lies around the policy that wrote
 the token: the larger the lag, the more tokens are outside it from the start and learn nothing. What that costs is
 measured in docs/learning.md.
 """
@@ -18,7 +18,7 @@ from lrl.runtime.config_errors import fault
 
 
 class PPO(Objective):
-    """Clipped policy gradient around the policy that wrote the answers.
+    """Clipped policy gradient around the policy that wrote the responses.
 
     Args:
         epsilon_low: How far pi / mu may fall below 1 before a token of negative advantage stops learning; in (0, 1].

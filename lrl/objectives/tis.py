@@ -1,12 +1,12 @@
-"""Truncated importance sampling: the weight pi / mu, of a token or of a whole answer, cut off above `cap`.
+"""Truncated importance sampling: the weight pi / mu, of a token or of a whole response, cut off above `cap`.
 
 The gradient is  sum_t min(w, cap) * A * grad log pi_t.  Per token, w = pi_t / mu_t (Yao et al., "Your Efficient RL
 Framework Secretly Brings You Off-Policy RL Training", 2025): the same formula as AIPO, there meant for the difference
-between two programs that compute one policy, so with a smaller cap. Per sequence, w is the product over the answer
-(Liu et al., "When Speed Kills Stability", 2025): without bias for whole answers as long as nothing is cut, but its
+between two programs that compute one policy, so with a smaller cap. Per sequence, w is the product over the response
+(Liu et al., "When Speed Kills Stability", 2025): without bias for whole responses as long as nothing is cut, but its
 spread grows with the length.
 
-Use the token level for answers of hundreds of tokens or more, the sequence level for short ones.
+Use the token level for responses of hundreds of tokens or more, the sequence level for short ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TIS(Objective):
 
     Args:
         cap: Largest weight; at least 1.
-        level: `token` weighs each token by its own ratio, `sequence` all tokens of an answer by the answer's.
+        level: `token` weighs each token by its own ratio, `sequence` all tokens of a response by the response's.
 
     Raises:
         ValueError: cap is below 1 or not a number.
@@ -46,4 +46,4 @@ class TIS(Objective):
     def _ratio(self, tokens: Tokens) -> Tensor:
         if self.level == "token":
             return tokens.ratio
-        return clamp_log_ratio(tokens.sums(tokens.log_ratio)).exp()[tokens.answers]
+        return clamp_log_ratio(tokens.sums(tokens.log_ratio)).exp()[tokens.responses]

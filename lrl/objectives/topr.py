@@ -1,10 +1,10 @@
-"""TOPR, tapered off-policy REINFORCE (2503.14286, section 3): good answers at full weight, bad ones only while likely.
+"""TOPR, tapered off-policy REINFORCE (2503.14286, section 3): good responses at full weight, bad ones only while likely.
 
 The gradient is  sum_{y: A >= 0} A grad log pi(y)  +  sum_{y: A < 0} min(pi(y) / mu(y), 1) A grad log pi(y),  with the
-ratio of the whole answer. Pushing down an answer that the policy has already left has no floor and is what breaks
+ratio of the whole response. Pushing down a response that the policy has already left has no floor and is what breaks
 uncorrected off-policy training; pulling up a good one has a ceiling of 1 and needs no weight.
 
-Use it for old or foreign answers: replay, large lags, answers of another model. The paper weighs the reward itself;
+Use it for old or foreign responses: replay, large lags, responses of another model. The paper weighs the reward itself;
 here, as everywhere in lrl, it is the advantage, so the baseline decides what counts as good.
 """
 
@@ -17,7 +17,7 @@ from lrl.objectives.base import Objective, Tokens, clamp_log_ratio
 
 
 class TOPR(Objective):
-    """Policy gradient whose negative answers are weighed by min(pi / mu, 1) of the whole answer."""
+    """Policy gradient whose negative responses are weighed by min(pi / mu, 1) of the whole response."""
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         tapered = self._ratio(tokens).clamp(max=1.0).detach()
@@ -28,4 +28,4 @@ class TOPR(Objective):
         return (tokens.advantages < 0) & (self._ratio(tokens) > 1)
 
     def _ratio(self, tokens: Tokens) -> Tensor:
-        return clamp_log_ratio(tokens.sums(tokens.log_ratio)).exp()[tokens.answers]
+        return clamp_log_ratio(tokens.sums(tokens.log_ratio)).exp()[tokens.responses]

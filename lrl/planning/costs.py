@@ -12,12 +12,12 @@ class GeneratorCosts(Protocol):
     def kv_tokens(self) -> int:
         """Tokens whose keys and values fit beside the weights."""
 
-    def decode_s(self, answers: int, context_tokens: int) -> float:
-        """Seconds in which each of `answers` answers gets its next token; their contexts (prompt and answer so far)
+    def decode_s(self, responses: int, context_tokens: int) -> float:
+        """Seconds in which each of `responses` answers gets its next token; their contexts (prompt and answer so far)
         hold `context_tokens` together."""
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds to read `tokens` tokens of prompts, or of half-written answers that go on here."""
+        """Seconds to read `tokens` tokens of prompts, or of half-written responses that go on here."""
 
     def sync_pause_s(self) -> float:
         """Seconds in which the generator writes no token because of a sync."""

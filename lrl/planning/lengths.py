@@ -1,7 +1,7 @@
-"""Lengths of answers: a distribution, held as its quantiles.
+"""Lengths of responses: a distribution, held as its quantiles.
 
-A step's answers are taken at evenly spread quantiles and not drawn: a plan then has no noise, and the longest of n
-answers grows with n as it does in a run.
+A step's responses are taken at evenly spread quantiles and not drawn: a plan then has no noise, and the longest of n
+responses grows with n as it does in a run.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FORMS = "lognormal:mean=2000,max=8000[,sigma=1], fixed:512, or a .jsonl or .csv 
 
 @dataclass(frozen=True)
 class Quantiles:
-    """How long answers are, in tokens."""
+    """How long responses are, in tokens."""
 
     values: tuple[float, ...]
     """At even steps, ascending."""
 
     def __post_init__(self) -> None:
         if not self.values or not all(1 <= value < math.inf for value in self.values):
-            raise ValueError("an answer has at least one token, and an end.")
+            raise ValueError("a response has at least one token, and an end.")
 
     @cached_property
     def mean(self) -> float:
@@ -55,12 +55,12 @@ class Quantiles:
 
     @property
     def written(self) -> float:
-        """Tokens that an answer has on average at a random moment while it is being written: E[L^2] / 2 E[L]."""
+        """Tokens that a response has on average at a random moment while it is being written: E[L^2] / 2 E[L]."""
         return self.mean_square / (2 * self.mean)
 
-    def of(self, answers: int) -> NDArray[np.float64]:
-        """Ascending lengths of `answers` answers, float64 [answers]: quantiles (i + 1/2) / answers."""
-        places = (np.arange(answers) + 0.5) / answers
+    def of(self, responses: int) -> NDArray[np.float64]:
+        """Ascending lengths of `responses` answers, float64 [responses]: quantiles (i + 1/2) / responses."""
+        places = (np.arange(responses) + 0.5) / responses
         return np.interp(places, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values)
 
 
@@ -68,7 +68,7 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
     """The distribution that a text names.
 
     Args:
-        text: One of `FORMS`. A lognormal is cut at `max`, as answers are; `mean` is the mean after the cut.
+        text: One of `FORMS`. A lognormal is cut at `max`, as responses are; `mean` is the mean after the cut.
         setting: What an error calls it.
 
     Raises:
@@ -83,7 +83,7 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
         if len(numbers) > 1:
             raise ValueError(f"{setting} is {text!r}; after fixed: comes one length and nothing else, like fixed:512.")
         if not 1 <= numbers["length"] < math.inf:
-            raise ValueError(f"{setting} is {text!r}; an answer has at least one token, and an end.")
+            raise ValueError(f"{setting} is {text!r}; a response has at least one token, and an end.")
         return Quantiles((numbers["length"],))
     if Path(text).suffix in READERS:
         return _measured(Path(text), setting)

@@ -146,7 +146,7 @@ def check_vocabulary(folder: str, shape: Shape, tokenizer: PreTrainedTokenizerBa
     if beyond:
         fault(f"model.model={folder!r}: eos_token_id {beyond[0]} in config.json is no token of the model. Correct it.")
     elif not ends:
-        log.warning("model.model=%r: config.json has no eos_token_id; every answer runs to the token limit.", folder)
+        log.warning("model.model=%r: config.json has no eos_token_id; every response runs to the token limit.", folder)
 
 
 def check_tokens(prompts: Prompts, folder: str, shape: Shape) -> None:

@@ -98,7 +98,7 @@ def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> 
 
 
 def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
-    """One answer at full length must fit, or vLLM does not start. Models that keep less than every key are left out."""
+    """One response at full length must fit, or vLLM does not start. Models that keep less than every key are left out."""
     config = shape.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     names = ("num_hidden_layers", "num_key_value_heads", "hidden_size", "num_attention_heads")
@@ -113,7 +113,7 @@ def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
     needed = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size * (server.max_model_len or tokens)
     if needed > server.kv_cache_gib * GIB > 0:
         fault(
-            f"strategy.server.kv_cache_gib is {server.kv_cache_gib:g}, and one answer at full length takes "
+            f"strategy.server.kv_cache_gib is {server.kv_cache_gib:g}, and one response at full length takes "
             f"{needed / GIB:.3g} GiB: raise it, or lower data.max_prompt_tokens and data.max_response_tokens."
         )
 

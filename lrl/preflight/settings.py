@@ -80,7 +80,7 @@ def _check_objective(policy: Policy, data: RolloutDataModule) -> None:
     if 2 <= data.sampling.n < advantages.min_rollouts:
         fault(
             f"data.rollouts_per_group is {data.sampling.n} and data.advantages {type(advantages).__name__} needs "
-            f"{advantages.min_rollouts} answers a group: raise data.rollouts_per_group."
+            f"{advantages.min_rollouts} responses a group: raise data.rollouts_per_group."
         )
 
 
@@ -101,7 +101,7 @@ def _check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
 
 
 def _check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    """A generator's context and places against prompts, answers and groups."""
+    """A generator's context and places against prompts, responses and groups."""
     server, needed = strategy.server_settings, data.max_model_tokens
     if server.max_model_len is not None and server.max_model_len < needed:
         fault(
@@ -116,7 +116,7 @@ def _check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
         )
     if data.micro_batch_tokens < needed:
         log.warning(
-            "data.micro_batch_tokens is %d and an answer with its prompt may have %d tokens: a longer one makes a "
+            "data.micro_batch_tokens is %d and a response with its prompt may have %d tokens: a longer one makes a "
             "micro-batch of its own, larger than asked for.",
             *(data.micro_batch_tokens, needed),
         )

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Piece(Protocol):
-    """A prompt and its answer."""
+    """A prompt and its response."""
 
     @property
     def group(self) -> int:

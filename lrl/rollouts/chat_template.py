@@ -55,7 +55,7 @@ def messages_of(value: Any, where: str) -> list[Message]:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bool, where: str) -> list[int]:
-    """The token ids of a prompt up to where the answer begins.
+    """The token ids of a prompt up to where the response begins.
 
     Args:
         tokenizer: The policy's.

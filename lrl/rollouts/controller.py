@@ -7,10 +7,10 @@ and on a virtual clock against a model of a fleet. It knows neither HTTP nor pro
     _answer      one task per group    waits for a generator, then for the rewards; puts the group into the ledger
     next_group   the trainer's end     waits for a group that the ledger may hand to the step
 
-A checkpoint has the groups that are still open, with their answers as far as they are written (`Ledger`). A resumed run
+A checkpoint has the groups that are still open, with their responses as far as they are written (`Ledger`). A resumed run
 hands out the finished ones and goes on with the others, the oldest first.
 
-A group whose answers all have the same reward has advantages of 0 under a group baseline. It may be skipped as soon as
+A group whose responses all have the same reward has advantages of 0 under a group baseline. It may be skipped as soon as
 it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO, 2503.14476, section 3.2).
 """
 
@@ -28,10 +28,10 @@ from lrl.types import Group, Prompt, Rollout, Sampling
 log = logging.getLogger(__name__)
 
 
-class Answers(Protocol):
-    """Who writes answers; a `Fleet`, or a model of one."""
+class Generates(Protocol):
+    """Who writes responses; a `Fleet`, or a model of one."""
 
-    async def answer(
+    async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
         """Write every unfinished rollout to its end, in place.
@@ -43,7 +43,7 @@ class Answers(Protocol):
 
 
 class Scores(Protocol):
-    """Who rewards answers; a `RewardPool`, or a model of one."""
+    """Who rewards responses; a `RewardPool`, or a model of one."""
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         """Fill in the reward of each rollout, or why there is none."""
@@ -60,20 +60,20 @@ class Controller:
 
     Args:
         prompts: The run's row of prompts.
-        fleet: Who answers.
+        fleet: Who responses.
         rewards: Who scores.
         ledger: Where every group is.
-        sampling: How answers are drawn; `n` is the size of a group.
+        sampling: How responses are drawn; `n` is the size of a group.
         decode: Token ids to text.
-        deadline_s: Seconds an answer may take.
+        deadline_s: Seconds a response may take.
         max_skipped: Most groups with equal rewards that are skipped under one version; the others are trained.
-        min_rollouts: Scored answers below which a group's rewards do not count as equal.
+        min_rollouts: Scored responses below which a group's rewards do not count as equal.
     """
 
     def __init__(
         self,
         prompts: PromptRow,
-        fleet: Answers,
+        fleet: Generates,
         rewards: Scores,
         ledger: Ledger,
         sampling: Sampling,
@@ -123,7 +123,7 @@ class Controller:
 
     def _start(self, groups: list[Group]) -> None:
         for group in groups:
-            task = asyncio.create_task(self._answer(group), name=f"group {group.index}")
+            task = asyncio.create_task(self._response(group), name=f"group {group.index}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -141,7 +141,7 @@ class Controller:
                 await self._changed.wait()
         raise self._failure
 
-    async def _answer(self, group: Group) -> None:
+    async def _response(self, group: Group) -> None:
         try:
             await self._write(group)
             await self._score(group)
@@ -156,12 +156,12 @@ class Controller:
             self._changed.notify_all()
 
     async def _write(self, group: Group) -> None:
-        """Have a group's answers written to their ends; a checkpoint may hold whole ones that were not scored yet."""
+        """Have a group's responses written to their ends; a checkpoint may hold whole ones that were not scored yet."""
         before, clock = group.num_tokens, asyncio.get_running_loop().time
         if not all(rollout.finished for rollout in group.rollouts):
             group.asked_s = clock()
             # Older groups first: they are what the trainer waits for.
-            await self.fleet.answer(
+            await self.fleet.generate(
                 group.prompt,
                 group.rollouts,
                 self.sampling,
@@ -173,7 +173,7 @@ class Controller:
         self.generated_tokens += group.num_tokens - before
 
     async def _score(self, group: Group) -> None:
-        """Have a group's answers scored, and note how long that took."""
+        """Have a group's responses scored, and note how long that took."""
         clock = asyncio.get_running_loop().time
         started = clock()
         await score(group.prompt, group.rollouts, self.decode, self.rewards)
@@ -198,7 +198,7 @@ class Controller:
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """The ledger after `steps_done` steps, and the settings that its open groups were made with.
 
-        Call it on the loop, or when the loop has ended: between two waits of its tasks every answer agrees with itself.
+        Call it on the loop, or when the loop has ended: between two waits of its tasks every response agrees with itself.
         """
         return self.ledger.state_dict(steps_done) | {"sampling": self._settings()}
 
@@ -226,7 +226,7 @@ class Controller:
             log.warning("%d open groups of the checkpoint are generated anew: %s.", len(groups), why)
 
     def _settings(self) -> dict[str, float]:
-        """What answers of one run must share, by the names that a user sets."""
+        """What responses of one run must share, by the names that a user sets."""
         return {
             "data.rollouts_per_group": self.sampling.n,
             "data.max_response_tokens": self.sampling.max_tokens,
@@ -235,13 +235,13 @@ class Controller:
 
 
 def has_equal_rewards(group: Group, min_rollouts: int) -> bool:
-    """Whether all scored answers of a group have the same reward, and are as many as a baseline needs."""
+    """Whether all scored responses of a group have the same reward, and are as many as a baseline needs."""
     rewards = [rollout.reward for rollout in group.scored]
     return len(rewards) >= min_rollouts and len(set(rewards)) == 1
 
 
 async def score(prompt: Prompt, rollouts: list[Rollout], decode: Callable[[list[int]], str], rewards: Scores) -> None:
-    """Decode and score answers that came straight from a generator."""
+    """Decode and score responses that came straight from a generator."""
     for rollout in rollouts:
         rollout.text = decode(rollout.token_ids)
     await rewards.score(prompt, rollouts)

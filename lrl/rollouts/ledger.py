@@ -6,7 +6,7 @@ states move here alone.
        └───────────┴────────────┘  restarted
 
 A group that is only handed out is not trained: its step may never end. Which groups count as trained is therefore
-decided when the state is saved, from the number of steps that are done. The others are open, and their answers are
+decided when the state is saved, from the number of steps that are done. The others are open, and their responses are
 saved as far as they are written: a resume hands out finished groups again and goes on with the running ones.
 
 Each open group keeps the version that admitted it. So a resumed run holds the same groups in the same order as the run

@@ -1,6 +1,6 @@
 """Groups become micro-batches by token budget, while groups are still arriving.
 
-Answers differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. What goes into a
+Responses differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. What goes into a
 micro-batch is decided by lengths alone (`lrl.rollouts.bin_packing`). An objective that looks across a group has its
 groups whole.
 
@@ -28,14 +28,14 @@ class Packer:
         micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single longer rollout gets a
             micro-batch of its own.
         advantages: The group baseline.
-        temperature: Sampling temperature of the answers.
+        temperature: Sampling temperature of the responses.
         oldest_version: Tokens written by an older version are masked out of the loss (trainer version - max_lag);
             None trains every token.
         whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its size.
-        mask_truncated: Whether answers that were cut at the token limit have no token in the loss; the baseline counts
+        mask_truncated: Whether responses that were cut at the token limit have no token in the loss; the baseline counts
             them all the same (overlong filtering: DAPO, 2503.14476, section 3.4).
         ranks: How many micro-batches are trained at the same time; they are made so many at once, of equal work.
-        share_rows: Whether several answers may lie in one row; not with a model in which they would see each other.
+        share_rows: Whether several responses may lie in one row; not with a model in which they would see each other.
 
     Raises:
         ValueError: micro_batch_tokens or temperature is not above 0.
@@ -53,7 +53,7 @@ class Packer:
         share_rows: bool = True,
     ) -> None:
         if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: greedy answers have no log-prob to learn from; use 1.0")
+            raise ValueError(f"temperature={temperature}: greedy responses have no log-prob to learn from; use 1.0")
         self.advantages = advantages
         self.temperature = temperature
         self.oldest_version = oldest_version
@@ -61,13 +61,13 @@ class Packer:
         self.tokens = 0
         """Answer tokens in the loss so far: the step's denominator once every group is in."""
         self.sequences = 0
-        """Answers with at least one token in the loss so far."""
+        """Responses with at least one token in the loss so far."""
         self.masked_tokens = 0
         """Answer tokens left out of the loss because they were over-age or their answer was cut."""
         self.discarded_rollouts = 0
-        """Answers without a reward, and those of discarded groups."""
+        """Responses without a reward, and those of discarded groups."""
         self.discarded_groups: list[int] = []
-        """`Group.index` of each group with too few scored answers for a baseline."""
+        """`Group.index` of each group with too few scored responses for a baseline."""
         self._places = self._padded = 0
         self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups, ranks, share_rows)
 

@@ -1,6 +1,6 @@
 """The replay buffer: groups that were trained before and may be trained again, beside a step's fresh ones.
 
-Replay is for objectives that need no fresh answers (TBA, TOPR). Its groups come on top of the step's own: they change
+Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups come on top of the step's own: they change
 neither pacing nor the rule that every prompt is trained once an epoch, and have a bound on their lag of their own.
 """
 
@@ -16,7 +16,7 @@ from lrl.types import Group, Prompt, Rollout
 
 
 class Replay:
-    """Mixes the newest groups with those of high reward, as TBA does with single answers (2503.18929, section 4).
+    """Mixes the newest groups with those of high reward, as TBA does with single responses (2503.18929, section 4).
 
     Each draw is, with probability `newest_share`, one of the groups of the step before, each as likely; otherwise any
     group in the buffer, with a probability in proportion to exp(`reward_weight` * its mean reward). No group is drawn
@@ -59,7 +59,7 @@ class Replay:
         return len(self._groups)
 
     def add(self, step: int, groups: list[Group]) -> None:
-        """Take in the fresh groups that `step` has trained; those without a trained answer have nothing to replay."""
+        """Take in the fresh groups that `step` has trained; those without a trained response have nothing to replay."""
         self._groups += [(step, group) for group in groups if len(group.scored) > 1 and group.has_tokens]
 
     def draw(self, step: int) -> list[Group]:

@@ -1,4 +1,4 @@
-"""How an open group is kept in a checkpoint: its answers as flat tensors, and what the rewards said of them. And what
+"""How an open group is kept in a checkpoint: its responses as flat tensors, and what the rewards said of them. And what
 of it a resumed run reports.
 
 The prompt is not kept, for its index finds it again; its id and a digest of its tokens show whether it is still the
@@ -23,8 +23,8 @@ class Resumed:
 
     step: int
     """The first step after the resume."""
-    answers: int
-    """Half-written answers: at least one token, and no end."""
+    responses: int
+    """Half-written responses: at least one token, and no end."""
     tokens: int
     """Tokens in them."""
     finished_groups: int
@@ -34,14 +34,14 @@ class Resumed:
         """Count what `running` groups have been restored with."""
         rollouts = [rollout for group in running for rollout in group.rollouts]
         lengths = [len(rollout.token_ids) for rollout in rollouts if rollout.token_ids and not rollout.finished]
-        return cls(step=step, answers=len(lengths), tokens=sum(lengths), finished_groups=finished_groups)
+        return cls(step=step, responses=len(lengths), tokens=sum(lengths), finished_groups=finished_groups)
 
     def __bool__(self) -> bool:
-        return bool(self.answers or self.finished_groups)
+        return bool(self.responses or self.finished_groups)
 
     def __str__(self) -> str:
         return (
-            f"Going on with {self.answers} half-written answers ({self.tokens:,} tokens) and {self.finished_groups} "
+            f"Going on with {self.responses} half-written responses ({self.tokens:,} tokens) and {self.finished_groups} "
             "finished groups of the checkpoint."
         )
 
@@ -50,7 +50,7 @@ def save_group(group: Group, *, judged: bool) -> dict[str, Any]:
     """A group in plain types and tensors, which `torch.load` takes with `weights_only=True`.
 
     Args:
-        group: T tokens over all of its answers, in S runs of one version.
+        group: T tokens over all of its responses, in S runs of one version.
         judged: Whether the rewards have been asked; what they said, and the texts they saw, is kept with it.
 
     Returns:
@@ -88,7 +88,7 @@ def load_group(saved: dict[str, Any], prompt: Prompt) -> Group:
     if (prompt.id, _digest(prompt)) != (saved["prompt_id"], saved["prompt_digest"]):
         what = "has other tokens" if prompt.id == saved["prompt_id"] else f"is row {prompt.id}"
         raise ValueError(
-            f"The checkpoint has answers to row {saved['prompt_id']} of the data set at place {saved['index']} of the "
+            f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place {saved['index']} of the "
             f"run, and the prompt there {what}: data.prompts has changed (rows, seed, template or tokenizer). Resume "
             "with the data set it was made with."
         )

@@ -1,4 +1,4 @@
-"""What a run keeps of the steps behind it: moments for the baseline, groups to train again, lengths of answers."""
+"""What a run keeps of the steps behind it: moments for the baseline, groups to train again, lengths of responses."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class StepStream:
         groups: How many groups the step trains.
         packer: Makes micro-batches of groups; its counts are the step's.
         step: The step's number, from 0: also the trainer's version while it trains.
-        give_up: Told of each group that has too few scored answers to train.
-        prepare: Called with each group before it is packed: adds what the loss needs to know about its answers.
+        give_up: Told of each group that has too few scored responses to train.
+        prepare: Called with each group before it is packed: adds what the loss needs to know about its responses.
         end: Called with all the step's groups when its optimizer step is done.
         stopwatch: The trainer's.
         gather: Wait for all groups before the first is packed.
@@ -126,7 +126,7 @@ class StepStream:
 
     @property
     def num_sequences(self) -> int:
-        """Answers with a token in the loss of the whole step; right once the iteration has ended."""
+        """Responses with a token in the loss of the whole step; right once the iteration has ended."""
         return self._packer.sequences
 
     @property

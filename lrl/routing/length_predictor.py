@@ -1,8 +1,8 @@
-"""How long answers will be: a ranking of prompts, learnt from the answers of every step.
+"""How long responses will be: a ranking of prompts, learnt from the responses of every step.
 
 A prompt that was answered before is expected to be answered at that length again; another one by what it says
-(`lrl.routing.rankers`). Both are kept relative to the length of all answers at that time, because the policy changes:
-when all answers grow, what was seen an epoch ago still ranks right.
+(`lrl.routing.rankers`). Both are kept relative to the length of all responses at that time, because the policy changes:
+when all responses grow, what was seen an epoch ago still ranks right.
 
 Nothing but dispatch and the log reads it, so a wrong guess costs time and never changes what is trained.
 """
@@ -23,7 +23,7 @@ from lrl.runtime.config_errors import at_least, fault
 from lrl.types import Group, Prompt, Rollout
 
 RECENT_RESPONSES = 4096
-"""Answers whose lengths are the distribution that `quantile` is of."""
+"""Responses whose lengths are the distribution that `quantile` is of."""
 RECENT_GROUPS = 512
 """Groups over which recall is counted."""
 TAILS = (20, 10, 5)
@@ -31,10 +31,10 @@ TAILS = (20, 10, 5)
 
 
 class LengthPredictor:
-    """Expects the lengths of answers from those seen so far. One thread learns; another may ask meanwhile.
+    """Expects the lengths of responses from those seen so far. One thread learns; another may ask meanwhile.
 
     Args:
-        newest_weight: Weight of a prompt's newest answers against the older ones, in (0, 1].
+        newest_weight: Weight of a prompt's newest responses against the older ones, in (0, 1].
         seen_prompts: Prompts whose lengths are remembered, the newest; 12 bytes each in a checkpoint.
         ranker: Guesses from the prompt alone; default `lrl.routing.rankers.NgramRanker`.
 
@@ -51,14 +51,14 @@ class LengthPredictor:
         self.ranker = ranker or NgramRanker()
         self._level: float | None = None  # mean log length, the newest step's weighing most
         self._seen: dict[int, float] = {}  # prompt id -> log length less the level, least recently seen first
-        self._recent = np.empty(0)  # tokens of single answers, ascending, replaced as a whole
-        self._answers = deque[int](maxlen=RECENT_RESPONSES)  # the same in the order of their coming
+        self._recent = np.empty(0)  # tokens of single responses, ascending, replaced as a whole
+        self._responses = deque[int](maxlen=RECENT_RESPONSES)  # the same in the order of their coming
         self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)  # (expected, found) of groups, log tokens
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Expected tokens of a whole answer, more than `written`; 1 more before anything was seen.
+        """Expected tokens of a whole response, more than `written`; 1 more before anything was seen.
 
-        An answer that is as long already as was expected is expected to be as long as those seen that became longer.
+        A response that is as long already as was expected is expected to be as long as those seen that became longer.
         """
         if self._level is None:
             return written + 1.0
@@ -69,12 +69,12 @@ class LengthPredictor:
         return float(longer.mean()) if len(longer) else written + 1.0
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that `share` of the answers seen lately does not exceed; 1 before any was seen."""
+        """The length, in tokens, that `share` of the responses seen lately does not exceed; 1 before any was seen."""
         recent = self._recent
         return float(recent[math.ceil(share * len(recent)) - 1]) if len(recent) else 1.0
 
     def end_step(self, groups: Sequence[Group]) -> None:
-        """Learn from the answers of a step; first note how well they were expected, for `recall`."""
+        """Learn from the responses of a step; first note how well they were expected, for `recall`."""
         groups = [group for group in groups if group.has_tokens]
         if not groups:
             return
@@ -87,8 +87,8 @@ class LengthPredictor:
         for group, log_length in zip(groups, found, strict=True):
             self._note(group.prompt.id, log_length - self._level)
         self.ranker.learn([group.prompt for group in groups], [log - self._level for log in found])
-        self._answers.extend(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
-        self._recent = np.sort(self._answers)
+        self._responses.extend(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        self._recent = np.sort(self._responses)
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
         """`prompts` start soon; those that were never answered are the ranker's. Call it where `expected` is asked."""
@@ -114,7 +114,7 @@ class LengthPredictor:
         return self._level + (self.ranker.guess(prompt) if known is None else known)
 
     def _mean_length(self, group: Group) -> float:
-        """Mean tokens of a group's answers; one that was cut is at least as long as it was expected to be."""
+        """Mean tokens of a group's responses; one that was cut is at least as long as it was expected to be."""
         return max(1.0, sum(self._length(group.prompt, rollout) for rollout in group.rollouts) / len(group.rollouts))
 
     def _length(self, prompt: Prompt, rollout: Rollout) -> float:
@@ -139,7 +139,7 @@ class LengthPredictor:
             "seen_ids": torch.tensor(list(self._seen), dtype=torch.int64),
             "seen": torch.tensor(list(self._seen.values()), dtype=torch.float32),
             "rankers": {type(self.ranker).__name__: self.ranker.state_dict()},
-            "answers": torch.tensor(self._answers, dtype=torch.int32),
+            "responses": torch.tensor(self._responses, dtype=torch.int32),
             "guesses": torch.tensor(self._guesses, dtype=torch.float32).reshape(-1, 2),
         }
 
@@ -149,8 +149,8 @@ class LengthPredictor:
         self._seen = dict(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
         if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:  # else it begins anew
             self.ranker.load_state_dict(learnt)
-        self._answers = deque(state["answers"].tolist(), maxlen=RECENT_RESPONSES)
-        self._recent = np.sort(self._answers)
+        self._responses = deque(state["responses"].tolist(), maxlen=RECENT_RESPONSES)
+        self._recent = np.sort(self._responses)
         self._guesses = deque(map(tuple, state["guesses"].tolist()), maxlen=RECENT_GROUPS)
 
 

@@ -1,4 +1,4 @@
-"""Half-written answers that go on with an idle generator: which, and whether it is worth what it costs."""
+"""Half-written responses that go on with an idle generator: which, and whether it is worth what it costs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lrl.types import Rollout
 
 
 class MigrationSource(Loaded, Protocol):
-    """What is known of a generator whose answers may move."""
+    """What is known of a generator whose responses may move."""
 
     @property
     def load(self) -> Mapping[Request, Sequence[Rollout]]:
-        """What it writes: each request with its answers, of which some may have ended."""
+        """What it writes: each request with its responses, of which some may have ended."""
 
 
 class Migration:
     """Moves requests from busy generators to idle ones when nothing waits, those with most to write first.
 
-    A request moves if its answers then end sooner by at least `margin` times what the move costs: the generator that
+    A request moves if its responses then end sooner by at least `margin` times what the move costs: the generator that
     goes on with them reads prompt and tokens first. The pool moves none twice under one version.
 
     Args:
@@ -50,7 +50,7 @@ class Migration:
 
         Args:
             generators: All that may be asked.
-            lengths: How long answers are expected to go on.
+            lengths: How long responses are expected to go on.
             fixed: Requests that stay where they are.
         """
         idle = [position for position, generator in enumerate(generators) if generator.in_flight == 0]
@@ -59,19 +59,19 @@ class Migration:
         writing = [sum(map(len, map(unfinished, generator.load.values()))) for generator in generators]
         for left, request, source in self._candidates(generators, lengths, fixed):
             target = min(idle, key=lambda position: writing[position])
-            answers = unfinished(generators[source].load[request])
-            then = writing[target] + len(answers)
+            responses = unfinished(generators[source].load[request])
+            then = writing[target] + len(responses)
             gain_ms = left * (self.decode_latency.per_token(writing[source]) - self.decode_latency.per_token(then))
-            read = sum(len(request.prompt.token_ids) + len(answer.token_ids) for answer in answers)
+            read = sum(len(request.prompt.token_ids) + len(response.token_ids) for response in responses)
             if then <= generators[target].capacity and gain_ms > self.margin * self.prefill_ms * read:
-                writing[source] -= len(answers)
+                writing[source] -= len(responses)
                 writing[target] = then
                 yield request, source, target
 
     def _candidates(
         self, generators: Sequence[MigrationSource], lengths: ExpectedLengths, fixed: Mapping[Request, int]
     ) -> list[tuple[float, Request, int]]:
-        """(tokens that the least written of its answers needs, request, where it is), the most tokens first."""
+        """(tokens that the least written of its responses needs, request, where it is), the most tokens first."""
         found = []
         for position, generator in enumerate(generators):
             for request, rollouts in generator.load.items():

@@ -1,4 +1,4 @@
-"""Where requests wait until dispatch sends them to a generator with room, and from where half-written answers move on.
+"""Where requests wait until dispatch sends them to a generator with room, and from where half-written responses move on.
 
     enter -> wait for dispatch -> the places are taken -> leave -> enter again with what is unfinished
 
@@ -18,18 +18,18 @@ from lrl.types import Rollout
 
 
 class Slots:
-    """Mixin: a generator's places for answers, which the desk takes and frees.
+    """Mixin: a generator's places for responses, which the desk takes and frees.
 
     Args:
-        capacity: Answers it writes at once.
+        capacity: Responses it writes at once.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.in_flight = 0
-        """Answers for rollouts that it writes or is about to."""
+        """Responses for rollouts that it writes or is about to."""
         self.load: dict[Request, Sequence[Rollout]] = {}
-        """What takes its places: each request with its answers, of which some may have ended."""
+        """What takes its places: each request with its responses, of which some may have ended."""
         self._held: dict[Request, int] = {}
         self.passed_over = False
         """Whether requests wait that dispatch has not sent here."""
@@ -39,12 +39,12 @@ class Slots:
         self.passed_over = waiting
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """A place for each answer of `request` is taken until that has ended, or until `free`."""
-        self.in_flight += request.answers
-        self.load[request], self._held[request] = rollouts, request.answers
+        """A place for each response of `request` is taken until that has ended, or until `free`."""
+        self.in_flight += request.responses
+        self.load[request], self._held[request] = rollouts, request.responses
 
     def release(self, request: Request) -> None:
-        """One answer of `request` has ended: its place is another's."""
+        """One response of `request` has ended: its place is another's."""
         self.in_flight -= 1
         self._held[request] -= 1
 
@@ -61,10 +61,10 @@ class SlotHolder(MigrationSource, Protocol):
     """Whether it may be asked."""
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """A place for each answer of `request` is taken until that has ended, or until `free`."""
+        """A place for each response of `request` is taken until that has ended, or until `free`."""
 
     def release(self, request: Request) -> None:
-        """One answer of `request` has ended: its place is another's."""
+        """One response of `request` has ended: its place is another's."""
 
     def free(self, request: Request) -> None:
         """The places that `request` still has are others'."""
@@ -90,9 +90,9 @@ class RequestQueue(Generic[G]):
     def __init__(self, dispatch: Dispatch, serving: Callable[[], Sequence[G]]) -> None:
         self.dispatch = dispatch
         self.migration: Migration | None = None
-        """Whether half-written answers move to idle generators; None for never."""
+        """Whether half-written responses move to idle generators; None for never."""
         self.moved = 0
-        """Answers that did."""
+        """Responses that did."""
         self._serving = serving
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
@@ -106,7 +106,7 @@ class RequestQueue(Generic[G]):
 
         Args:
             request: What needs a generator.
-            rollouts: Its answers.
+            rollouts: Its responses.
             target: Where it moves to, if it does; it may have become busy since.
 
         Returns:
@@ -115,7 +115,7 @@ class RequestQueue(Generic[G]):
         if target is not None and target.open and has_room(target, request):
             self.dispatch.estimate(request)
             self._under[request] = target.version
-            self.moved += request.answers
+            self.moved += request.responses
             target.reserve(request, rollouts)
             return target
         sent: asyncio.Future[G] = asyncio.get_running_loop().create_future()
@@ -133,13 +133,13 @@ class RequestQueue(Generic[G]):
             raise
 
     def release(self, generator: G, request: Request) -> None:
-        """An answer has ended. Its place does not wait for the longest one of its group: with long tails most would."""
+        """A response has ended. Its place does not wait for the longest one of its group: with long tails most would."""
         generator.release(request)
         if self._waiting:
             self.send_soon()
 
     def leave(self, generator: G, request: Request) -> G | None:
-        """The places of `request` are others'; where its unfinished answers move to, if they were interrupted."""
+        """The places of `request` are others'; where its unfinished responses move to, if they were interrupted."""
         generator.free(request)
         self._under.pop(request, None)
         self.send_soon()
@@ -176,7 +176,7 @@ class RequestQueue(Generic[G]):
                 generator.note_waiting(self.keeps)
 
     def _move(self) -> None:
-        """Let half-written answers go on with idle generators, when nothing waits; none twice under one version."""
+        """Let half-written responses go on with idle generators, when nothing waits; none twice under one version."""
         serving, lengths = self._serving(), self.dispatch.lengths
         if self.migration is None or lengths is None or self._waiting or self._targets:
             return

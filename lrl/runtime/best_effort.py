@@ -1,4 +1,4 @@
-"""What a run writes beside its checkpoints: logs, answers, pictures. A disk that refuses them does not end the run.
+"""What a run writes beside its checkpoints: logs, responses, pictures. A disk that refuses them does not end the run.
 
 The error is a warning that names file and reason. Anything but an OSError is a fault of the program and goes on up.
 """

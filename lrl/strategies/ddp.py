@@ -35,7 +35,7 @@ MEETING = timedelta(minutes=30)
 """For all ranks to be there. A rank that fails before goes unseen: there is no connection yet that could close."""
 
 PATIENCE = timedelta(hours=6)
-"""Rank 0 waits for answers with deadlines of its own, and a rank that ended is noticed by its closed connection: this
+"""Rank 0 waits for responses with deadlines of its own, and a rank that ended is noticed by its closed connection: this
 is only for a machine that went away without a word."""
 
 STARTED_BY = "LRL_STARTED_BY"

@@ -74,7 +74,7 @@ def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
 
 
 def _place(batch: MicroBatch, row: int, start: int, sequence: Sequence) -> None:
-    """Writes one sequence. An answer token is the label of the position before it; the first, of the prompt's end."""
+    """Writes one sequence. A response token is the label of the position before it; the first, of the prompt's end."""
     rollout, prompt = sequence.rollout, sequence.prompt
     whole = slice(start, start + len(sequence))
     batch.input_ids[row, whole] = torch.tensor(prompt + rollout.token_ids)

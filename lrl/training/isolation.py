@@ -1,6 +1,6 @@
-"""Whether answers that are trained together see each other, found by trying it on the model that will be trained.
+"""Whether responses that are trained together see each other, found by trying it on the model that will be trained.
 
-Attention that knows where an answer begins (transformers tells it from `position_ids`) keeps answers of one row apart.
+Attention that knows where a response begins (transformers tells it from `position_ids`) keeps responses of one row apart.
 Recurrent layers, convolutions and positions that are counted along the row do not, nor do some kinds of attention, and
 no config says so. So a few sequences go through the model three times:
 
@@ -9,7 +9,7 @@ no config says so. So a few sequences go through the model three times:
     packed     two in a row, in rows of the same length
 
 One a row may differ from alone by rounding, since every shape is another one; by more, and the model is refused. Packed
-may differ from one a row by no more than that; by more, and each answer gets a row of its own. Log-probs and the
+may differ from one a row by no more than that; by more, and each response gets a row of its own. Log-probs and the
 gradient of the first layer are compared. The gradient's gap is relative: it shows a leak also where small weights make
 all log-probs alike.
 
@@ -65,7 +65,7 @@ LEAST = Gap(1e-4, 1e-4)
 
 
 def check_rows(network: PreTrainedModel) -> None:
-    """One answer a row, several rows of different lengths in a batch: each as if it were alone.
+    """One response a row, several rows of different lengths in a batch: each as if it were alone.
 
     Raises:
         ValueError: They are not.
@@ -74,10 +74,10 @@ def check_rows(network: PreTrainedModel) -> None:
 
 
 def may_share_rows(network: PreTrainedModel) -> bool:
-    """Whether several answers in one row are as if each were alone; logs a warning if they are not.
+    """Whether several responses in one row are as if each were alone; logs a warning if they are not.
 
     Raises:
-        ValueError: Not even one answer a row is.
+        ValueError: Not even one response a row is.
     """
     trial = _Trial(network)
     rounding = trial.check_rows()
@@ -85,7 +85,7 @@ def may_share_rows(network: PreTrainedModel) -> bool:
     if packed.within(Gap(max(LEAST.nats, NOISE * rounding.nats), max(LEAST.gradient, NOISE * rounding.gradient))):
         return True
     rank_zero_only(log.warning)(
-        "model=%r: in %s, answers that share a row see each other (%s). Each gets a row of its own, padded to the "
+        "model=%r: in %s, responses that share a row see each other (%s). Each gets a row of its own, padded to the "
         "longest in its micro-batch: rollouts/padding is what that costs.",
         *(network.name_or_path, type(network).__name__, packed),
     )
@@ -125,7 +125,7 @@ class _Trial:
         if gap.within(ROUNDING[self._network.dtype]):
             return gap
         raise ConfigError(
-            f"model={self._network.name_or_path!r}: {type(self._network).__name__} gives an answer that is padded, or "
+            f"model={self._network.name_or_path!r}: {type(self._network).__name__} gives a response that is padded, or "
             f"in a batch with others, other log-probs than alone ({gap}). It cannot be trained: take another model"
             f"{f', or another attention than {attention!r}' if (attention := self._attention) else ''}."
         )

@@ -3,7 +3,7 @@ names.
 
 What could make the trainer's log-probs differ from the generator's is dealt with here: dropout and router noise are
 off, and a model that changes its logits in a way `LogitTransform` does not know is refused when it is opened. That
-answers do not see each other is tried in `lrl.training.isolation`.
+responses do not see each other is tried in `lrl.training.isolation`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Reference:
 
     In the loss, `coefficient` times the estimator is added to the loss of each token (GRPO, 2402.03300, equation 4,
     with k3). The gradient of k1 is zero on average and does nothing there; that of k2 is the gradient of the KL. In the
-    reward, `coefficient` times the sum over an answer's tokens is taken off its reward before the baseline, with the
+    reward, `coefficient` times the sum over an response's tokens is taken off its reward before the baseline, with the
     behaviour log-probs for log pi; there k1 is the usual choice.
 
     Args:

@@ -1,6 +1,6 @@
 """Weights through a file in shared memory: works on any one machine, needs no GPU.
 
-The trainer writes one safetensors file while the generators still write answers; in the pause they only map and load
+The trainer writes one safetensors file while the generators still write responses; in the pause they only map and load
 it. The file replaces its predecessor by a rename, so a worker never sees half of one, and carries a checksum, so it
 loads no file that was damaged. Without room in shared memory the file goes to the temporary folder instead. Its name
 begins with the run's id: that is how whoever cleans up after a killed run finds it.

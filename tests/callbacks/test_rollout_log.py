@@ -23,7 +23,7 @@ from lrl.types import Group, Prompt, Rollout
 from tests.event_files import overview_of
 
 
-def answer(versions: list[int], reward: float | None = 1.0) -> Rollout:
+def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
     tokens = len(versions)
     return Rollout(
         token_ids=[5] * tokens,
@@ -36,7 +36,9 @@ def answer(versions: list[int], reward: float | None = 1.0) -> Rollout:
 
 
 def test_an_answer_has_the_lag_of_its_oldest_token() -> None:
-    found = scalars_by_lag([answer([7, 8, 9], 1.0), answer([9], 0.0), answer([7], 0.5), answer([9, 9, 9], 1.0)], step=9)
+    found = scalars_by_lag(
+        [response([7, 8, 9], 1.0), response([9], 0.0), response([7], 0.5), response([9, 9, 9], 1.0)], step=9
+    )
     assert found == {
         "rollouts/by_lag/2/share": 0.5,
         "rollouts/by_lag/2/length": 2.0,
@@ -48,7 +50,7 @@ def test_an_answer_has_the_lag_of_its_oldest_token() -> None:
 
 
 def test_large_lags_are_pooled() -> None:
-    rollouts = [answer([100 - lag]) for lag in (1, MAX_LAG_SHOWN - 1, MAX_LAG_SHOWN, MAX_LAG_SHOWN + 1, 90)]
+    rollouts = [response([100 - lag]) for lag in (1, MAX_LAG_SHOWN - 1, MAX_LAG_SHOWN, MAX_LAG_SHOWN + 1, 90)]
     found = scalars_by_lag(rollouts, step=100)
     assert {tag: value for tag, value in found.items() if tag.endswith("share")} == {
         "rollouts/by_lag/1/share": pytest.approx(0.2),
@@ -58,20 +60,20 @@ def test_large_lags_are_pooled() -> None:
 
 
 def test_an_answer_without_a_reward_or_a_token_is_no_zero() -> None:
-    found = scalars_by_lag([answer([4], None), answer([5], None), answer([5], 1.0), answer([])], step=5)
+    found = scalars_by_lag([response([4], None), response([5], None), response([5], 1.0), response([])], step=5)
     assert "rollouts/by_lag/1/reward" not in found
     assert found["rollouts/by_lag/1/share"] == 0.25
     assert found["rollouts/by_lag/0/reward"] == 1.0
 
 
 def test_what_was_resumed_is_told_at_the_first_step_alone() -> None:
-    resumed = Resumed(step=9, answers=37, tokens=4210, finished_groups=5)
-    assert resumed_scalars(resumed, 9) == {"rollouts/resumed_answers": 37.0, "rollouts/resumed_tokens": 4210.0}
+    resumed = Resumed(step=9, responses=37, tokens=4210, finished_groups=5)
+    assert resumed_scalars(resumed, 9) == {"rollouts/resumed_responses": 37.0, "rollouts/resumed_tokens": 4210.0}
     assert resumed_scalars(resumed, 10) == resumed_scalars(None, 0) == {}
 
 
 class Steps(L.LightningDataModule):
-    """Of each step what `RolloutLog` reads: one answer, and as many failures of a kind as `failures` says."""
+    """Of each step what `RolloutLog` reads: one response, and as many failures of a kind as `failures` says."""
 
     def __init__(self, failures: list[int]) -> None:
         super().__init__()
@@ -84,7 +86,7 @@ class Steps(L.LightningDataModule):
         return list(range(len(self.failures)))
 
     def begin(self, step: int) -> None:
-        group = Group(index=step, prompt=Prompt(id=step, token_ids=[1], text="?"), rollouts=[answer([step])])
+        group = Group(index=step, prompt=Prompt(id=step, token_ids=[1], text="?"), rollouts=[response([step])])
         self.reward_pool.counts["crash"] += self.failures[step]
         packer = SimpleNamespace(discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0)
         self.step_stream = SimpleNamespace(groups=[group], step=step, packer=packer, replayed=[])

@@ -1,4 +1,4 @@
-"""Chunks of answers, and which version wrote each token."""
+"""Chunks of responses, and which version wrote each token."""
 
 from typing import Any
 

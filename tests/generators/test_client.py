@@ -18,7 +18,7 @@ GENERATE = "/inference/v1/generate"
 
 
 def chunk(index: int, tokens: list[int], finish: str | None = None, spans: Any = None) -> dict[str, Any]:
-    """A part of an answer as vLLM words it."""
+    """A part of a response as vLLM words it."""
     content = [{"logprob": -0.5 * token} for token in tokens]
     choice = {"index": index, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
     return {"choices": [choice | {"weight_versions": spans}]}
@@ -45,11 +45,11 @@ def at_server(
     return asyncio.run(scene())
 
 
-def answers_json(answer: dict[str, Any], seen: list[Any] | None = None) -> Any:
+def responses_json(response: dict[str, Any], seen: list[Any] | None = None) -> Any:
     async def handler(request: web.Request) -> web.Response:
         if seen is not None:
             seen.append((request.path, await request.json()))
-        return web.json_response(answer)
+        return web.json_response(response)
 
     return handler
 
@@ -100,7 +100,7 @@ def test_no_connection_outlives_its_request() -> None:
         return established() - before
 
     done = [chunk(0, [5], "stop", [{"version": "4", "start": 0, "end": 1}])]
-    answered = [answers_json({"choices": []}), streams(done)]
+    answered = [responses_json({"choices": []}), streams(done)]
 
     async def handler(request: web.Request) -> web.StreamResponse:
         return await answered.pop(0)(request)
@@ -135,7 +135,7 @@ def test_what_has_come_stays_when_the_connection_breaks() -> None:
     ("chunks", "words"),
     [
         ([chunk(0, [5]), {"error": {"message": "EngineCore encountered an issue"}}], "EngineCore encountered"),
-        ([chunk(0, [5])], "the stream ended before 1 of its 1 answers did"),
+        ([chunk(0, [5])], "the stream ended before 1 of its 1 responses did"),
         ([chunk(0, [5], "abort")], "finish_reason 'abort'"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(chunks: l
 
 def test_a_heartbeat_asks_for_one_token_before_everything_else() -> None:
     seen: list[Any] = []
-    at_server(answers_json({"choices": []}, seen), lambda client: client.heartbeat(60.0))
+    at_server(responses_json({"choices": []}, seen), lambda client: client.heartbeat(60.0))
     ((route, body),) = seen
     assert route == GENERATE and body["sampling_params"]["max_tokens"] == 1 and body["priority"] < -1000
 
@@ -155,7 +155,7 @@ def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
     entries = [None, {"5": {"logprob": -1.5}}, {"6": {"logprob": -2.5}, "9": {"logprob": -0.1}}]
     seen: list[Any] = []
     found = at_server(
-        answers_json({"prompt_logprobs": entries}, seen),
+        responses_json({"prompt_logprobs": entries}, seen),
         lambda client: client.prompt_logprobs([4, 5, 6], salt="probe-2", deadline_s=60.0),
     )
     assert found == [-1.5, -2.5] and seen[0][1]["cache_salt"].startswith("probe-2-")
@@ -207,15 +207,17 @@ def test_a_client_closed_twice_can_still_be_used() -> None:
         await client.close()
         return await client.post("/resume", deadline_s=60.0)
 
-    assert at_server(answers_json({"fine": 1}), close_twice_and_post) == {"fine": 1}
+    assert at_server(responses_json({"fine": 1}), close_twice_and_post) == {"fine": 1}
 
 
 @pytest.mark.parametrize(
     "answer", [{}, {"prompt_logprobs": None}, {"prompt_logprobs": [None, {"9": {"logprob": -1.0}}]}, []]
 )
-def test_a_probe_without_its_logprobs_is_the_generators_failure(answer: Any) -> None:
+def test_a_probe_without_its_logprobs_is_the_generators_failure(response: Any) -> None:
     with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"):
-        at_server(answers_json(answer), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0))
+        at_server(
+            responses_json(response), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0)
+        )
 
 
 def test_an_answer_that_is_no_json_is_the_generators_failure() -> None:

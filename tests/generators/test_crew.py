@@ -1,4 +1,4 @@
-"""A pool on a virtual clock: its generators' clients are models that write a token of each answer every second."""
+"""A pool on a virtual clock: its generators' clients are models that write a token of each response every second."""
 
 import asyncio
 import logging
@@ -21,13 +21,13 @@ TOKENS = 1_000
 
 
 class ModelClient:
-    """Writes the answers to a prompt in `prompt.token_ids[0]` seconds, a token a second, and records what it did."""
+    """Writes the responses to a prompt in `prompt.token_ids[0]` seconds, a token a second, and records what it did."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int, int, float]] = []
         """(first token of the prompt, version, priority, deadline)"""
         self.requests: list[tuple[int, int]] = []
-        """(answers, tokens they had)"""
+        """(responses, tokens they had)"""
         self.posted: list[str] = []
         self.writing = self.most = 0
         self.frozen = False
@@ -104,7 +104,7 @@ def make_generator(number: int, capacity: int) -> Generator:
 async def ask(pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0) -> list[Rollout]:
     rollouts = [Rollout() for _ in range(n)]
     prompt = Prompt(id=0, token_ids=[seconds], text="")
-    await pool.answer(prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0)
+    await pool.generate(prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0)
     assert all(rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts)
     return rollouts
 
@@ -137,7 +137,7 @@ def test_no_generator_writes_more_than_its_capacity(capacities: list[int], group
 
 
 class Uneven(ModelClient):
-    """Answers to a prompt end one after another, a second apart."""
+    """Responses to a prompt end one after another, a second apart."""
 
     async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any) -> None:
         self.asked.append((prompt_ids[0], 0, how["priority"], asyncio.get_running_loop().time()))
@@ -152,11 +152,11 @@ def test_the_place_of_an_answer_that_has_ended_does_not_wait_for_the_longest_of_
     pool, _ = make_crew(4)
     pool.generators[0].client = client = Uneven()  # type: ignore[assignment]
 
-    async def answer(n: int, priority: int) -> None:
+    async def response(n: int, priority: int) -> None:
         prompt, rollouts = Prompt(id=0, token_ids=[1], text=""), [Rollout() for _ in range(n)]
-        await pool.answer(prompt, rollouts, Sampling(n=n), priority=priority, deadline_s=9.0)
+        await pool.generate(prompt, rollouts, Sampling(n=n), priority=priority, deadline_s=9.0)
 
-    run(gather([answer(4, 0), answer(2, 1), answer(1, 2)]))
+    run(gather([response(4, 0), response(2, 1), response(1, 2)]))
     assert [at for *_, at in client.asked] == [0.0, 2.0, 3.0]
     assert pool.generators[0].in_flight == 0 and not pool.generators[0].load
 
@@ -357,7 +357,7 @@ def test_priority_and_deadline_pass_through() -> None:
 
 async def spare(pool: GeneratorPool) -> None:
     rollouts = [Rollout(), Rollout()]
-    await pool.spare(
+    await pool.generate_spare(
         Prompt(id=0, token_ids=[1], text=""), rollouts, Sampling(n=2, max_tokens=9), priority=-1, deadline_s=9.0
     )
     assert all(rollout.finished for rollout in rollouts)
@@ -472,7 +472,7 @@ def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back
         await liar.pause()
         await liar.resume(1)
         await asyncio.sleep(3)
-        assert not short.done()  # its answers are written, but by weights that nobody has proved
+        assert not short.done()  # its responses are written, but by weights that nobody has proved
         pool.generators[1].open = True
         await pool.finish_sync({liar: "it does not compute what the policy computes"})
         return [*await short, *await long]
@@ -497,7 +497,7 @@ def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(even
     async def scene() -> None:
         second.open = False
         prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
-        asking = asyncio.create_task(pool.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        asking = asyncio.create_task(pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
         await asyncio.sleep(1.5)
         assert [rollout.finished for rollout in rollouts] == [True, False, False]
         await first.pause()
@@ -530,7 +530,7 @@ def test_a_run_that_ends_within_a_sync_keeps_nothing_unproved_and_nothing_comes_
     async def scene() -> None:
         prompt = Prompt(id=0, token_ids=[9], text="")
         sampling = Sampling(n=2, max_tokens=TOKENS)
-        asking = asyncio.create_task(pool.answer(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        asking = asyncio.create_task(pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
         await asyncio.sleep(2.5)
         await pool.generators[0].pause()
         await pool.generators[0].resume(1)

@@ -58,11 +58,11 @@ class ModelServer:
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelServer]]]:
-    async def answer(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Every model of a process that runs answers."""
+    async def response(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Every model of a process that runs responses."""
 
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answer)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", answer)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", response)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", response)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
     servers = [ModelServer(0), ModelServer(1)]
     made = Fleet(servers, capacity=4, heartbeat_s=0.02, patience_s=0.05)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ WRONG = {
 }
 
 
-def answer(scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[dict[str, Any]]]:
+def response(scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[dict[str, Any]]]:
     """Whether the guarded program was reached, and what the guard itself sent."""
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     reached, sent = [], []
@@ -56,25 +56,25 @@ def scope(path: str, headers: dict[str, str], kind: str = "http") -> dict[str, A
 def test_without_the_token_nothing_is_reached(
     headers: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached, sent = answer(scope(path, headers), monkeypatch)
+    reached, sent = response(scope(path, headers), monkeypatch)
     assert not reached and sent[0]["status"] == 401 and b"secret" not in sent[1]["body"]
 
 
 def test_the_token_opens_every_path_and_health_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert answer(scope("/pause", {"Authorization": "Bearer secret"}), monkeypatch) == (True, [])
-    assert answer(scope("/health", {}), monkeypatch) == (True, [])
-    assert answer({"type": "lifespan"}, monkeypatch) == (True, [])
+    assert response(scope("/pause", {"Authorization": "Bearer secret"}), monkeypatch) == (True, [])
+    assert response(scope("/health", {}), monkeypatch) == (True, [])
+    assert response({"type": "lifespan"}, monkeypatch) == (True, [])
 
 
 def test_a_websocket_without_the_token_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reached, sent = answer(scope("/v1/realtime", {}, "websocket"), monkeypatch)
+    reached, sent = response(scope("/v1/realtime", {}, "websocket"), monkeypatch)
     assert not reached and sent == [{"type": "websocket.close", "code": 1008}]
 
 
 def test_two_tokens_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     both = scope("/pause", {"Authorization": "Bearer secret"})
     both["headers"].append((b"authorization", b"Bearer wrong"))
-    assert not answer(both, monkeypatch)[0]
+    assert not response(both, monkeypatch)[0]
 
 
 def test_a_server_without_a_token_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

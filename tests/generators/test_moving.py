@@ -1,4 +1,4 @@
-"""Half-written answers that move to an idle generator, with a pool of model clients on a virtual clock."""
+"""Half-written responses that move to an idle generator, with a pool of model clients on a virtual clock."""
 
 import asyncio
 from collections import Counter
@@ -48,7 +48,7 @@ def test_what_gains_less_than_it_costs_stays(migration: Migration | None, known:
 def test_nothing_moves_while_something_waits() -> None:
     class HoldsThree(LeastLoaded):
         def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
-            return None if request.answers == 3 and not released else super().pick(request, generators)
+            return None if request.responses == 3 and not released else super().pick(request, generators)
 
     pool, _ = make_moving_crew(8, 8, migration=Migration())
     pool.requests.dispatch, released = HoldsThree(), False

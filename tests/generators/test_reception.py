@@ -82,14 +82,14 @@ class LiveRun:
         return self.others.refusal(number) or ""
 
 
-async def answers(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-    """Every model of a process that runs answers."""
+async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+    """Every model of a process that runs responses."""
 
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", answers)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", answers)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(admission, "LOOK_S", 0.01)
     made = LiveRun(tmp_path)
@@ -212,7 +212,7 @@ def test_an_address_that_others_could_have_written_is_not_called(
 def test_leaving_loses_no_token_and_no_answer(
     groups: list[tuple[int, int]], leaves: list[int], syncs: list[int]
 ) -> None:
-    """Two of three leave at any moment, in quarters of a second; `ask` counts every answer's tokens."""
+    """Two of three leave at any moment, in quarters of a second; `ask` counts every response's tokens."""
 
     async def scene() -> Fleet:
         fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]

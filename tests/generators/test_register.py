@@ -150,8 +150,8 @@ def test_where_nobody_can_type_the_token_the_error_says_how_to_bring_it(
         raise EOFError
 
     monkeypatch.delenv("LRL_TOKEN", raising=False)
-    for answer in (no_keyboard, lambda prompt: ""):
-        monkeypatch.setattr(register_module.getpass, "getpass", answer)
+    for response in (no_keyboard, lambda prompt: ""):
+        monkeypatch.setattr(register_module.getpass, "getpass", response)
         with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl serve --talk"):
             opened.token(terms_of(owner=ELSEWHERE))
 

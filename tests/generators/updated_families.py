@@ -89,8 +89,8 @@ def found(engine: Any, salt: str) -> list[float]:
     from vllm import SamplingParams
 
     prompt = {"prompt_token_ids": TOKENS, "cache_salt": salt}
-    (answer,) = engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-    return [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], TOKENS[1:], strict=True)]
+    (response,) = engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    return [entry[token].logprob for entry, token in zip(response.prompt_logprobs[1:], TOKENS[1:], strict=True)]
 
 
 def update(engine: Any, version: Version, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Answers as plain Python numbers, and the micro-batch that holds them."""
+"""Responses as plain Python numbers, and the micro-batch that holds them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Token:
 
 @dataclass
 class Answer:
-    """One answer of a group."""
+    """One response of a group."""
 
     group: int
     advantage: float
@@ -38,13 +38,13 @@ class Answer:
         return [token for token in self.tokens if token.trained]
 
 
-def columns(answers: list[Answer], poison: float = math.nan) -> tuple[torch.Tensor, MicroBatch]:
-    """The policy's log-probs [R, L], a leaf, and a micro-batch with an answer a row; elsewhere stands `poison`."""
-    shape = (len(answers), 1 + max((len(answer.tokens) for answer in answers), default=0))
+def columns(responses: list[Answer], poison: float = math.nan) -> tuple[torch.Tensor, MicroBatch]:
+    """The policy's log-probs [R, L], a leaf, and a micro-batch with a response a row; elsewhere stands `poison`."""
+    shape = (len(responses), 1 + max((len(answer.tokens) for answer in responses), default=0))
     numbers = {name: torch.full(shape, poison) for name in ("pi", "mu", "ref", "advantage")}
     whole = {name: torch.full(shape, -1) for name in ("version", "sequence", "group")}
     mask = torch.zeros(shape, dtype=torch.bool)
-    for row, answer in enumerate(answers):
+    for row, answer in enumerate(responses):
         for column, token in enumerate(answer.tokens):
             whole["sequence"][row, column], whole["group"][row, column] = row, answer.group
             if token.trained:
@@ -69,8 +69,8 @@ def columns(answers: list[Answer], poison: float = math.nan) -> tuple[torch.Tens
     return numbers["pi"].requires_grad_(), micro
 
 
-def tokens_of(answers: list[Answer]) -> Tokens:
-    logprobs, micro = columns(answers)
+def tokens_of(responses: list[Answer]) -> Tokens:
+    logprobs, micro = columns(responses)
     return Tokens.select(logprobs, micro, VERSION)
 
 
@@ -80,7 +80,7 @@ on_policy = st.builds(lambda p, r: Token(pi=p, mu=p, ref=r, lag=0), logprob, log
 
 
 def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Answer]]:
-    """Groups of one to four answers, empty ones and equal rewards among them, each with its group-mean advantage."""
+    """Groups of one to four responses, empty ones and equal rewards among them, each with its group-mean advantage."""
     rewards = st.one_of(
         st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=1, max_size=4),
         st.integers(1, 4).map(lambda n: [1.0] * n),

@@ -1,6 +1,6 @@
 """Every objective once more: value and derivative per token, in Python floats and plain loops, from the formula.
 
-Each function takes the answers of a micro-batch and gives, for every trained token in order, its loss and the
+Each function takes the responses of a micro-batch and gives, for every trained token in order, its loss and the
 derivative of the sum of all losses by its log-prob. Weights that a paper holds fixed are fixed here.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from tests.objectives.answers import Answer, Token
+from tests.objectives.responses import Answer, Token
 
 Pair = tuple[float, float]
 
 
-def weighted(answers: list[Answer], weight) -> list[Pair]:  # type: ignore[no-untyped-def]
+def weighted(responses: list[Answer], weight) -> list[Pair]:  # type: ignore[no-untyped-def]
     found = []
-    for answer in answers:
+    for answer in responses:
         for token in answer.trained:
             w = weight(answer, token)
             found.append((-w * answer.advantage * token.pi, -w * answer.advantage))
@@ -32,28 +32,28 @@ def answer_ratio(answer: Answer) -> float:
     return math.exp(min(max(log, -20.0), 20.0))
 
 
-def reinforce(answers: list[Answer]) -> list[Pair]:
-    return weighted(answers, lambda answer, token: 1.0)
+def reinforce(responses: list[Answer]) -> list[Pair]:
+    return weighted(responses, lambda answer, token: 1.0)
 
 
-def truncated(answers: list[Answer], cap: float) -> list[Pair]:
-    return weighted(answers, lambda answer, token: min(ratio(token), cap))
+def truncated(responses: list[Answer], cap: float) -> list[Pair]:
+    return weighted(responses, lambda answer, token: min(ratio(token), cap))
 
 
-def truncated_by_sequence(answers: list[Answer], cap: float) -> list[Pair]:
-    return weighted(answers, lambda answer, token: min(answer_ratio(answer), cap))
+def truncated_by_sequence(responses: list[Answer], cap: float) -> list[Pair]:
+    return weighted(responses, lambda answer, token: min(answer_ratio(answer), cap))
 
 
-def masked(answers: list[Answer], low: float, high: float) -> list[Pair]:
-    return weighted(answers, lambda answer, token: ratio(token) if low <= ratio(token) <= high else 0.0)
+def masked(responses: list[Answer], low: float, high: float) -> list[Pair]:
+    return weighted(responses, lambda answer, token: ratio(token) if low <= ratio(token) <= high else 0.0)
 
 
-def clipped_weight(answers: list[Answer], low: float, high: float) -> list[Pair]:
-    return weighted(answers, lambda answer, token: min(max(ratio(token), 1 - low), 1 + high))
+def clipped_weight(responses: list[Answer], low: float, high: float) -> list[Pair]:
+    return weighted(responses, lambda answer, token: min(max(ratio(token), 1 - low), 1 + high))
 
 
-def tapered(answers: list[Answer]) -> list[Pair]:
-    return weighted(answers, lambda answer, token: min(answer_ratio(answer), 1.0) if answer.advantage < 0 else 1.0)
+def tapered(responses: list[Answer]) -> list[Pair]:
+    return weighted(responses, lambda answer, token: min(answer_ratio(answer), 1.0) if answer.advantage < 0 else 1.0)
 
 
 def clip(u: float, advantage: float, low: float, high: float) -> Pair:
@@ -64,13 +64,13 @@ def clip(u: float, advantage: float, low: float, high: float) -> Pair:
     return -held * advantage, 0.0
 
 
-def ppo(answers: list[Answer], low: float, high: float) -> list[Pair]:
-    return [clip(ratio(token), answer.advantage, low, high) for answer in answers for token in answer.trained]
+def ppo(responses: list[Answer], low: float, high: float) -> list[Pair]:
+    return [clip(ratio(token), answer.advantage, low, high) for answer in responses for token in answer.trained]
 
 
-def decoupled_ppo(answers: list[Answer], low: float, high: float, max_weight: float) -> list[Pair]:
+def decoupled_ppo(responses: list[Answer], low: float, high: float, max_weight: float) -> list[Pair]:
     found = []
-    for answer in answers:
+    for answer in responses:
         for token in answer.trained:
             share = 1.0 if token.lag == 0 else 1 - 1 / token.lag
             proximal = token.mu + share * (token.pi - token.mu)
@@ -82,9 +82,9 @@ def decoupled_ppo(answers: list[Answer], low: float, high: float, max_weight: fl
     return found
 
 
-def gspo(answers: list[Answer], low: float, high: float) -> list[Pair]:
+def gspo(responses: list[Answer], low: float, high: float) -> list[Pair]:
     found = []
-    for answer in answers:
+    for answer in responses:
         length = len(answer.trained)
         if not length:
             continue
@@ -94,18 +94,18 @@ def gspo(answers: list[Answer], low: float, high: float) -> list[Pair]:
     return found
 
 
-def tba(answers: list[Answer], beta: float) -> list[Pair]:
+def tba(responses: list[Answer], beta: float) -> list[Pair]:
     """An advantage is a reward less a number that its group shares, and the mean of c takes that away again."""
     found = []
-    for answer in answers:
-        mates = [other for other in answers if other.group == answer.group and other.trained]
+    for answer in responses:
+        mates = [other for other in responses if other.group == answer.group and other.trained]
         if not answer.trained:
             continue
         minus_c = {
             id(mate): sum(token.pi - token.ref for token in mate.trained) - mate.advantage / beta for mate in mates
         }
         imbalance = minus_c[id(answer)] - sum(minus_c.values()) / len(mates)
-        # The paper's square times beta / 2; as often as the answer has tokens.
+        # The paper's square times beta / 2; as often as the response has tokens.
         pair = (beta / 2 * imbalance**2, len(answer.trained) * beta * imbalance)
         found += [pair] * len(answer.trained)
     return found

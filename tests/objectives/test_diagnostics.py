@@ -7,36 +7,36 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.objectives.responses import VERSION, Answer, Token, groups_of, sampled, tokens_of
 
 from lrl.objectives import AIPO, PPO, Diagnostics
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
-from tests.objectives.answers import VERSION, Answer, Token, groups_of, sampled, tokens_of
 
 
-def result(answers: list[Answer], objective: AIPO | PPO) -> dict[str, float]:
+def result(responses: list[Answer], objective: AIPO | PPO) -> dict[str, float]:
     diagnostics = Diagnostics(VERSION)
-    diagnostics.add(objective, tokens_of(answers))
+    diagnostics.add(objective, tokens_of(responses))
     return diagnostics.result()
 
 
 @settings(max_examples=50, deadline=None)
 @given(groups_of(sampled), st.integers(0, 12))
-def test_diagnostics_do_not_depend_on_micro_batches(answers: list[Answer], cut: int) -> None:
+def test_diagnostics_do_not_depend_on_micro_batches(responses: list[Answer], cut: int) -> None:
     parts = Diagnostics(VERSION)
-    for part in (answers[:cut], answers[cut:]):
+    for part in (responses[:cut], responses[cut:]):
         if part:
             parts.add(AIPO(2.0), tokens_of(part))
-    assert parts.result() == pytest.approx(result(answers, AIPO(2.0)), rel=1e-4, abs=1e-6)
+    assert parts.result() == pytest.approx(result(responses, AIPO(2.0)), rel=1e-4, abs=1e-6)
 
 
 def test_diagnostics_are_what_they_are_called() -> None:
     # One token of lag 2 whose ratio 3 is cut to 2, and one of lag 0 on which both programs agree.
-    answers = [
+    responses = [
         Answer(
             0, 1.0, [Token(0.0, -math.log(3), -0.5, 2), Token(-1.0, -1.0, -1.0, 0), Token(-9, 0, 0, 0, trained=False)]
         )
     ]
-    assert result(answers, AIPO(2.0)) == pytest.approx(
+    assert result(responses, AIPO(2.0)) == pytest.approx(
         {
             "ratio_mean": 2.0,
             "ratio_max": 3.0,
@@ -69,14 +69,14 @@ def test_diagnostics_are_what_they_are_called() -> None:
 
 def test_the_contribution_of_a_clipped_lag_is_what_still_reaches_the_gradient() -> None:
     """A PPO token beyond the bound brings nothing, however large its ratio and its advantage."""
-    answers = [Answer(0, 1.0, [Token(0.0, -1.0, 0.0, 4), Token(-1.0, -1.0, 0.0, 0)])]
-    found = result(answers, PPO())
+    responses = [Answer(0, 1.0, [Token(0.0, -1.0, 0.0, 4), Token(-1.0, -1.0, 0.0, 0)])]
+    found = result(responses, PPO())
     assert found["by_lag/4/contribution"] == 0 and found["by_lag/0/contribution"] == 1
 
 
 def test_mismatch_is_measured_where_the_policy_wrote_the_token_itself() -> None:
-    answers = [Answer(0, 1.0, [Token(-1.0, -1.25, 0.0, 0), Token(-1.0, -5.0, 0.0, 1)])]
-    found = result(answers, AIPO())
+    responses = [Answer(0, 1.0, [Token(-1.0, -1.25, 0.0, 0), Token(-1.0, -5.0, 0.0, 1)])]
+    found = result(responses, AIPO())
     assert found["mismatch_max"] == pytest.approx(0.25)
     assert found["mismatch_kl"] == pytest.approx(math.exp(0.25) - 1.25)
     assert "mismatch_max" not in result([Answer(0, 1.0, [Token(-1.0, -5.0, 0.0, 1)])], AIPO())

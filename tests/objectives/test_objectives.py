@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import example, given, settings
+from tests.objectives.responses import VERSION, Answer, Token, columns, groups_of, on_policy, sampled, tokens_of
 
 from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective, Tokens
 from tests.objectives import formulas
-from tests.objectives.answers import VERSION, Answer, Token, columns, groups_of, on_policy, sampled, tokens_of
 
 CASES: dict[str, tuple[Objective, Callable[[list[Answer]], list[formulas.Pair]]]] = {
     "AIPO": (AIPO(2.0), partial(formulas.truncated, cap=2.0)),
@@ -35,13 +35,13 @@ GRID = [
     for step in range(-18, 19)
     for advantage in (-1.0, 1.0)
 ]
-"""Answers of one token with log-ratios from -3.8 to 3.8: on both sides of every bound."""
+"""Responses of one token with log-ratios from -3.8 to 3.8: on both sides of every bound."""
 CORRECTED = ("AIPO", "TIS", "TIS by sequence", "CISPO", "IcePop", "TOPR", "PPO", "DecoupledPPO", "GSPO")
 
 
-def gradient(objective: Objective, answers: list[Answer]) -> tuple[torch.Tensor, torch.Tensor]:
+def gradient(objective: Objective, responses: list[Answer]) -> tuple[torch.Tensor, torch.Tensor]:
     """Losses of the trained tokens, and the gradient of their sum by all log-probs [R, L]."""
-    logprobs, micro = columns(answers)
+    logprobs, micro = columns(responses)
     losses = objective.token_losses(Tokens.select(logprobs, micro, VERSION))
     losses.sum().backward()
     return losses.detach(), logprobs.grad
@@ -49,13 +49,13 @@ def gradient(objective: Objective, answers: list[Answer]) -> tuple[torch.Tensor,
 
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=60, deadline=None)
-@given(answers=groups_of(sampled))
-@example(answers=GRID)
-def test_value_and_gradient_are_the_formula(name: str, answers: list[Answer]) -> None:
+@given(responses=groups_of(sampled))
+@example(responses=GRID)
+def test_value_and_gradient_are_the_formula(name: str, responses: list[Answer]) -> None:
     objective, formula = CASES[name]
-    expected = formula(answers)
-    losses, gradients = gradient(objective, answers)
-    _, micro = columns(answers)
+    expected = formula(responses)
+    losses, gradients = gradient(objective, responses)
+    _, micro = columns(responses)
     assert losses.tolist() == pytest.approx([loss for loss, _ in expected], rel=2e-4, abs=1e-4)
     assert gradients[micro.mask].tolist() == pytest.approx([slope for _, slope in expected], rel=2e-4, abs=1e-4)
     assert not gradients[~micro.mask].any(), "what is masked has no gradient, though it is NaN"
@@ -63,48 +63,48 @@ def test_value_and_gradient_are_the_formula(name: str, answers: list[Answer]) ->
 
 @pytest.mark.parametrize("name", CORRECTED)
 @settings(max_examples=30, deadline=None)
-@given(answers=groups_of(on_policy))
-def test_on_policy_all_policy_gradients_are_one(name: str, answers: list[Answer]) -> None:
-    expected = gradient(REINFORCE(), answers)[1]
-    torch.testing.assert_close(gradient(CASES[name][0], answers)[1], expected)
+@given(responses=groups_of(on_policy))
+def test_on_policy_all_policy_gradients_are_one(name: str, responses: list[Answer]) -> None:
+    expected = gradient(REINFORCE(), responses)[1]
+    torch.testing.assert_close(gradient(CASES[name][0], responses)[1], expected)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_extreme_ratio_stays_finite(name: str) -> None:
     objective = CASES[name][0]
-    answers = [
+    responses = [
         Answer(0, 1.0, [Token(0.0, -300.0, -1.0, 3), Token(-300.0, 0.0, -1.0, 0)]),
         Answer(0, -1.0, [Token(-300.0, 0.0, -1.0, 1), Token(0.0, -300.0, -1.0, 2)]),
     ]
-    losses, gradients = gradient(objective, answers)
-    _, micro = columns(answers)
+    losses, gradients = gradient(objective, responses)
+    _, micro = columns(responses)
     assert torch.isfinite(losses).all() and torch.isfinite(gradients[micro.mask]).all()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_token_at_all_is_no_error(name: str) -> None:
-    answers = [Answer(0, 1.0, []), Answer(0, -1.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])]
-    losses, gradients = gradient(CASES[name][0], answers)
+    responses = [Answer(0, 1.0, []), Answer(0, -1.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])]
+    losses, gradients = gradient(CASES[name][0], responses)
     assert losses.shape == (0,) and not gradients.any()
-    assert CASES[name][0].clipped(tokens_of(answers)).shape == (0,)
+    assert CASES[name][0].clipped(tokens_of(responses)).shape == (0,)
 
 
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=30, deadline=None)
-@given(answers=groups_of(sampled))
-def test_clipped_tokens_are_those_whose_weight_was_held_back(name: str, answers: list[Answer]) -> None:
+@given(responses=groups_of(sampled))
+def test_clipped_tokens_are_those_whose_weight_was_held_back(name: str, responses: list[Answer]) -> None:
     """Where nothing was held back, the derivative is the whole ratio's."""
     if name in ("TBA", "REINFORCE", "TOPR"):
         return  # they have no ratio, or not on every token
-    tokens = tokens_of(answers)
+    tokens = tokens_of(responses)
     clipped = CASES[name][0].clipped(tokens)
     leaf = tokens.logprobs.detach().requires_grad_()
     CASES[name][0].token_losses(tokens._replace(logprobs=leaf)).sum().backward()
     ratio = tokens.ratio
     if name == "GSPO":
-        ratio = tokens.means(tokens.log_ratio).exp()[tokens.answers]
+        ratio = tokens.means(tokens.log_ratio).exp()[tokens.responses]
     if name == "TIS by sequence":
-        ratio = tokens.sums(tokens.log_ratio).exp()[tokens.answers]
+        ratio = tokens.sums(tokens.log_ratio).exp()[tokens.responses]
     whole = torch.isclose(leaf.grad, -ratio * tokens.advantages, rtol=1e-3, atol=1e-5)
     assert (whole | clipped).all()
 
@@ -115,26 +115,26 @@ def test_a_truncated_token_still_learns_with_weight_rho() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(answers=groups_of(on_policy))
-def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(answers: list[Answer]) -> None:
+@given(responses=groups_of(on_policy))
+def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(responses: list[Answer]) -> None:
     """A_j = (r_j - mean r) - beta (KL_j - mean KL), KL_j = sum_t log pi - log pi_ref (2503.18929, section 3)."""
     beta, expected = 0.3, []
-    for answer in answers:
-        mates = [other for other in answers if other.group == answer.group and other.tokens]
+    for answer in responses:
+        mates = [other for other in responses if other.group == answer.group and other.tokens]
         kl = {id(mate): sum(token.pi - token.ref for token in mate.tokens) for mate in mates}
         if answer.tokens:
             baseline = sum(mate.advantage for mate in mates) / len(mates)
             advantage = answer.advantage - baseline - beta * (kl[id(answer)] - sum(kl.values()) / len(kl))
             expected += [-advantage] * len(answer.tokens)
-    logprobs, micro = columns(answers)
+    logprobs, micro = columns(responses)
     tokens = Tokens.select(logprobs, micro, VERSION)
-    by_sequence = tokens.sums(torch.ones_like(tokens.logprobs)).reciprocal()[tokens.answers]
+    by_sequence = tokens.sums(torch.ones_like(tokens.logprobs)).reciprocal()[tokens.responses]
     (by_sequence * TBA(beta).token_losses(tokens)).sum().backward()
     assert logprobs.grad[micro.mask].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
 def test_tba_is_centred_over_the_answers_that_are_trained() -> None:
-    """Two equally rewarded answers on their reference teach nothing, whatever a third one got that was left out."""
+    """Two equally rewarded responses on their reference teach nothing, whatever a third one got that was left out."""
     kept = [Answer(0, 1.0, [Token(-1.0, -1.0, -1.0, 0), Token(-2.0, -2.0, -2.0, 0)]) for _ in range(2)]
     cut = Answer(0, -2.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])
     losses, gradients = gradient(TBA(0.5), [*kept, cut])

@@ -1,4 +1,4 @@
-"""Lengths of answers, and answers without tokens."""
+"""Lengths of responses, and answers without tokens."""
 
 from statistics import median
 
@@ -17,7 +17,7 @@ def test_a_length_depends_on_prompt_and_answer_and_seed_alone() -> None:
         Lognormal(100, 1.0, 10_000, seed=3).of(n, n, 4) for n in (5, 2, 5)
     ]
     assert lengths.of(5, 5, 4) != Lognormal(100, 1.0, 10_000, seed=4).of(5, 5, 4)
-    assert lengths.of(5, 5, 4) != lengths.of(5, 6, 4)  # another epoch's answers to the same prompt
+    assert lengths.of(5, 5, 4) != lengths.of(5, 6, 4)  # another epoch's responses to the same prompt
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

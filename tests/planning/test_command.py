@@ -161,7 +161,7 @@ def test_the_assumed_workload_is_printed_with_the_settings_that_nobody_gave(
     for said in (
         "64 prompts (--prompts)",
         "512 tokens each (--prompt-tokens, by default)",
-        "8 answers to each (--answers, by default)",
+        "8 responses to each (--responses, by default)",
         "700 tokens in the mean and 700 at most (--lengths fixed:700)",
     ):
         assert said in first
@@ -179,7 +179,7 @@ def test_no_word_of_the_table_is_cut_in_a_pipe_or_a_narrow_terminal(width: int |
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     rows = [line for line in printed.splitlines() if line.startswith("│")]
     names = {line.split("│")[1].strip() for line in rows}
-    assert {"today's lrl", "answers at once", "state spread over", "GB a device", "price of a step"} <= names
+    assert {"today's lrl", "responses at once", "state spread over", "GB a device", "price of a step"} <= names
     assert "…" not in printed and "" not in names and {len(line) for line in rows} <= set(range(width or 999))
     assert printed.count("cannot yet") == 5 + 2
 

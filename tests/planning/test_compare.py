@@ -94,8 +94,8 @@ def off_by(printed: str, row: str) -> float:
 
 def test_answers_are_replayed_group_by_group_and_behind_them_are_like_them() -> None:
     lengths = ReplayedLengths([[3, 9], [7, 7]])
-    assert [lengths.of(prompt=5, index=index, answers=2) for index in (0, 1)] == [[3, 9], [7, 7]]
-    assert set(lengths.of(prompt=5, index=2, answers=99)) == {3, 7, 9}
+    assert [lengths.of(prompt=5, index=index, responses=2) for index in (0, 1)] == [[3, 9], [7, 7]]
+    assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}
 
 
 def test_what_the_simulator_does_not_know_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,19 +87,21 @@ def test_the_fitted_seconds_add_up_to_the_measured_ones_however_much_they_scatte
     rng = random.Random(seed)
     work, steps = [], [record for record in timeline() if isinstance(record, StepRecord)]
     for _ in range(60):
-        answers, context = rng.uniform(1, 16), rng.uniform(100, 9000)
-        seconds = GENERATOR.decode_s(answers, context) * 50  # type: ignore[arg-type]
+        responses, context = rng.uniform(1, 16), rng.uniform(100, 9000)
+        seconds = GENERATOR.decode_s(responses, context) * 50  # type: ignore[arg-type]
         seconds *= rng.uniform(1 - scatter, 1 + scatter)
         work.append(
-            GeneratorRecord(seconds=seconds, tokens=round(50 * answers), answers=answers, context_tokens=context)
+            GeneratorRecord(seconds=seconds, tokens=round(50 * responses), responses=responses, context_tokens=context)
         )
     found = fit_generator([*work, *steps], kv_tokens=1)
-    fitted = [record.tokens / record.answers * found.decode_s(record.answers, record.context_tokens) for record in work]  # type: ignore[arg-type]
+    fitted = [
+        record.tokens / record.responses * found.decode_s(record.responses, record.context_tokens) for record in work
+    ]  # type: ignore[arg-type]
     assert sum(fitted) == pytest.approx(sum(record.seconds for record in work), rel=1e-3)
 
 
 def test_no_cost_is_negative_however_odd_the_log() -> None:
-    work = [GeneratorRecord(seconds=9.0 - n, tokens=n, answers=n, context_tokens=n * n) for n in range(1, 9)]
+    work = [GeneratorRecord(seconds=9.0 - n, tokens=n, responses=n, context_tokens=n * n) for n in range(1, 9)]
     step = next(record for record in timeline() if isinstance(record, StepRecord))
     found = fit_generator([*work, step], kv_tokens=1)
     assert min(found.step_s, found.response_s, found.context_token_s, found.prefill_token_s) == 0 < found.step_s
@@ -121,6 +123,6 @@ def test_a_timeline_without_work_says_what_it_lacks() -> None:
     with pytest.raises(ValueError, match='no record of kind "generator" that took time'):
         fit_generator([], kv_tokens=1)
     with pytest.raises(ValueError, match='no record of kind "step"'):
-        fit_generator([GeneratorRecord(seconds=1.0, tokens=9, answers=3)], kv_tokens=1)
+        fit_generator([GeneratorRecord(seconds=1.0, tokens=9, responses=3)], kv_tokens=1)
     with pytest.raises(ValueError, match='no record of kind "micro_batch" that took time'):
         fit_trainer([])

@@ -19,7 +19,7 @@ COSTS = LinearGenerator(kv_tokens=10_000, step_s=1.0, response_s=0.1, context_to
 
 @dataclass
 class Asked:
-    """An answer that is asked for at some time."""
+    """A response that is asked for at some time."""
 
     at: float
     prompt: int
@@ -44,8 +44,8 @@ def write(
             await asyncio.sleep(one.at)
             done = loop.create_future()
             generator.write([SimulatedResponse(one.prompt, one.length, (number, number), done.set_result)])
-            answer = await done
-            ended.append((loop.time(), answer))
+            response = await done
+            ended.append((loop.time(), response))
 
         async def sync() -> None:
             for version, at in enumerate(sorted(syncs), 1):
@@ -63,7 +63,7 @@ def write(
 
 
 def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
-    """When each answer ends, if nothing stops the generator and all fit."""
+    """When each response ends, if nothing stops the generator and all fit."""
     now, batch, ends = 0.0, list[list[int]](), [0.0] * len(work)  # batch: [place in work, tokens so far]
     coming = sorted(range(len(work)), key=lambda place: work[place].at)
     while coming or batch:
@@ -88,7 +88,7 @@ def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
 @given(st.lists(asked, min_size=1, max_size=12))
 def test_from_event_to_event_every_answer_ends_when_it_does_token_by_token(work: list[Asked]) -> None:
     _, ended, _ = write(COSTS, work)
-    ends = {answer.order[0]: at for at, answer in ended}
+    ends = {response.order[0]: at for at, response in ended}
     assert [ends[number] for number in range(len(work))] == pytest.approx(token_by_token(COSTS, work))
 
 
@@ -99,14 +99,16 @@ def test_every_answer_gets_all_its_tokens_once_through_pauses_and_never_more_tha
 ) -> None:
     costs = LinearGenerator(kv_tokens=kv_tokens, step_s=1.0, response_s=0.1, prefill_token_s=0.001)
     generator, ended, records = write(costs, work, syncs)
-    assert sorted(answer.length for _, answer in ended) == sorted(one.length for one in work)
-    for _, answer in ended:
-        assert sum(tokens for _, tokens in answer.versions) == answer.length
-        versions = [version for version, tokens in answer.versions if tokens]
+    assert sorted(response.length for _, response in ended) == sorted(one.length for one in work)
+    for _, response in ended:
+        assert sum(tokens for _, tokens in response.versions) == response.length
+        versions = [version for version, tokens in response.versions if tokens]
         assert versions == sorted(versions)
     assert sum(record.tokens for record in records) == generator.tokens == sum(one.length for one in work)
     for record in records:
-        growth = record.tokens - record.answers * (record.tokens / record.answers - 1) / 2 if record.answers else 0
+        growth = (
+            record.tokens - record.responses * (record.tokens / record.responses - 1) / 2 if record.responses else 0
+        )
         assert record.context_tokens + growth <= kv_tokens
 
 
@@ -119,28 +121,28 @@ def test_a_generators_records_are_all_its_work_and_cost_what_the_costs_say(
     assert generator.paused_s == pytest.approx(5.0 * len(syncs))
     assert generator.busy_s == pytest.approx(sum(record.seconds for record in records))
     for record in records:
-        steps = record.tokens / record.answers if record.answers else 0
+        steps = record.tokens / record.responses if record.responses else 0
         assert record.seconds == pytest.approx(
-            steps * (1.0 + 0.1 * record.answers + 0.01 * record.context_tokens) + 0.001 * record.prefill_tokens
+            steps * (1.0 + 0.1 * record.responses + 0.01 * record.context_tokens) + 0.001 * record.prefill_tokens
         )
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 500), st.integers(1, 100))
-def test_equal_answers_take_the_closed_form(answers: int, length: int, prompt: int) -> None:
+def test_equal_answers_take_the_closed_form(responses: int, length: int, prompt: int) -> None:
     costs = LinearGenerator(kv_tokens=10**6, step_s=0.5, response_s=0.25, context_token_s=0.125, prefill_token_s=2.0)
-    _, ended, _ = write(costs, [Asked(0.0, prompt, length)] * answers)
-    contexts = answers * (prompt * length + length * (length - 1) / 2)
-    seconds = length * (0.5 + 0.25 * answers) + 0.125 * contexts + 2.0 * answers * prompt
-    assert [at for at, _ in ended] == pytest.approx([seconds] * answers)
+    _, ended, _ = write(costs, [Asked(0.0, prompt, length)] * responses)
+    contexts = responses * (prompt * length + length * (length - 1) / 2)
+    seconds = length * (0.5 + 0.25 * responses) + 0.125 * contexts + 2.0 * responses * prompt
+    assert [at for at, _ in ended] == pytest.approx([seconds] * responses)
 
 
 def test_who_comes_later_waits_for_the_decode_step_under_way_and_holds_the_others_while_it_is_read() -> None:
     costs = LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5)
     _, ended, records = write(costs, [Asked(0.0, 2, 10), Asked(3.25, 4, 3)])
     # Read 1 s; write from 1.0; at 4.0 the step under way ends, and 4 tokens are read; both write from 6.0.
-    assert [(at, answer.length) for at, answer in ended] == [(9.0, 3), (13.0, 10)]
-    assert [(record.answers, record.tokens, record.prefill_tokens) for record in records] == [
+    assert [(at, response.length) for at, response in ended] == [(9.0, 3), (13.0, 10)]
+    assert [(record.responses, record.tokens, record.prefill_tokens) for record in records] == [
         (0, 0, 2),
         (1, 3, 0),
         (0, 0, 4),
@@ -177,6 +179,6 @@ def test_answers_to_one_prompt_that_begin_together_share_its_reading() -> None:
 
 def test_a_token_knows_the_version_that_wrote_it() -> None:
     costs = LinearGenerator(kv_tokens=1000, step_s=1.0)
-    _, [(at, answer)], _ = write(costs, [Asked(0.0, 1, 10)], [3.5, 14.0])
+    _, [(at, response)], _ = write(costs, [Asked(0.0, 1, 10)], [3.5, 14.0])
     # Four tokens, a pause of 5 s from 4.0, five more from 9.0 to 14.0, a pause, and the last.
-    assert answer.versions == [(0, 4), (1, 5), (2, 1)] and at == 20.0
+    assert response.versions == [(0, 4), (1, 5), (2, 1)] and at == 20.0

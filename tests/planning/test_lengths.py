@@ -1,4 +1,4 @@
-"""Distributions of answer lengths, and how long a generator takes for a step's answers."""
+"""Distributions of response lengths, and how long a generator takes for a step's responses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Flat:
 
     kv_tokens: int = 10**9
 
-    def decode_s(self, answers: int, context_tokens: int) -> float:
-        assert answers > 0 and context_tokens >= 0
+    def decode_s(self, responses: int, context_tokens: int) -> float:
+        assert responses > 0 and context_tokens >= 0
         return 1e-3
 
     def prefill_s(self, tokens: int) -> float:
@@ -38,27 +38,27 @@ class Flat:
 class Linear(Flat):
     """A generator whose token takes as much longer as its batch is larger: batching wins nothing."""
 
-    def decode_s(self, answers: int, context_tokens: int) -> float:
-        return 1e-3 * answers
+    def decode_s(self, responses: int, context_tokens: int) -> float:
+        return 1e-3 * responses
 
 
 class Shared(Flat):
-    """A generator whose token takes longer with each answer, and less for each of many."""
+    """A generator whose token takes longer with each response, and less for each of many."""
 
-    def decode_s(self, answers: int, context_tokens: int) -> float:
-        return 8e-3 + 1e-3 * answers
+    def decode_s(self, responses: int, context_tokens: int) -> float:
+        return 8e-3 + 1e-3 * responses
 
 
 class Held(Flat):
     """A generator whose seconds are the tokens it holds."""
 
-    def decode_s(self, answers: int, context_tokens: int) -> float:
+    def decode_s(self, responses: int, context_tokens: int) -> float:
         return float(context_tokens)
 
 
-def workload(lengths: str | Quantiles, prompts: int = 8, answers: int = 4, prompt_tokens: int = 100) -> Workload:
+def workload(lengths: str | Quantiles, prompts: int = 8, responses: int = 4, prompt_tokens: int = 100) -> Workload:
     found = parse_lengths(lengths) if isinstance(lengths, str) else lengths
-    return Workload(prompts=prompts, answers=answers, prompt_tokens=prompt_tokens, lengths=found)
+    return Workload(prompts=prompts, responses=responses, prompt_tokens=prompt_tokens, lengths=found)
 
 
 @settings(deadline=None)
@@ -137,12 +137,12 @@ def test_where_batching_wins_nothing_a_drain_takes_the_tokens_one_after_the_othe
 
 
 def test_a_drain_adds_up_every_token_that_is_held_while_it_is_written() -> None:
-    work = workload("fixed:10", prompts=1, answers=2, prompt_tokens=100)
+    work = workload("fixed:10", prompts=1, responses=2, prompt_tokens=100)
     assert drained(Held(), work, 1).busy_s == 2 * (100 + 5) * 10
 
 
 def test_without_room_answers_take_turns() -> None:
-    work = workload("fixed:100", prompts=4, answers=4, prompt_tokens=50)
+    work = workload("fixed:100", prompts=4, responses=4, prompt_tokens=50)
     room_for_four = Flat(kv_tokens=int(4 * work.live_tokens))
     assert slots_of(room_for_four, work) == 4
     assert drained(room_for_four, work, 1).span_s == pytest.approx(4 * 0.1)
@@ -178,12 +178,12 @@ def test_training_ends_no_sooner_than_its_work_and_its_last_group_let_it() -> No
     first = writing.group_ends_s[0]
     assert writing.trained_s(1000.0, 0.5) == pytest.approx(first + 1000.0, rel=0.01)
     assert list(writing.group_ends_s) == sorted(writing.group_ends_s)
-    of_one = drained(Flat(), workload(LOGNORMAL, prompts=256, answers=1), 2)
+    of_one = drained(Flat(), workload(LOGNORMAL, prompts=256, responses=1), 2)
     assert writing.group_ends_s[16] > of_one.group_ends_s[16]  # a group waits for the longest of its four
 
 
-@pytest.mark.parametrize("name", ["prompts", "answers", "prompt_tokens"])
+@pytest.mark.parametrize("name", ["prompts", "responses", "prompt_tokens"])
 def test_a_workload_without_work_is_an_error_that_names_the_setting(name: str) -> None:
-    sizes = {"prompts": 1, "answers": 1, "prompt_tokens": 1} | {name: 0}
+    sizes = {"prompts": 1, "responses": 1, "prompt_tokens": 1} | {name: 0}
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} is 0"):
         Workload(**sizes, lengths=parse_lengths("fixed:5"))

@@ -18,7 +18,7 @@ from lrl.planning.planner.workload import Workload
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
-WORK = Workload(prompts=64, answers=8, prompt_tokens=512, lengths=parse_lengths("lognormal:mean=1000,max=4000"))
+WORK = Workload(prompts=64, responses=8, prompt_tokens=512, lengths=parse_lengths("lognormal:mean=1000,max=4000"))
 QWEN = Sides(shape(QWEN_1_5B), WORK)
 LLAMA = Sides(shape(LLAMA_8B), WORK)
 

@@ -59,7 +59,7 @@ simulations = st.builds(
 
 
 def all_tokens(scene: Simulation) -> int:
-    """Tokens of all answers of a run."""
+    """Tokens of all responses of a run."""
     groups = range(scene.steps * scene.groups_per_step)
     return sum(sum(scene.lengths.of(index, index, scene.rollouts_per_group)) for index in groups)
 
@@ -75,7 +75,7 @@ def test_every_answer_is_trained_once_no_token_is_too_old_and_no_generator_write
     trained = sum(tokens for lag, tokens in forecast.lags.items() if lag <= scene.max_lag)
     assert sum(step.tokens for step in forecast.steps) == trained
     work = [record for record in records if isinstance(record, GeneratorRecord)]
-    assert max(record.answers for record in work) <= scene.max_num_seqs
+    assert max(record.responses for record in work) <= scene.max_num_seqs
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +101,7 @@ def test_where_a_step_went_adds_up_to_the_step(scene: Simulation) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(simulations)
-def test_a_simulation_is_the_same_every_time_and_sees_the_same_answers_under_another_dispatch(
+def test_a_simulation_is_the_same_every_time_and_sees_the_same_responses_under_another_dispatch(
     scene: Simulation,
 ) -> None:
     assert scene.run().steps == scene.run().steps
@@ -140,7 +140,7 @@ def test_a_run_of_equal_answers_takes_the_closed_form() -> None:
         prompt_tokens=10,
     )
     first, last = scene.run().steps[0], scene.run().steps[-1]
-    # Each of two prompts is read once, and all eight answers end together; then there are two micro-batches of 200.
+    # Each of two prompts is read once, and all eight responses end together; then there are two micro-batches of 200.
     assert (first.wait_first_s, first.train_s, first.update_s) == (2 * 10 * 0.25 + 40 * 0.5, 400 * 0.125, 2.0)
     assert (first.wait_last_s, first.sync_s, first.pause_s) == (0.0, 5.0, 3.0)
     assert last.seconds == first.seconds and last.lags == {0: 320}
@@ -186,7 +186,7 @@ def test_ranks_share_the_work_of_a_step_and_change_nothing_else_of_it() -> None:
 
 def test_waits_are_told_apart_by_what_was_still_to_come() -> None:
     class OneASecond(Lognormal):
-        def of(self, prompt: int, index: int, answers: int) -> list[int]:
+        def of(self, prompt: int, index: int, responses: int) -> list[int]:
             return [1 + index]
 
     scene = Simulation(
@@ -261,7 +261,7 @@ class Client:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 20), st.integers(0, 99))
 def test_the_model_sends_the_same_groups_to_the_same_generators_at_the_same_times_as_the_real_crew(
-    generators: int, answers: int, groups: int, seed: int
+    generators: int, responses: int, groups: int, seed: int
 ) -> None:
     lengths = Lognormal(9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed)  # so fine that no two end together
     costs = LinearGenerator(kv_tokens=10**12, step_s=TOKEN_S)
@@ -279,9 +279,9 @@ def test_the_model_sends_the_same_groups_to_the_same_generators_at_the_same_time
 
         async def ask(index: int) -> None:
             await asyncio.sleep(index * 0.37)
-            rollouts = [Rollout() for _ in range(answers)]
+            rollouts = [Rollout() for _ in range(responses)]
             prompt = Prompt(id=index, token_ids=[1], text="")
-            await fleet.answer(prompt, rollouts, Sampling(n=answers), priority=index, due=0, deadline_s=1.0)
+            await fleet.generate(prompt, rollouts, Sampling(n=responses), priority=index, due=0, deadline_s=1.0)
 
         await asyncio.gather(*map(ask, range(groups)))
         return dispatch

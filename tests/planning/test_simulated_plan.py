@@ -18,7 +18,7 @@ from lrl.types import Prompt
 from tests.planning.shapes import QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
-WORK = Workload(prompts=32, answers=8, prompt_tokens=256, lengths=parse_lengths("lognormal:mean=500,max=4000"))
+WORK = Workload(prompts=32, responses=8, prompt_tokens=256, lengths=parse_lengths("lognormal:mean=500,max=4000"))
 SIDES = Sides(shape(QWEN_1_5B), WORK)
 
 

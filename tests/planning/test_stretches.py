@@ -1,4 +1,4 @@
-"""Stretches of a generator's work, with a model client on a virtual clock: it writes a token of an answer a second."""
+"""Stretches of a generator's work, with a model client on a virtual clock: it writes a token of a response a second."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -41,11 +41,11 @@ def test_a_stretch_has_the_tokens_and_the_answers_of_its_time() -> None:
     assert sum(record.seconds for record in records) == pytest.approx(40, abs=0.3)
     assert max(record.seconds for record in records) < STRETCH_S + 2 * LOOK_S
     steady = records[2:15]
-    assert all(record.answers == pytest.approx(5) for record in steady)
+    assert all(record.responses == pytest.approx(5) for record in steady)
     assert sum(r.tokens for r in steady) == pytest.approx(5 * sum(r.seconds for r in steady), abs=5)
     late = records[-8:-2]
-    assert all(record.answers == pytest.approx(3) for record in late)
-    # Prompts have one token; after t seconds an answer has t.
+    assert all(record.responses == pytest.approx(3) for record in late)
+    # Prompts have one token; after t seconds a response has t.
     assert late[0].context_tokens == pytest.approx(3 * 33, rel=0.1)
 
 
@@ -62,7 +62,7 @@ def test_prompts_and_answers_that_go_on_elsewhere_are_read_once_where_they_begin
     run(scene())
     assert (first.stats.snapshot().read, second.stats.snapshot().read) == (1, 3 * (1 + 10))
     assert first.stats.snapshot().written + second.stats.snapshot().written == 3 * 40
-    assert first.stats.snapshot().answers == second.stats.snapshot().answers == 0
+    assert first.stats.snapshot().responses == second.stats.snapshot().responses == 0
 
 
 def test_what_a_generator_reads_when_its_work_begins_is_in_its_first_stretch() -> None:
@@ -86,7 +86,7 @@ def test_no_stretch_holds_a_pause_or_idleness() -> None:
     records = looked_at(work)
     # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a look at either end.
     assert sum(record.seconds for record in records) == pytest.approx(5.5 + 4.2 + 3, abs=0.7)
-    assert all(record.answers == pytest.approx(2, abs=0.2) for record in records)
+    assert all(record.responses == pytest.approx(2, abs=0.2) for record in records)
 
 
 def test_a_break_between_two_looks_ends_the_stretch_before_it_and_what_is_too_short_is_left_out() -> None:
@@ -94,7 +94,7 @@ def test_a_break_between_two_looks_ends_the_stretch_before_it_and_what_is_too_sh
     stretches = Stretches(records.append)
 
     def look(now: float, since: float) -> None:
-        stretches.look(now, StatsSnapshot(since=since, written=10 * now, read=0, answers=1, context_tokens=9))
+        stretches.look(now, StatsSnapshot(since=since, written=10 * now, read=0, responses=1, context_tokens=9))
 
     for now in (0.0, 0.1, 0.2, 0.3):
         look(now, since=0.0)

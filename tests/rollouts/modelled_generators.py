@@ -12,7 +12,7 @@ from lrl.generators.generator import Generator
 from lrl.types import Rollout, Sampling
 
 PLACES = 8
-"""Answers that one generator writes at once."""
+"""Responses that one generator writes at once."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Scribe:
     async def write(
         self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, **how: Any
     ) -> None:
-        assert not any(rollout.finished for rollout in rollouts), "an answer that has ended is asked for again"
+        assert not any(rollout.finished for rollout in rollouts), "a response that has ended is asked for again"
         assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), "max_tokens of 0 is asked for"
         asked = Asked(priority, rollouts, how["ended"], asyncio.get_running_loop().create_future())
         self.requests.append(asked)

@@ -44,7 +44,7 @@ class Judges:
 
     def __init__(self) -> None:
         self.judging: dict[int, asyncio.Future[Sequence[float | None]]] = {}
-        """index of a group -> what its answers are worth"""
+        """index of a group -> what its responses are worth"""
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         assert all(rollout.finished and rollout.text for rollout in rollouts)
@@ -67,7 +67,7 @@ class Record:
     written: dict[int, list[Rollout]] = field(default_factory=dict)
     """index -> what was written of each answer"""
     final: set[Answer] = field(default_factory=set)
-    """Answers that have ended under a proved version."""
+    """Responses that have ended under a proved version."""
     rewards: dict[int, list[float | None]] = field(default_factory=dict)
     next_token: int = 0
 
@@ -88,13 +88,13 @@ class ModelledRun:
 
     Args:
         pacing: Of the run.
-        answers: Answers to each prompt.
+        responses: Responses to each prompt.
         max_skipped: Most groups that are skipped under one version.
         every: Chooses the number of steps between syncs, among those that the lag allows.
     """
 
-    def __init__(self, pacing: Pacing, answers: int, max_skipped: int, every: int) -> None:
-        self.pacing, self.answers_each, self.max_skipped, self.every = pacing, answers, max_skipped, every
+    def __init__(self, pacing: Pacing, responses: int, max_skipped: int, every: int) -> None:
+        self.pacing, self.responses_each, self.max_skipped, self.every = pacing, responses, max_skipped, every
         self.loop = VirtualClock()
         self.record = Record()
         self.resumes = 0
@@ -116,7 +116,7 @@ class ModelledRun:
             self.pool,
             self.judges,
             self.ledger,
-            Sampling(n=self.answers_each, max_tokens=MAX_TOKENS),
+            Sampling(n=self.responses_each, max_tokens=MAX_TOKENS),
             str,
             deadline_s=60.0,
             max_skipped=self.max_skipped,
@@ -191,7 +191,7 @@ class ModelledRun:
         self.run(self.pool.admit_pending())
         stale = [one for one in self.pool.generators if one.version != self.version or not one.open]
         for generator in stale:
-            unfinished = [answer for answer, _, rollout in self.answers(generator) if not rollout.finished]
+            unfinished = [response for response, _, rollout in self.responses(generator) if not rollout.finished]
             self.unverified[generator] = {
                 (index, place): len(self.written(index)[place].token_ids) for index, place in unfinished
             }
@@ -220,7 +220,7 @@ class ModelledRun:
 
     def seal(self, generator: Generator) -> None:
         """What has ended there is final."""
-        self.record.final |= {answer for answer, _, rollout in self.answers(generator) if rollout.finished}
+        self.record.final |= {response for response, _, rollout in self.responses(generator) if rollout.finished}
 
     def cut_unproved(self, generator: Generator) -> None:
         """Take back in the record what `generator` wrote unproved; what had ended before has ended."""
@@ -249,11 +249,11 @@ class ModelledRun:
         self.loop.run_until_complete(work)
 
     def written(self, index: int) -> list[Rollout]:
-        """What the record has of a group's answers."""
-        return self.record.written.setdefault(index, [Rollout() for _ in range(self.answers_each)])
+        """What the record has of a group's responses."""
+        return self.record.written.setdefault(index, [Rollout() for _ in range(self.responses_each)])
 
-    def answers(self, generator: Generator) -> Iterator[tuple[Answer, Asked, Rollout]]:
-        """What a generator has been asked and not ended, with its answers."""
+    def responses(self, generator: Generator) -> Iterator[tuple[Answer, Asked, Rollout]]:
+        """What a generator has been asked and not ended, with its responses."""
         for asked in list(generator.client.requests):  # type: ignore[attr-defined]
             group = self.ledger.running[asked.group].rollouts
             for rollout in asked.rollouts:
@@ -261,17 +261,17 @@ class ModelledRun:
                 yield (asked.group, place), asked, rollout
 
     def unfinished(self) -> list[Answer]:
-        """The answers that are being written."""
-        answers = (one for generator in self.pool.generators for one in self.answers(generator))
-        return [answer for answer, _, rollout in answers if not rollout.finished]
+        """The responses that are being written."""
+        responses = (one for generator in self.pool.generators for one in self.responses(generator))
+        return [response for response, _, rollout in responses if not rollout.finished]
 
     def write(self, index: int, place: int, tokens: int, ends: bool) -> None:
-        """Some tokens for an answer that is being written, at most up to its limit; it may end with them."""
+        """Some tokens for a response that is being written, at most up to its limit; it may end with them."""
         generator, asked, rollout = next(
             (generator, asked, rollout)
             for generator in self.pool.generators
-            for answer, asked, rollout in self.answers(generator)
-            if answer == (index, place)
+            for response, asked, rollout in self.responses(generator)
+            if response == (index, place)
         )
         both = rollout, self.written(index)[place]
         for _ in range(min(tokens, MAX_TOKENS - len(rollout.token_ids))):
@@ -291,14 +291,16 @@ class ModelledRun:
             self.settle()
 
     def judge(self, index: int, rewards: list[float | None]) -> None:
-        """The rewards of a group, as many as it has answers."""
+        """The rewards of a group, as many as it has responses."""
         self.record.rewards[index] = rewards
         self.judges.judging[index].set_result(rewards)
         self.settle()
 
     def fail(self, index: int) -> None:
-        """No generator can write a group's answers."""
-        asked = next(asked for one in self.pool.generators for _, asked, _ in self.answers(one) if asked.group == index)
+        """No generator can write a group's responses."""
+        asked = next(
+            asked for one in self.pool.generators for _, asked, _ in self.responses(one) if asked.group == index
+        )
         asked.done.set_exception(Refused("no such token"))
         self.settle()
 
@@ -337,6 +339,6 @@ class ModelledRun:
     def forget(self, indices: set[int]) -> None:
         """These groups are generated anew if the run goes on from the last checkpoint."""
         record = pickle.loads(self.checkpoint[0])
-        record.written = {index: answers for index, answers in record.written.items() if index not in indices}
+        record.written = {index: responses for index, responses in record.written.items() if index not in indices}
         record.final = {(index, place) for index, place in record.final if index not in indices}
         self.checkpoint = pickle.dumps(record), self.checkpoint[1]

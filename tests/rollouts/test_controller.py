@@ -32,7 +32,7 @@ class Row:
 
 
 class ModelFleet:
-    """Writes answers a token at a time, each with the version held at that moment.
+    """Writes responses a token at a time, each with the version held at that moment.
 
     Args:
         seconds: How long a token of the group with this index takes.
@@ -46,7 +46,7 @@ class ModelFleet:
         """(index of the group, priority) in the order of asking."""
         self.error = ConnectionError("generator 1 is gone")
 
-    async def answer(
+    async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
         self.asked.append((prompt.id, priority))
@@ -64,8 +64,8 @@ class ModelRewards:
     """Takes its time, and cannot judge each third answer.
 
     Args:
-        equal: Chance that all answers to a prompt are worth the same.
-        every: The answers that cannot be judged; 3 for each third.
+        equal: Chance that all responses to a prompt are worth the same.
+        every: The responses that cannot be judged; 3 for each third.
     """
 
     def __init__(self, draw: random.Random, equal: float = 1.0, every: int = 3) -> None:
@@ -81,7 +81,7 @@ class ModelRewards:
 
 
 def write(rollout: Rollout, token: int, version: int) -> None:
-    """One more token, if the answer lacks it."""
+    """One more token, if the response lacks it."""
     if len(rollout.token_ids) <= token:
         rollout.token_ids.append(token)
         rollout.logprobs.append(-1.0 - token)
@@ -237,7 +237,7 @@ def test_groups_that_differ_are_not_skipped() -> None:
 
 
 def test_a_group_with_too_few_scored_answers_is_not_skipped() -> None:
-    trained, skipped = skipping_run(1000)  # of three groups, two have an answer without a reward
+    trained, skipped = skipping_run(1000)  # of three groups, two have a response without a reward
     assert 0 < len(skipped) < 6 and [len(group.scored) for group in trained] == [1] * 6
 
 
@@ -301,7 +301,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_its_answers_and_asks_only_for_th
     state = interrupted_run(SHORT, 7.5)  # 0 is finished; 1, 2 and 3 have 3, 2 and 1 of 4 tokens
     controller, fleet, trained = resumed_run(SHORT, state)
     assert [index for index, _ in fleet.asked] == [1, 2, 3, 4, 5]
-    assert controller.resumed == Resumed(step=0, answers=6, tokens=12, finished_groups=1)
+    assert controller.resumed == Resumed(step=0, responses=6, tokens=12, finished_groups=1)
     assert [group.index for group in trained] == list(range(6))
     for group in trained:
         for rollout in group.rollouts:
@@ -310,7 +310,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_its_answers_and_asks_only_for_th
 
 
 def test_whole_answers_that_were_not_judged_are_judged_without_asking_the_fleet_again() -> None:
-    state = interrupted_run(SHORT, 4.001)  # the answers of group 0 have just ended
+    state = interrupted_run(SHORT, 4.001)  # the responses of group 0 have just ended
     assert [group["finish_reasons"] for group in state["running"]][0] == ["stop", "stop"] and not state["finished"]
     controller, fleet, trained = resumed_run(SHORT, state)
     assert 0 not in [index for index, _ in fleet.asked] and trained[0].index == 0

@@ -38,7 +38,7 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
 class Oracle:
-    """Knows: an answer has as many tokens as its prompt's first token says."""
+    """Knows: a response has as many tokens as its prompt's first token says."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         return prompt.token_ids[0]
@@ -57,15 +57,15 @@ class Model:
 
     @property
     def in_flight(self) -> int:
-        return sum(request.answers for request in self.has)
+        return sum(request.responses for request in self.has)
 
     @property
     def outstanding_tokens(self) -> float:
-        return sum(request.answers * request.tokens for request in self.has)
+        return sum(request.responses * request.tokens for request in self.has)
 
 
-def request(tokens: int, answers: int = 1, priority: int = 0, due: int = 0) -> Request:
-    return Request(Prompt(id=priority, token_ids=[tokens], text=""), answers, priority, due)
+def request(tokens: int, responses: int = 1, priority: int = 0, due: int = 0) -> Request:
+    return Request(Prompt(id=priority, token_ids=[tokens], text=""), responses, priority, due)
 
 
 def with_oracle(dispatch: Dispatch) -> Dispatch:
@@ -124,7 +124,7 @@ def test_what_waits_is_sent_once_in_order_and_within_capacity(
             sent, generator = chosen[0], generators[chosen[1]]
             assert sent in waiting, "discarded, or sent twice"
             assert not any(goes_before(dispatch, other, sent, version) for other in waiting)
-            assert not generator.has or generator.in_flight + sent.answers <= generator.capacity
+            assert not generator.has or generator.in_flight + sent.responses <= generator.capacity
             waiting.remove(sent)
             generator.has.append(sent)
 
@@ -137,11 +137,11 @@ def test_what_waits_is_sent_once_in_order_and_within_capacity(
 
 def copy(what: Request | str) -> Request | str:
     """Hypothesis may give one request twice."""
-    return what if isinstance(what, str) else Request(what.prompt, what.answers, what.priority, what.due)
+    return what if isinstance(what, str) else Request(what.prompt, what.responses, what.priority, what.due)
 
 
 class Row:
-    """Prompts whose answers have long-tailed lengths."""
+    """Prompts whose responses have long-tailed lengths."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -204,7 +204,7 @@ def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -
 
 
 def test_least_tokens_weighs_answers_by_what_they_still_need() -> None:
-    generators = [Model(8, has=[request(1, answers=5)]), Model(8, has=[request(1)])]
+    generators = [Model(8, has=[request(1, responses=5)]), Model(8, has=[request(1)])]
     generators[1].has[0].tokens = 100.0
     dispatch = with_oracle(LeastTokens())
     dispatch.add(request(30))
@@ -239,11 +239,11 @@ def test_tokens_that_are_written_count_no_more() -> None:
 def test_the_split_of_the_generators_is_the_best_of_all(
     long: tuple[int, float], rest: tuple[int, float], generators: int, capacity: int, combine: str
 ) -> None:
-    def seconds(answers: int, tokens: float) -> float:
+    def seconds(responses: int, tokens: float) -> float:
         """Equation 2 again, wave by wave."""
-        at_once, whole = min(answers, capacity), 0.0
-        while answers > 0:
-            whole, answers = whole + (8.4 + 0.056 * at_once) * tokens, answers - at_once
+        at_once, whole = min(responses, capacity), 0.0
+        while responses > 0:
+            whole, responses = whole + (8.4 + 0.056 * at_once) * tokens, responses - at_once
         return whole
 
     totals = {}
@@ -288,10 +288,10 @@ def tail(steps_ahead: int = 1) -> TailBatching:
 def test_long_requests_of_several_steps_go_together() -> None:
     generators, dispatch = [Model(6, has=[request(10)]), Model(6, has=[request(10)])], tail()
     for due in (3, 4):
-        dispatch.add(request(90, answers=2, due=due))
+        dispatch.add(request(90, responses=2, due=due))
         dispatch.add(request(10, due=due))
         assert [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, generators)] == [10]
-    dispatch.add(request(90, answers=2, due=5))
+    dispatch.add(request(90, responses=2, due=5))
     assert [sent.due for sent, _ in send_all(dispatch, generators)] == [3, 4, 5]  # enough to fill a generator
 
 

@@ -1,4 +1,4 @@
-"""The book of groups, driven by runs whose answers come in any order and which crash at any moment."""
+"""The book of groups, driven by runs whose responses come in any order and which crash at any moment."""
 
 import logging
 import random

@@ -27,7 +27,7 @@ def answered(prompt: Prompt, *lengths: int, cut: bool = False) -> Group:
 
 
 class World:
-    """Prompts of random words, some of which make an answer long; the policy's answers grow with every step."""
+    """Prompts of random words, some of which make a response long; the policy's responses grow with every step."""
 
     def __init__(self, seed: int = 0) -> None:
         self.draw = random.Random(seed)

@@ -17,7 +17,7 @@ lengths = st.lists(
 )
 
 
-def make_group(index: int, prompt_tokens: int, answers: list[int], seed: int = 0) -> Group:
+def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int = 0) -> Group:
     rng = random.Random(1000 * seed + index)
     rollouts = [
         Rollout(
@@ -28,7 +28,7 @@ def make_group(index: int, prompt_tokens: int, answers: list[int], seed: int = 0
             text="",
             reward=rng.random(),
         )
-        for n in answers
+        for n in responses
     ]
     prompt = Prompt(id=index, token_ids=[rng.randrange(1, 32) for _ in range(prompt_tokens)], text="")
     return Group(index=index, prompt=prompt, rollouts=rollouts)
@@ -67,7 +67,7 @@ def expected(groups: list[Group], oldest: int = 0) -> list[tuple]:
 
 
 class PositionAsAdvantage(GroupMean):
-    """An advantage per token: its place in the answer."""
+    """An advantage per token: its place in the response."""
 
     def of(self, rollouts: Sequence[Rollout]) -> list[torch.Tensor]:
         return [torch.arange(len(rollout.token_ids)).float() for rollout in rollouts]
@@ -76,7 +76,7 @@ class PositionAsAdvantage(GroupMean):
 @settings(max_examples=30, deadline=None)
 @given(lengths, st.integers(1, 120), st.integers(0, 4))
 def test_an_advantage_per_token_stays_with_its_token(shapes: list, budget: int, oldest: int) -> None:
-    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     found = unpack(pack(Packer(budget, PositionAsAdvantage(), 1.0, oldest_version=oldest), groups))
     wanted = []
     for group in groups:
@@ -89,7 +89,7 @@ def test_an_advantage_per_token_stays_with_its_token(shapes: list, budget: int, 
 @settings(max_examples=40, deadline=None)
 @given(lengths, st.integers(1, 120))
 def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
-    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     batches = pack(Packer(budget, GroupMean(), 1.0, whole_groups=True), groups)
     sizes = []
     for batch in batches:
@@ -102,7 +102,7 @@ def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(lengths, st.integers(1, 120), st.integers(0, 4))
 def test_every_answer_is_packed_once_and_whole(shapes: list, budget: int, oldest: int) -> None:
-    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     packer = Packer(budget, GroupMean(), 1.0, oldest_version=oldest)
     batches = pack(packer, groups)
     for got, wanted in zip(unpack(batches), expected(groups, oldest), strict=True):
@@ -116,7 +116,7 @@ def test_every_answer_is_packed_once_and_whole(shapes: list, budget: int, oldest
 @settings(max_examples=60, deadline=None)
 @given(lengths, st.integers(1, 120))
 def test_a_micro_batch_stays_in_its_budget(shapes: list, budget: int) -> None:
-    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     for batch in pack(Packer(budget, GroupMean(), 1.0), groups):
         assert batch.input_ids.numel() <= budget or batch.num_sequences == 1
         longest = max((batch.sequence_ids == number).sum() for number in range(batch.num_sequences))
@@ -126,7 +126,7 @@ def test_a_micro_batch_stays_in_its_budget(shapes: list, budget: int) -> None:
 @settings(max_examples=30, deadline=None)
 @given(lengths)
 def test_positions_restart_with_every_answer_and_with_padding(shapes: list) -> None:
-    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     for batch in pack(Packer(100, GroupMean(), 1.0), groups):
         for ids, positions in zip(batch.sequence_ids, batch.position_ids, strict=True):
             for number in ids.unique():
@@ -171,7 +171,7 @@ def test_answers_that_may_not_share_rows_have_one_each() -> None:
 def test_the_share_of_padding_is_over_all_micro_batches_of_all_ranks(
     shapes: list, budget: int, share_rows: bool, whole_groups: bool, ranks: int
 ) -> None:
-    groups = [make_group(i, prompt, answers) for i, (prompt, answers) in enumerate(shapes)]
+    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     packer = Packer(budget, GroupMean(), 1.0, whole_groups=whole_groups, ranks=ranks, share_rows=share_rows)
     batches = pack(packer, groups)
     places = sum(batch.input_ids.numel() for batch in batches)

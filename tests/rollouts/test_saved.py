@@ -15,7 +15,7 @@ PROMPT = Prompt(id=7, token_ids=[5, 6], text="?")
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> Rollout:
+def responses(draw: st.DrawFn) -> Rollout:
     tokens = draw(st.integers(0, 20))
     reward = draw(st.none() | st.floats(-2, 2))
     return Rollout(
@@ -31,14 +31,14 @@ def answers(draw: st.DrawFn) -> Rollout:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(answers(), min_size=1, max_size=4))
+@given(st.lists(responses(), min_size=1, max_size=4))
 def test_a_judged_group_comes_back_as_it_was(rollouts: list[Rollout]) -> None:
     group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
     assert load_group(through_a_file(save_group(group, judged=True)), PROMPT) == group
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(answers(), min_size=1, max_size=4))
+@given(st.lists(responses(), min_size=1, max_size=4))
 def test_what_a_reward_said_of_an_unfinished_group_is_asked_again(rollouts: list[Rollout]) -> None:
     group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
     loaded = load_group(through_a_file(save_group(group, judged=False)), PROMPT)
@@ -85,6 +85,6 @@ def test_the_log_says_what_a_run_goes_on_with() -> None:
     whole = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop")
     running = [Group(index=0, prompt=PROMPT, rollouts=[long, whole, short, Rollout()])]
     assert str(Resumed.of(9, running, finished_groups=5)) == (
-        "Going on with 2 half-written answers (4,001 tokens) and 5 finished groups of the checkpoint."
+        "Going on with 2 half-written responses (4,001 tokens) and 5 finished groups of the checkpoint."
     )
     assert not Resumed.of(9, [Group(index=0, prompt=PROMPT, rollouts=[Rollout()])], finished_groups=0)

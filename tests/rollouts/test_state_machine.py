@@ -1,6 +1,6 @@
 """Schedules that Hypothesis draws and shrinks: tokens, ends, judgements, steps and syncs, and whatever can break.
 
-Generators fail their probe, die or leave, before and behind the proof of a sync; answers fail for good, rewards fail,
+Generators fail their probe, die or leave, before and behind the proof of a sync; responses fail for good, rewards fail,
 the run stops within a step, or crashes and goes on from its last checkpoint, which undoes all that came after it. Every
 schedule is then driven to the end of the run.
 
@@ -31,7 +31,7 @@ STEPS = 8
 RESUMES = 5
 """Most that a schedule breaks the run: with more it would hardly get beyond its first step."""
 BOUND_S = 400.0
-"""Virtual seconds in which any run must end once all answers are brought forward every second."""
+"""Virtual seconds in which any run must end once all responses are brought forward every second."""
 
 EVENTS = ("its probe fails", "its process dies", "it leaves", "the run is told to end")
 """What takes a generator out; the last one takes all."""
@@ -45,13 +45,13 @@ class Schedule(RuleBasedStateMachine):
 
     @initialize(
         shape=st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.booleans()),
-        answers=st.sampled_from([2, 1, 3, 2]),
+        responses=st.sampled_from([2, 1, 3, 2]),
         max_skipped=st.integers(0, 3),
         every=picks,
         head_start=st.integers(0, 12),
     )
     def begin(
-        self, shape: tuple[int, int, int, bool], answers: int, max_skipped: int, every: int, head_start: int
+        self, shape: tuple[int, int, int, bool], responses: int, max_skipped: int, every: int, head_start: int
     ) -> None:
         prompts, groups, max_lag, wait = shape
         pacing = Pacing(
@@ -61,7 +61,7 @@ class Schedule(RuleBasedStateMachine):
             last_step=STEPS,
             wait_for_stragglers=wait,
         )
-        self.run = ModelledRun(pacing, answers, max_skipped, every)
+        self.run = ModelledRun(pacing, responses, max_skipped, every)
         for _ in range(head_start):
             self.bring_forward()
         self.run.save()
@@ -86,7 +86,7 @@ class Schedule(RuleBasedStateMachine):
     @rule(which=picks, rewards=rewards)
     def judge(self, which: int, rewards: list[float | None]) -> None:
         waiting = list(self.run.judges.judging)
-        self.run.judge(waiting[which % len(waiting)], rewards[: self.run.answers_each])
+        self.run.judge(waiting[which % len(waiting)], rewards[: self.run.responses_each])
 
     @rule(moves=st.integers(1, 6))
     def train(self, moves: int) -> None:
@@ -104,7 +104,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(every=st.integers(1, 3), tokens=st.integers(1, 3))
     def save(self, every: int, tokens: int) -> None:
-        """A checkpoint in the middle of some answers."""
+        """A checkpoint in the middle of some responses."""
         self.write_some(every, tokens)
         self.run.save()
 
@@ -113,7 +113,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self.run.unfinished() and self.run.resumes < RESUMES)
     @rule(before=picks, behind=picks, which=picks, event=st.sampled_from(EVENTS))
     def something_happens_between_a_sync_and_its_proof(self, before: int, behind: int, which: int, event: str) -> None:
-        """Some answers end before the sync and some behind it; what is written behind it is taken back."""
+        """Some responses end before the sync and some behind it; what is written behind it is taken back."""
         self.end_some(before)
         self.run.sync()
         self.write_some(every=1, tokens=1)
@@ -150,8 +150,8 @@ class Schedule(RuleBasedStateMachine):
         self.run.crash()
 
     @precondition(lambda self: self.run.resumes < RESUMES)
-    @rule(max_lag=st.sampled_from([None, None, None, 0, 1, 3]), answers=st.sampled_from([None, None, None, 1, 2, 3]))
-    def stop(self, max_lag: int | None, answers: int | None) -> None:
+    @rule(max_lag=st.sampled_from([None, None, None, 0, 1, 3]), responses=st.sampled_from([None, None, None, 1, 2, 3]))
+    def stop(self, max_lag: int | None, responses: int | None) -> None:
         """The run saves on its way out, and goes on with the same settings or with others."""
         run = self.run
         self.write_some(every=2, tokens=1)
@@ -163,8 +163,8 @@ class Schedule(RuleBasedStateMachine):
             trial = Ledger(run.pacing)
             trial.load_state_dict(state, Row(run.pacing.prompts_per_epoch).__getitem__)
             run.forget(saved - trial.finished.keys() - trial.running.keys())
-        if answers is not None and answers != run.answers_each:
-            run.answers_each = answers
+        if responses is not None and responses != run.responses_each:
+            run.responses_each = responses
             run.forget(saved)
         run.crash()
 
@@ -188,7 +188,7 @@ class Schedule(RuleBasedStateMachine):
     def a_finished_rollout_stays_finished(self) -> None:
         for index, place in self.run.record.final:
             if (group := self.run.ledger.running.get(index)) is not None:
-                assert group.rollouts[place].finished, "an answer that had ended is to be written on"
+                assert group.rollouts[place].finished, "a response that had ended is to be written on"
 
     @invariant()
     def the_record_is_true(self) -> None:
@@ -218,13 +218,13 @@ class Schedule(RuleBasedStateMachine):
             self.run.loop.close()
 
     def bring_forward(self, ends: bool = True) -> None:
-        """The proof of the last sync, a newcomer's sync, a token for every answer, maybe its last, and what follows."""
+        """The proof of the last sync, a newcomer's sync, a token for every response, maybe its last, and what follows."""
         self.run.verify()
         self.run.poll()
         for index, place in self.run.unfinished():
             self.run.write(index, place, 1, ends)
         for place, index in enumerate(list(self.run.judges.judging)):
-            self.run.judge(index, [1.0, None, 0.0, 0.0, 0.0][(index + place) % 3 :][: self.run.answers_each])
+            self.run.judge(index, [1.0, None, 0.0, 0.0, 0.0][(index + place) % 3 :][: self.run.responses_each])
         self.train(1)
         self.run.settle()
 

@@ -56,8 +56,8 @@ class OneGenerator:
         asked = urllib.request.Request(
             f"{self.server.url}/metrics", headers={"Authorization": f"Bearer {self.server.token}"}
         )
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            lines = answer.read().decode().splitlines()
+        with urllib.request.urlopen(asked, timeout=60) as response:
+            lines = response.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total"))
 
     def close(self) -> None:

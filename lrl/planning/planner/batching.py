@@ -1,8 +1,8 @@
-"""How long generators take for a step's answers: continuous batching, drained or in a steady flow.
+"""How long generators take for a step's responses: continuous batching, drained or in a steady flow.
 
-On-policy a generator starts with all its answers and ends with the longest: its batch drains, and the makespan is added
-up event by event. With lag the next step's answers follow at once, the batch stays full, and the mean of a steady flow
-is a closed form; the longest answer then only bounds how soon its own step can end.
+On-policy a generator starts with all its responses and ends with the longest: its batch drains, and the makespan is added
+up event by event. With lag the next step's responses follow at once, the batch stays full, and the mean of a steady flow
+is a closed form; the longest response then only bounds how soon its own step can end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lrl.planning.costs import GeneratorCosts
 from lrl.planning.planner.workload import Workload
 
 REPRESENTATIVES = 96
-"""Most answers that are followed one by one in a drain; of more, each stands for several."""
+"""Most responses that are followed one by one in a drain; of more, each stands for several."""
 SHARES = 33
 """Points of the curve of whole groups."""
 GOLDEN = 0.6180339887498949
@@ -26,14 +26,14 @@ GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class GenerationPhase:
-    """A step's answers on one generator."""
+    """A step's responses on one generator."""
 
     busy_s: float
     """Seconds a step that the generator needs if nothing holds it up."""
     span_s: float
-    """Seconds from the admission of the step's answers to the end of the last one."""
+    """Seconds from the admission of the step's responses to the end of the last one."""
     slots: int
-    """Answers it writes at the same time, at most."""
+    """Responses it writes at the same time, at most."""
     group_ends_s: tuple[float, ...] = ()
     """Seconds from admission until even shares of the groups (none to all) are whole; empty in a steady flow."""
 
@@ -50,36 +50,36 @@ class GenerationPhase:
 
 
 def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
-    """Answers whose keys and values fit on average at the same time; 0 if the longest alone does not fit."""
+    """Responses whose keys and values fit on average at the same time; 0 if the longest alone does not fit."""
     if costs.kv_tokens < workload.longest:
         return 0
     return max(1, int(costs.kv_tokens / workload.live_tokens))
 
 
 def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> GenerationPhase:
-    """A step that starts with nothing in flight: the makespan of the generator that has the longest answer.
+    """A step that starts with nothing in flight: the makespan of the generator that has the longest response.
 
-    Answers start in an order that knows nothing of their lengths, as soon as one before has ended.
+    Responses start in an order that knows nothing of their lengths, as soon as one before has ended.
 
     Args:
         costs: Of one generator.
         workload: The step's, spread evenly over the fleet.
         generators: How many there are.
     """
-    answers = -(-workload.samples // generators)
-    slots = min(slots_of(costs, workload), answers)
-    followed = min(answers, REPRESENTATIVES)
+    responses = -(-workload.samples // generators)
+    slots = min(slots_of(costs, workload), responses)
+    followed = min(responses, REPRESENTATIVES)
     lengths = workload.lengths.of(followed)
     lengths[-1] = workload.lengths.of(workload.samples)[-1]
     order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
-    ends = _drain(costs, workload, lengths[order].tolist(), answers / followed, slots)
-    return GenerationPhase(ends[-1], ends[-1], slots, _group_ends(ends, workload.answers))
+    ends = _drain(costs, workload, lengths[order].tolist(), responses / followed, slots)
+    return GenerationPhase(ends[-1], ends[-1], slots, _group_ends(ends, workload.responses))
 
 
-def _group_ends(ends: list[float], answers: int) -> tuple[float, ...]:
-    """When shares of the groups are whole: of n answers that end independently all have ended with a probability that
+def _group_ends(ends: list[float], responses: int) -> tuple[float, ...]:
+    """When shares of the groups are whole: of n responses that end independently all have ended with a probability that
     is the n-th power of one's."""
-    shares = np.linspace(0, 1, SHARES) ** (1 / answers)
+    shares = np.linspace(0, 1, SHARES) ** (1 / responses)
     return tuple(np.interp(shares, (np.arange(len(ends)) + 1) / len(ends), ends).tolist())
 
 
@@ -109,17 +109,17 @@ def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weig
     return over
 
 
-def _prefill_s(costs: GeneratorCosts, workload: Workload, answers: float) -> float:
-    """Seconds to read the prompts of `answers` answers; a group's answers share theirs."""
-    return costs.prefill_s(int(answers * workload.prompt_tokens / workload.answers))
+def _prefill_s(costs: GeneratorCosts, workload: Workload, responses: float) -> float:
+    """Seconds to read the prompts of `responses` answers; a group's responses share theirs."""
+    return costs.prefill_s(int(responses * workload.prompt_tokens / workload.responses))
 
 
 def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> GenerationPhase:
-    """A step of a flow in which the next answers start at once: `lag` at least 1.
+    """A step of a flow in which the next responses start at once: `lag` at least 1.
 
-    Pacing lets between `lag` and `lag + 1` steps' answers be in flight, half of them between on average, or as many as
-    fit. With so many the generator is as fast as it can be. If the longest answer is then too slow for the bound on
-    lag, steps take longer and fewer are in flight, until both agree: the more answers share the generator, the sooner a
+    Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on average, or as many as
+    fit. With so many the generator is as fast as it can be. If the longest response is then too slow for the bound on
+    lag, steps take longer and fewer are in flight, until both agree: the more responses share the generator, the sooner a
     step's worth is written, and the later each of them ends.
 
     Args:
@@ -128,21 +128,21 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
         generators: How many there are.
         lag: Most versions between writing and training.
     """
-    answers = workload.samples / generators
+    responses = workload.samples / generators
     longest = float(workload.lengths.of(workload.samples)[-1])
-    prompts_s = _prefill_s(costs, workload, answers)
+    prompts_s = _prefill_s(costs, workload, responses)
 
     def token_s(batch: int) -> float:
         return costs.decode_s(batch, round(batch * workload.live_tokens))
 
     def step_s(batch: int) -> float:
-        return answers * workload.lengths.mean * token_s(batch) / batch + prompts_s
+        return responses * workload.lengths.mean * token_s(batch) / batch + prompts_s
 
     fitting = slots_of(costs, workload)
-    most = min(fitting, math.ceil((lag + 0.5) * answers))
+    most = min(fitting, math.ceil((lag + 0.5) * responses))
     batch, too_many = 1, most + 1
     while too_many - batch > 1:
         middle = (batch + too_many) // 2
         in_time = longest * token_s(middle) <= (lag + 1) * step_s(middle)
         batch, too_many = (middle, too_many) if in_time else (batch, middle)
-    return GenerationPhase(step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * answers)))
+    return GenerationPhase(step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * responses)))

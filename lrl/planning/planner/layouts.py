@@ -31,7 +31,7 @@ class Training:
     seconds: float
     """All micro-batches and the update."""
     last_s: float
-    """The last micro-batch and the update: what cannot begin before the last answer is there."""
+    """The last micro-batch and the update: what cannot begin before the last response is there."""
     sync_s: float
     memory: float
     """Bytes of each device."""

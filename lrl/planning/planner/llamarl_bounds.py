@@ -46,7 +46,7 @@ def _generator(sides: Sides, cluster: Cluster) -> Side:
 
     def sample_s(batch: float, m: int) -> float:
         costs = RooflineGenerator(shape=sides.shape, cluster=cluster, tp=m, constants=sides.constants)
-        prompts = costs.prefill_s(batch * work.prompt_tokens / work.answers)
+        prompts = costs.prefill_s(batch * work.prompt_tokens / work.responses)
         return (work.lengths.mean * costs.decode_s(batch, batch * work.live_tokens) + prompts) / batch
 
     return Side(

@@ -80,7 +80,7 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
         "data": {
             "init_args": {
                 "groups_per_step": workload.prompts,
-                "rollouts_per_group": workload.answers,
+                "rollouts_per_group": workload.responses,
                 "max_lag": plan.lag,
                 "max_prompt_tokens": workload.prompt_tokens,
                 "max_response_tokens": workload.longest - workload.prompt_tokens,

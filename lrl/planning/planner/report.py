@@ -37,8 +37,8 @@ def assumed(asked: Mapping[str, Any], defaults: Mapping[str, Any], sides: Sides,
     lengths = f"{work.lengths.mean:,.0f} tokens in the mean and {work.lengths.longest:,.0f} at most"
     return (
         f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} tokens each "
-        f"{of('prompt_tokens')}, {work.answers} answers to each {of('answers')}, of {lengths} (--lengths "
-        f"{asked['lengths']}). That is {work.samples:,} answers and {work.tokens:,.0f} tokens to train.\n"
+        f"{of('prompt_tokens')}, {work.responses} responses to each {of('responses')}, of {lengths} (--lengths "
+        f"{asked['lengths']}). That is {work.samples:,} responses and {work.tokens:,.0f} tokens to train.\n"
         f"Policy of {sides.shape.parameters / 1e9:.3g} billion parameters on {cluster}, {cluster.devices_per_node} "
         f"to a node {of('devices_per_node')}; lag up to {asked['max_lag']} {of('max_lag')}; precision "
         f"{asked['precision']} {of('precision')}."
@@ -76,9 +76,9 @@ def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workloa
         "  micro-batch": lambda plan: f"{plan.training.micro_batch_tokens:,}",
         "generators": lambda plan: f"{plan.generation.generators}, {plan.generation.precision}",
         "  each": lambda plan: f"TP {plan.generation.tp}",
-        "  answers at once": lambda plan: f"{plan.generation.writing.slots:,}",
+        "  responses at once": lambda plan: f"{plan.generation.writing.slots:,}",
         "step (s)": lambda plan: f"{plan.step_s:.3g}",
-        "answers a second": lambda plan: f"{workload.samples / plan.step_s:.3g}",
+        "responses a second": lambda plan: f"{workload.samples / plan.step_s:.3g}",
         "trainer waits": lambda plan: f"{plan.trainer_waits:.0%}",
         "generators wait": lambda plan: f"{plan.generators_wait:.0%}",
         "sync": lambda plan: f"{plan.sync_share:.1%}",
@@ -105,19 +105,19 @@ def what_binds(plan: Plan, workload: Workload) -> str:
     if plan.bound == "training":
         return (
             f"Training binds: it takes {training.seconds:.3g} s on {training.devices} devices, and pacing holds the "
-            "generators back. A larger cluster or fewer answers would shorten the step; more lag would not."
+            "generators back. A larger cluster or fewer responses would shorten the step; more lag would not."
         )
     if plan.bound == "writing":
         return (
-            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's answers. A larger cluster, fewer "
-            "or shorter answers, or --precision fp8 would shorten the step."
+            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A larger cluster, fewer "
+            "or shorter responses, or --precision fp8 would shorten the step."
         )
     if plan.bound == "longest answer":
         return (
-            f"The longest answer binds: {longest} take {writing.span_s:.3g} s from admission, and a lag of {plan.lag} "
-            f"gives them {plan.lag + 1} steps. More lag or a lower limit on answers would shorten the step."
+            f"The longest response binds: {longest} take {writing.span_s:.3g} s from admission, and a lag of {plan.lag} "
+            f"gives them {plan.lag + 1} steps. More lag or a lower limit on responses would shorten the step."
         )
     return (
-        f"Both sides take turns: writing ends with the longest answer, {longest}, after {writing.span_s:.3g} s, and "
+        f"Both sides take turns: writing ends with the longest response, {longest}, after {writing.span_s:.3g} s, and "
         f"training takes {training.seconds:.3g} s. Devices of its own for each side would let them overlap."
     )

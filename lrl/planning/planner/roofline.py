@@ -36,7 +36,7 @@ class Constants:
     within an H100 node. From memory of such logs; not measured here."""
     step_overhead_s: float = 3.0e-3
     """Seconds of a decode step in which no token is computed: scheduling, launch, sampling. What is left of the 8.4 ms
-    of one answer by a 7B model on an H800 (StreamRL, figure 6, its first point) after reading the weights."""
+    of one response by a 7B model on an H800 (StreamRL, figure 6, its first point) after reading the weights."""
     node_latency_s: float = 10e-6
     """Seconds of an all-reduce of nearly nothing within a node. Ours: the usual size; not measured here."""
     network_latency_s: float = 20e-6
@@ -70,15 +70,15 @@ class RooflineGenerator:
         room = memory.usable(self.cluster.device) if self.room is None else self.room
         return max(0, memory.generation(self.shape, self.tp, self.precision).tokens_in(room))
 
-    def decode_s(self, answers: float, context_tokens: float) -> float:
+    def decode_s(self, responses: float, context_tokens: float) -> float:
         """See `GeneratorCosts.decode_s`. Weights and attention each take the longer of reading and computing; two
         all-reduces a layer and the overhead of a step come on top."""
-        if answers <= 0:
+        if responses <= 0:
             return 0.0
-        products = self._products_s(answers)
+        products = self._products_s(responses)
         reads = self._reads_s(context_tokens * self.shape.kv_bytes / min(self.tp, self.shape.kv_heads))
         attention = max(reads, context_tokens * self.shape.attention_flops / self._flops("bf16"))
-        return products + attention + self._talk_s(answers) + self.constants.step_overhead_s
+        return products + attention + self._talk_s(responses) + self.constants.step_overhead_s
 
     def prefill_s(self, tokens: float) -> float:
         """See `GeneratorCosts.prefill_s`. Attention is left out: it is small for prompts of a few thousand tokens."""

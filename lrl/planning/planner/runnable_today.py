@@ -44,7 +44,7 @@ def why_none(sides: Sides, cluster: Cluster, max_lag: int) -> str:
     taken = memory.training(sides.shape, shards=1, tp=1).bytes_for(sides.workload.longest)
     why = (
         "lrl can run none of these plans today: every device that trains has the whole policy, its gradient and its "
-        f"optimizer. With one answer of {sides.workload.longest:,} tokens that takes {taken / GB:.0f} GB, and "
+        f"optimizer. With one response of {sides.workload.longest:,} tokens that takes {taken / GB:.0f} GB, and "
         f"{room / GB:.0f} of a device of {cluster} are free for it"
     )
     if taken <= room:

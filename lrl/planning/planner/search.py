@@ -1,13 +1,13 @@
 """Plans for a cluster, and the best of them: how devices are divided, what each side does with its own, who waits.
 
-Device counts are whole, answers have lengths, and weights take time to travel: what LlamaRL's problems (`problems.py`)
+Device counts are whole, responses have lengths, and weights take time to travel: what LlamaRL's problems (`problems.py`)
 leave out. The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on resource allocation) with the
 roofline for its profiler: each side's best layout for each number of devices, and the division whose slower side is
 fastest. The seconds of a step with lag k are the largest of
 
     training + sync
     writing + sync
-    (from a step's admission to the end of its longest answer + last micro-batch + sync) / (k + 1)
+    (from a step's admission to the end of its longest response + last micro-batch + sync) / (k + 1)
 
 The last is pacing's bound: what is admitted by version v is trained by the end of step v + k, that is k + 1 steps
 later. On-policy (k = 0) nothing else is in flight: training takes groups as they become whole (stream generation), and
@@ -39,7 +39,7 @@ class Plan:
     sync_s: float
     step_s: float
     bound: str
-    """What the step's time is: `training`, `writing`, `longest answer` (on-policy: all answers) or `in turn`."""
+    """What the step's time is: `training`, `writing`, `longest response` (on-policy: all responses) or `in turn`."""
 
     @property
     def devices(self) -> int:

@@ -13,22 +13,22 @@ class Workload:
 
     prompts: int
     """Groups."""
-    answers: int
-    """Answers to each prompt."""
+    responses: int
+    """Responses to each prompt."""
     prompt_tokens: int
     """Tokens of a prompt; all are taken to be equally long."""
     lengths: Quantiles
-    """Tokens of the answers."""
+    """Tokens of the responses."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "answers", "prompt_tokens"):
+        for name in ("prompts", "responses", "prompt_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
 
     @property
     def samples(self) -> int:
-        """Answers of the step."""
-        return self.prompts * self.answers
+        """Responses of the step."""
+        return self.prompts * self.responses
 
     @property
     def longest(self) -> int:
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def tokens(self) -> float:
-        """Tokens that are trained on, prompts included: every answer is a sequence of its own."""
+        """Tokens that are trained on, prompts included: every response is a sequence of its own."""
         return self.samples * (self.prompt_tokens + self.lengths.mean)
 
     @property
@@ -48,5 +48,5 @@ class Workload:
 
     @property
     def live_tokens(self) -> float:
-        """Tokens of an answer and its prompt at a random moment while it is being written."""
+        """Tokens of a response and its prompt at a random moment while it is being written."""
         return self.prompt_tokens + self.lengths.written

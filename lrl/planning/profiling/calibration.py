@@ -5,8 +5,8 @@ second is worth as much in a short stretch as in a long one, the fitted seconds 
 they scatter, and nothing costs less than nothing. (Errors relative to the measured seconds would favour fast stretches,
 and the more so the more a log scatters.)
 
-What a log has no example of (prefill in none of its stretches, say) costs nothing in the fit; and from answers that
-were always as many, the cost of a step and that of an answer cannot be told apart. So fit to a log whose batches grow
+What a log has no example of (prefill in none of its stretches, say) costs nothing in the fit; and from responses that
+were always as many, the cost of a step and that of a response cannot be told apart. So fit to a log whose batches grow
 and shrink.
 """
 
@@ -38,7 +38,7 @@ def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
         ValueError: The timeline has no stretch of a generator's work, or no step.
     """
     work = [record for record in records if isinstance(record, GeneratorRecord)]
-    steps = [record.tokens / record.answers if record.answers else 0.0 for record in work]
+    steps = [record.tokens / record.responses if record.responses else 0.0 for record in work]
     rows = [
         (count, record.tokens, count * record.context_tokens, record.prefill_tokens)
         for count, record in zip(steps, work, strict=True)

@@ -47,7 +47,7 @@ class Stretches:
     def _add(self, now: float, seen: StatsSnapshot) -> None:
         """The trapezoidal rule between two looks."""
         before, then = self._last
-        self._response_s += (now - before) * (then.answers + seen.answers) / 2
+        self._response_s += (now - before) * (then.responses + seen.responses) / 2
         self._context_s += (now - before) * (then.context_tokens + seen.context_tokens) / 2
 
     def _end(self) -> None:
@@ -61,7 +61,7 @@ class Stretches:
             GeneratorRecord(
                 seconds=seconds,
                 tokens=max(0, round(last.written - first.written)),
-                answers=response_s / seconds,
+                responses=response_s / seconds,
                 context_tokens=context_s / seconds,
                 prefill_tokens=last.read - first.read,
             )

@@ -14,7 +14,7 @@ class LinearGenerator:
     step_s: float = 0.0
     """Seconds of every decode step: reading the weights."""
     response_s: float = 0.0
-    """Seconds that each answer adds to a decode step."""
+    """Seconds that each response adds to a decode step."""
     context_token_s: float = 0.0
     """Seconds that each token of context adds to a decode step: reading its keys and values."""
     prefill_token_s: float = 0.0
@@ -22,9 +22,9 @@ class LinearGenerator:
     pause_s: float = 0.0
     """Seconds that a sync stops it for."""
 
-    def decode_s(self, answers: int, context_tokens: int) -> float:
+    def decode_s(self, responses: int, context_tokens: int) -> float:
         """See `GeneratorCosts.decode_s`."""
-        return self.step_s + self.response_s * answers + self.context_token_s * context_tokens
+        return self.step_s + self.response_s * responses + self.context_token_s * context_tokens
 
     def prefill_s(self, tokens: int) -> float:
         """See `GeneratorCosts.prefill_s`."""

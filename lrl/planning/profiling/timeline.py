@@ -48,7 +48,7 @@ class StepRecord:
     lags: dict[int, int] = field(default_factory=dict)
     """lag -> answer tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0
-    """It waited for a group whose answers were written, until it was scored; in no other wait. None in a simulation."""
+    """It waited for a group whose responses were written, until it was scored; in no other wait. None in a simulation."""
     other_s: float = 0.0
     """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. None in a simulation."""
 
@@ -70,24 +70,24 @@ class GeneratorRecord:
 
     seconds: float
     tokens: int = 0
-    """Tokens written in it, over all answers."""
-    answers: float = 0.0
-    """Answers being written, on average over the stretch; tokens / answers is the number of decode steps."""
+    """Tokens written in it, over all responses."""
+    responses: float = 0.0
+    """Responses being written, on average over the stretch; tokens / responses is the number of decode steps."""
     context_tokens: float = 0.0
     """Sum of their contexts (prompt and answer so far), on average over the stretch."""
     prefill_tokens: int = 0
-    """Tokens read in it: prompts of answers whose first token it wrote, or contexts of such as were read again."""
+    """Tokens read in it: prompts of responses whose first token it wrote, or contexts of such as were read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """The answers to one prompt."""
+    """The responses to one prompt."""
 
     index: int
     """`Group.index`."""
     prompt_tokens: int
     lengths: list[int]
-    """Tokens of each answer."""
+    """Tokens of each response."""
 
 
 Record = StepRecord | MicroBatchRecord | GeneratorRecord | GroupRecord

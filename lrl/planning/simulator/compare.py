@@ -1,6 +1,6 @@
 """Forecast beside fact, after a run: `lrl plan --compare RUN`.
 
-    timeline.jsonl  ->  costs and lengths of answers  \\
+    timeline.jsonl  ->  costs and lengths of responses  \\
     config.yaml     ->  settings                       -> simulation -> its steps beside the run's
 
 The costs are the run's own. So what differs is not that a machine was faster or slower than its data sheet; it is what
@@ -50,7 +50,7 @@ class Run:
 
     steps: Sequence[StepRecord]
     forecast: Sequence[StepRecord]
-    answers_per_step: int
+    responses_per_step: int
     planned_step_s: float | None
     """Of the plan that the run was made by, if it was."""
     left_out: Sequence[str]
@@ -72,7 +72,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         steps=steps[behind_start:],
         forecast=simulation.run().steps[behind_start:],
-        answers_per_step=simulation.groups_per_step * simulation.rollouts_per_group,
+        responses_per_step=simulation.groups_per_step * simulation.rollouts_per_group,
         planned_step_s=_planned(config),
         left_out=[name for name in ("replay", "max_skipped_per_step", "dispatch", "migration") if data.get(name)],
     )
@@ -124,7 +124,7 @@ def table(run: Run) -> Table:
     shown = Table("seconds a step, medians", "fact", "forecast", "off by", title="Forecast with the run's own costs")
     for name, part in PARTS.items():
         shown.add_row(name, *_cells(*(median(getattr(s, part) for s in steps) for steps in (run.steps, run.forecast))))
-    shown.add_row("answers a second", *_cells(*(_answers_per_s(run, steps) for steps in (run.steps, run.forecast))))
+    shown.add_row("responses a second", *_cells(*(_responses_per_s(run, steps) for steps in (run.steps, run.forecast))))
     if run.planned_step_s is not None:
         fact = median(step.seconds for step in run.steps)
         shown.add_row("step, as planned from data sheets", *_cells(fact, run.planned_step_s))
@@ -133,8 +133,8 @@ def table(run: Run) -> Table:
     return shown
 
 
-def _answers_per_s(run: Run, steps: Sequence[StepRecord]) -> float:
-    return run.answers_per_step * len(steps) / sum(step.seconds for step in steps)
+def _responses_per_s(run: Run, steps: Sequence[StepRecord]) -> float:
+    return run.responses_per_step * len(steps) / sum(step.seconds for step in steps)
 
 
 def _cells(fact: float, forecast: float) -> tuple[str, str, str]:

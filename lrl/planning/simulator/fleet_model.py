@@ -1,6 +1,6 @@
 """A model of a fleet, for the real controller: the real desk and dispatch in front of models of generators.
 
-A generator that fails, a probe and a deadline are not modelled. An answer's tokens are there when it has ended.
+A generator that fails, a probe and a deadline are not modelled. An response's tokens are there when it has ended.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lrl.types import Prompt, Rollout, Sampling
 
 
 class ModelFleet:
-    """Fulfils `lrl.rollouts.controller.Answers`.
+    """Fulfils `lrl.rollouts.controller.Generates`.
 
     Args:
         costs: Of each generator.
         capacity: Answers a generator writes at once.
-        lengths: Of the answers.
+        lengths: Of the responses.
         dispatch: Which generator answers which prompt, and in which order.
         record: Told of each stretch of work of each generator; None for nobody.
     """
@@ -44,10 +44,10 @@ class ModelFleet:
     def _serving(self) -> list[ModelGenerator]:
         return [generator for generator in self.generators if generator.open]
 
-    async def answer(
+    async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
-        """See `Answers.answer`; the rollouts have no token yet."""
+        """See `Generates.response`; the rollouts have no token yet."""
         request = Request(prompt, len(rollouts), priority, due)
         written = False
         while not written:
@@ -62,7 +62,7 @@ class ModelFleet:
         whole = asyncio.get_running_loop().create_future()
         left, prompt, priority = len(rollouts), request.prompt, request.priority
 
-        def ended(answer: SimulatedResponse) -> None:
+        def ended(response: SimulatedResponse) -> None:
             nonlocal left
             left -= 1
             self.requests.release(generator, request)
@@ -70,13 +70,13 @@ class ModelFleet:
                 whole.set_result(None)
 
         lengths = self.lengths.of(prompt.id, priority, len(rollouts))
-        answers = [
+        responses = [
             SimulatedResponse(len(prompt.token_ids), length, (priority, self._arrive()), ended) for length in lengths
         ]
-        generator.write(answers)
+        generator.write(responses)
         await whole
-        for rollout, answer in zip(rollouts, answers, strict=True):
-            fill(rollout, answer.versions)
+        for rollout, response in zip(rollouts, responses, strict=True):
+            fill(rollout, response.versions)
 
     def _arrive(self) -> int:
         self._arrivals += 1

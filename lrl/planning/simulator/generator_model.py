@@ -1,6 +1,6 @@
 """A model of one generator: continuous batching, from event to event.
 
-All answers of the batch get a token per decode step, so what changes is only who is in it. Between two changes the
+All responses of the batch get a token per decode step, so what changes is only who is in it. Between two changes the
 batch is the same and its contexts grow by one token each per step. k steps then take
 
     k / 2 * (seconds of the first + seconds of the last)
@@ -9,7 +9,7 @@ which is exact for costs that are linear in the context, and else the trapezoida
 thousands of tokens. A change waits for the end of the decode step under way, as in vLLM.
 
 Who joins is read first, and the others wait for it: a prefill is not mixed with decode steps (vLLM's chunked prefill
-does mix them; the work is the same). When keys and values no longer fit, the answer with the lowest priority leaves the
+does mix them; the work is the same). When keys and values no longer fit, the response with the lowest priority leaves the
 batch, and is read again, with all it has, when there is room: vLLM's own rule.
 """
 
@@ -26,15 +26,15 @@ from lrl.routing.request_queue import Slots
 from lrl.types import Rollout
 
 HEADROOM = 0.01
-"""Share of the keys and values that stays free when an answer joins others, or it would leave again at once."""
+"""Share of the keys and values that stays free when a response joins others, or it would leave again at once."""
 
 
 class ModelGenerator(Slots):
-    """Writes answers in the time that `costs` say.
+    """Writes responses in the time that `costs` say.
 
     Args:
         costs: Seconds of its work.
-        capacity: Answers it writes at once.
+        capacity: Responses it writes at once.
         record: Told of each stretch of work; None for nobody.
     """
 
@@ -56,9 +56,9 @@ class ModelGenerator(Slots):
         self.paused_s = 0.0
         """Seconds it stood still because of a sync; with busy_s and idle_s the time since it was made."""
         self.idle_s = 0.0
-        """Seconds without an answer to write: nothing was sent here."""
+        """Seconds without a response to write: nothing was sent here."""
         self.left_batch = 0
-        """How often an answer left the batch because keys and values did not fit."""
+        """How often a response left the batch because keys and values did not fit."""
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
@@ -73,27 +73,27 @@ class ModelGenerator(Slots):
 
     @property
     def outstanding_tokens(self) -> float:
-        """Expected tokens of the answers in flight, as if none was written yet."""
-        return sum(request.answers * request.tokens for request in self.load)
+        """Expected tokens of the responses in flight, as if none was written yet."""
+        return sum(request.responses * request.tokens for request in self.load)
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
         """Nothing moves in the model."""
         return False
 
-    def write(self, answers: Sequence[SimulatedResponse]) -> None:
+    def write(self, responses: Sequence[SimulatedResponse]) -> None:
         """Begin with these as soon as they fit.
 
         Raises:
             ValueError: One would never fit.
         """
-        for answer in answers:
-            if answer.prompt_tokens + answer.length > self.costs.kv_tokens:
+        for response in responses:
+            if response.prompt_tokens + response.length > self.costs.kv_tokens:
                 raise ValueError(
-                    f"An answer of {answer.length} tokens to a prompt of {answer.prompt_tokens} does not fit into the "
+                    f"A response of {response.length} tokens to a prompt of {response.prompt_tokens} does not fit into the "
                     f"{self.costs.kv_tokens} tokens that a generator has keys and values for. Spread it over more "
-                    "devices, or shorten the answers."
+                    "devices, or shorten the responses."
                 )
-            insort(self._line, answer, key=lambda answer: answer.order)
+            insort(self._line, response, key=lambda response: response.order)
         if self._timer is None and self._paused is None:
             self._at(self._loop.time(), self._idled)  # in the next turn: who comes in this one is read together
         else:
@@ -138,9 +138,9 @@ class ModelGenerator(Slots):
 
     def _decode_s(self, steps: int) -> float:
         """Seconds of the batch's next `steps` decode steps."""
-        answers = len(self._batch)
-        first = self.costs.decode_s(answers, self._context_tokens)
-        last = self.costs.decode_s(answers, self._context_tokens + answers * (steps - 1))
+        responses = len(self._batch)
+        first = self.costs.decode_s(responses, self._context_tokens)
+        last = self.costs.decode_s(responses, self._context_tokens + responses * (steps - 1))
         return steps / 2 * (first + last)
 
     def _next(self) -> None:
@@ -177,19 +177,19 @@ class ModelGenerator(Slots):
 
     def _decoded(self) -> None:
         """The planned decode steps are over."""
-        steps, answers, seconds = self._planned, len(self._batch), self._passed()
+        steps, responses, seconds = self._planned, len(self._batch), self._passed()
         if self._record is not None:
-            context = self._context_tokens + answers * (steps - 1) / 2
-            written = steps * answers
-            self._record(GeneratorRecord(seconds=seconds, tokens=written, answers=answers, context_tokens=context))
+            context = self._context_tokens + responses * (steps - 1) / 2
+            written = steps * responses
+            self._record(GeneratorRecord(seconds=seconds, tokens=written, responses=responses, context_tokens=context))
         self.busy_s += seconds
         self._steps += steps
-        self.tokens += steps * answers
-        self._context_tokens += steps * answers
+        self.tokens += steps * responses
+        self._context_tokens += steps * responses
         while self._batch and self._batch[0].last_step == self._steps:
-            answer = self._batch[0]
-            self._leave(answer)
-            answer.ended(answer)
+            response = self._batch[0]
+            self._leave(response)
+            response.ended(response)
         self._next()
 
     # ---- the batch
@@ -197,43 +197,43 @@ class ModelGenerator(Slots):
     def _join(self) -> int:
         """Take into the batch who fits; the tokens that have to be read for it.
 
-        The answers to one prompt that join together share its reading, as in vLLM.
+        The responses to one prompt that join together share its reading, as in vLLM.
         """
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
         while self._line and (not self._batch or self._context_tokens + self._context(self._line[0]) < limit):
-            answer = self._line.pop(0)
-            answer.joined = self._steps
-            insort(self._batch, answer, key=lambda answer: answer.last_step)
-            joining += answer.written + (0 if answer.order[0] == prompt_of else answer.prompt_tokens)
-            prompt_of = answer.order[0]
-            self._context_tokens += self._context(answer)
+            response = self._line.pop(0)
+            response.joined = self._steps
+            insort(self._batch, response, key=lambda response: response.last_step)
+            joining += response.written + (0 if response.order[0] == prompt_of else response.prompt_tokens)
+            prompt_of = response.order[0]
+            self._context_tokens += self._context(response)
         return joining
 
     def _steps_until_change(self) -> int:
-        """Decode steps until an answer ends or keys and values are full; makes room for one at least."""
+        """Decode steps until a response ends or keys and values are full; makes room for one at least."""
         while (room := (self.costs.kv_tokens - self._context_tokens) // len(self._batch)) < 1 < len(self._batch):
-            last = max(self._batch, key=lambda answer: answer.order)
+            last = max(self._batch, key=lambda response: response.order)
             self._leave(last)
-            insort(self._line, last, key=lambda answer: answer.order)
+            insort(self._line, last, key=lambda response: response.order)
             self.left_batch += 1
         to_end = self._batch[0].last_step - self._steps
         return min(to_end, room) if len(self._batch) > 1 else to_end
 
-    def _leave(self, answer: SimulatedResponse) -> None:
+    def _leave(self, response: SimulatedResponse) -> None:
         """Out of the batch, with all its tokens so far and who wrote them."""
-        self._batch.remove(answer)
-        self._note_versions(answer)
-        answer.written += self._steps - answer.joined
-        answer.joined = self._steps
-        self._context_tokens -= self._context(answer)
+        self._batch.remove(response)
+        self._note_versions(response)
+        response.written += self._steps - response.joined
+        response.joined = self._steps
+        self._context_tokens -= self._context(response)
 
-    def _note_versions(self, answer: SimulatedResponse) -> None:
-        first = bisect_left(self._versions, (answer.joined + 1,)) - 1
+    def _note_versions(self, response: SimulatedResponse) -> None:
+        first = bisect_left(self._versions, (response.joined + 1,)) - 1
         until = [since for since, _ in self._versions[first + 1 :]] + [self._steps]
         for (since, version), end in zip(self._versions[first:], until, strict=True):
-            answer.versions.append((version, end - max(since, answer.joined)))
+            response.versions.append((version, end - max(since, response.joined)))
 
     @staticmethod
-    def _context(answer: SimulatedResponse) -> int:
-        return answer.prompt_tokens + answer.written
+    def _context(response: SimulatedResponse) -> int:
+        return response.prompt_tokens + response.written

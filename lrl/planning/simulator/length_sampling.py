@@ -1,8 +1,8 @@
-"""How long answers are: drawn by a seed as a function of prompt and answer, so that every simulation of a scene sees
+"""How long responses are: drawn by a seed as a function of prompt and answer, so that every simulation of a scene sees
 the same ones whatever its dispatch.
 
-Answers to one prompt are alike, for length is largely a matter of how hard the prompt is (StreamRL, 2504.15930, ranks
-prompts by it). So the normal number behind a length is a sum of two, one of the prompt and one of the answer.
+Responses to one prompt are alike, for length is largely a matter of how hard the prompt is (StreamRL, 2504.15930, ranks
+prompts by it). So the normal number behind a length is a sum of two, one of the prompt and one of the response.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LengthSampler(ABC):
     """A distribution of lengths in tokens.
 
     Args:
-        prompt_share: Share of the variance that lies between prompts, in [0, 1]; 1 makes all answers to a prompt alike.
+        prompt_share: Share of the variance that lies between prompts, in [0, 1]; 1 makes all responses to a prompt alike.
         seed: Another seed draws other lengths.
 
     Raises:
@@ -42,24 +42,24 @@ class LengthSampler(ABC):
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         """Lengths in tokens, at least 1, int64 [n], of numbers from the standard normal distribution, float64 [n]."""
 
-    def of(self, prompt: int, index: int, answers: int) -> list[int]:
-        """Tokens of each answer of a group.
+    def of(self, prompt: int, index: int, responses: int) -> list[int]:
+        """Tokens of each response of a group.
 
         Args:
             prompt: `Prompt.id`.
-            index: `Group.index`: another epoch's answers to the same prompt are others.
-            answers: How many.
+            index: `Group.index`: another epoch's responses to the same prompt are others.
+            responses: How many.
         """
-        own = np.random.default_rng([self.seed, 1, index]).standard_normal(answers)
+        own = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
         normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * own
         return self.tokens(normal).tolist()
 
     def middle(self, prompt: int) -> float:
-        """Tokens that half of the answers to a prompt (`Prompt.id`) exceed: what the prompt says of their length."""
+        """Tokens that half of the responses to a prompt (`Prompt.id`) exceed: what the prompt says of their length."""
         return float(self.tokens(np.array([self._of_prompt(prompt)]))[0])
 
     def quantile(self, share: float) -> float:
-        """Tokens that this share of all answers does not exceed."""
+        """Tokens that this share of all responses does not exceed."""
         return float(self.tokens(np.array([ndtri(share)]))[0])
 
     def _of_prompt(self, prompt: int) -> float:
@@ -67,11 +67,11 @@ class LengthSampler(ABC):
 
 
 class Lognormal(LengthSampler):
-    """exp of a normal number with mean log(`median`), cut at a limit, as answers are.
+    """exp of a normal number with mean log(`median`), cut at a limit, as responses are.
 
     Args:
         median: Tokens.
-        sigma: Standard deviation of the logarithm; 0 makes all answers equally long.
+        sigma: Standard deviation of the logarithm; 0 makes all responses equally long.
         longest: Limit in tokens.
         prompt_share: See `LengthSampler`.
         seed: See `LengthSampler`.
@@ -110,7 +110,7 @@ class ObservedLengths(LengthSampler):
         super().__init__(prompt_share, seed)
         self._sorted = np.sort(np.asarray(lengths, dtype=np.int64))
         if not len(self._sorted) or self._sorted[0] < 1:
-            raise ValueError(f"lengths has {len(self._sorted)} answers; there must be some, each of 1 token or more.")
+            raise ValueError(f"lengths has {len(self._sorted)} responses; there must be some, each of 1 token or more.")
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         """See `LengthSampler.tokens`."""
@@ -122,7 +122,7 @@ class ReplayedLengths(ObservedLengths):
     """A run's lengths, group by group in the order of its prompts; behind them, lengths like them.
 
     Args:
-        groups: Of each group, the tokens of its answers.
+        groups: Of each group, the tokens of its responses.
 
     Raises:
         ValueError: There are none, or one is below 1.
@@ -132,16 +132,16 @@ class ReplayedLengths(ObservedLengths):
         super().__init__([length for group in groups for length in group])
         self._groups = groups
 
-    def of(self, prompt: int, index: int, answers: int) -> list[int]:
+    def of(self, prompt: int, index: int, responses: int) -> list[int]:
         """See `LengthSampler.of`."""
-        if index < len(self._groups) and len(self._groups[index]) == answers:
+        if index < len(self._groups) and len(self._groups[index]) == responses:
             return list(self._groups[index])
-        return super().of(prompt, index, answers)
+        return super().of(prompt, index, responses)
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedResponse:
-    """One answer that is being written."""
+    """One response that is being written."""
 
     prompt_tokens: int
     length: int

@@ -36,10 +36,10 @@ class Simulation:
     Args:
         generators: What the work of each costs.
         trainer: What its work costs.
-        lengths: Of the answers.
+        lengths: Of the responses.
         steps: Optimizer steps.
         groups_per_step: Prompts that a step trains.
-        rollouts_per_group: Answers to each.
+        rollouts_per_group: Responses to each.
         max_lag: Most versions between the one that wrote a token and the one that trains it.
         stragglers: What to do with a group that has reached that bound and still runs; see `RolloutDataModule`.
         micro_batch_tokens: Most tokens in one forward pass, padding included.
@@ -49,7 +49,7 @@ class Simulation:
         prompts: Prompts in the data set.
         dispatch: Makes the rule by which prompts are sent.
         placement: `split` gives trainer and generators devices of their own. `shared` alternates on the same ones: no
-            micro-batch begins while answers are being written, and max_lag must be 0; the costs are then those of all
+            micro-batch begins while responses are being written, and max_lag must be 0; the costs are then those of all
             devices on both sides.
 
     Raises:
@@ -137,7 +137,7 @@ class Forecast:
 
     @property
     def lags(self) -> Counter[int]:
-        """lag -> trained answer tokens of that lag."""
+        """lag -> trained response tokens of that lag."""
         return sum((Counter(step.lags) for step in self.steps), Counter())
 
 
@@ -153,7 +153,7 @@ class Row:
 
 
 class NoRewards:
-    """Every answer is worth the same, at once."""
+    """Every response is worth the same, at once."""
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         """See `lrl.rollouts.controller.Scores`."""

@@ -2,7 +2,7 @@
 
 The search has one bound for each side. Here the real controller, pacing, dispatch and cuts go through a few steps of a
 plan, with the same roofline for their costs, and so order, whole micro-batches and full memories show. A rule that asks
-for lengths is told what a prompt itself says of its answers' (half of the variance of their logarithm): what a ranker
+for lengths is told what a prompt itself says of its responses' (half of the variance of their logarithm): what a ranker
 knows at best, when every prompt was answered before.
 """
 
@@ -52,21 +52,21 @@ class Outcome:
 
 
 class ByPrompt:
-    """Expects of a prompt's answers what the prompt says of their length (`lrl.routing.dispatch.ExpectedLengths`).
+    """Expects of a prompt's responses what the prompt says of their length (`lrl.routing.dispatch.ExpectedLengths`).
 
     Args:
-        lengths: Of the answers.
+        lengths: Of the responses.
     """
 
     def __init__(self, lengths: LengthSampler) -> None:
         self.lengths = lengths
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Tokens in the middle of the prompt's answers; more than `written`."""
+        """Tokens in the middle of the prompt's responses; more than `written`."""
         return max(self.lengths.middle(prompt.id), written + 1.0)
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that this share of all answers does not exceed."""
+        """The length, in tokens, that this share of all responses does not exceed."""
         return self.lengths.quantile(share)
 
 
@@ -75,10 +75,10 @@ def rules(costs: RooflineGenerator, slots: int, context_tokens: float) -> dict[s
 
     Args:
         costs: Of a generator.
-        slots: Answers it writes at once.
-        context_tokens: Of an answer and its prompt, on average.
+        slots: Responses it writes at once.
+        context_tokens: Of a response and its prompt, on average.
     """
-    one, all_ms = (1e3 * costs.decode_s(answers, answers * context_tokens) for answers in (1, max(2, slots)))
+    one, all_ms = (1e3 * costs.decode_s(responses, responses * context_tokens) for responses in (1, max(2, slots)))
     decode_latency = DecodeLatency(step_ms=one, response_ms=(all_ms - one) / (max(2, slots) - 1))
     return {
         DEFAULT: LeastLoaded,
@@ -149,7 +149,7 @@ def simulation(
         lengths=lengths,
         steps=2 * (plan.lag + 1) + COUNTED + plan.lag,  # for the last ones nothing more is written
         groups_per_step=workload.prompts,
-        rollouts_per_group=workload.answers,
+        rollouts_per_group=workload.responses,
         max_lag=plan.lag,
         micro_batch_tokens=training.micro_batch_tokens * (used // training.tp),
         max_num_seqs=plan.generation.writing.slots,

@@ -19,7 +19,7 @@ from lrl.types import Group
 
 @dataclass(slots=True)
 class TrainedResponse:
-    """A prompt and its answer; see `lrl.rollouts.bin_packing.TrainedResponse`."""
+    """A prompt and its response; see `lrl.rollouts.bin_packing.TrainedResponse`."""
 
     group: int
     tokens: int
@@ -120,7 +120,7 @@ class ModelTrainer:
         return train_s + others_s
 
     def _take(self, group: Group, step: int, tally: StepWaits) -> int:
-        """Cut from the group's answers what `Packer` would; their tokens, prompts included."""
+        """Cut from the group's responses what `Packer` would; their tokens, prompts included."""
         length = 0
         tally.groups.append(group)
         for rollout in group.rollouts:

@@ -1,6 +1,6 @@
 """Which generator answers which prompt, and in which order. One class a rule, named in YAML by its `class_path`.
 
-A rule sees only what it may know: what waits, how loaded each generator is, and how long answers are expected to be.
+A rule sees only what it may know: what waits, how loaded each generator is, and how long responses are expected to be.
 """
 
 from lrl.routing.dispatch.base import Dispatch, ExpectedLengths, Loaded, Request

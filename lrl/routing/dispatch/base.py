@@ -16,15 +16,15 @@ class Loaded(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Answers it is writing now."""
+        """Responses it is writing now."""
 
     @property
     def capacity(self) -> int:
-        """Answers it can write at once."""
+        """Responses it can write at once."""
 
     @property
     def outstanding_tokens(self) -> float:
-        """Expected tokens that the answers in flight still need, at least one each."""
+        """Expected tokens that the responses in flight still need, at least one each."""
 
     @property
     def version(self) -> int:
@@ -35,25 +35,25 @@ class ExpectedLengths(Protocol):
     """Expected lengths of responses that are not written yet: `lrl.routing.length_predictor.LengthPredictor`, or an oracle."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Expected tokens of a whole answer of which `written` are there; more than `written`."""
+        """Expected tokens of a whole response of which `written` are there; more than `written`."""
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that this share of the answers seen lately does not exceed."""
+        """The length, in tokens, that this share of the responses seen lately does not exceed."""
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """The unfinished answers to one prompt, which wait for a generator."""
+    """The unfinished responses to one prompt, which wait for a generator."""
 
     prompt: Prompt
-    answers: int
+    responses: int
     """How many; they go to one generator."""
     priority: int
     """The group's place in the run."""
     due: int = 0
     """The step that trains it (`Group.due`): the trainer waits for the smallest first."""
     written: float = 0.0
-    """Tokens that each of the answers has already, on the average."""
+    """Tokens that each of the responses has already, on the average."""
     tokens: float = 1.0
     """Expected tokens that each of them still needs. `Dispatch.add` sets it; 1 where nothing is known."""
 
@@ -125,7 +125,7 @@ class Dispatch(ABC):
         self._line.push(self.order(request), request)
 
     def estimate(self, request: Request) -> None:
-        """Note how long its answers are expected to go on, if that is known."""
+        """Note how long its responses are expected to go on, if that is known."""
         if self.lengths is not None:
             request.tokens = self.lengths.expected(request.prompt, request.written) - request.written
 
@@ -151,7 +151,7 @@ def has_room(generator: Loaded, request: Request) -> bool:
     A request never waits inside vLLM: one that began to wait there before a sync would start on the keys and values of
     the version before. A group larger than a generator's whole capacity is sent to an idle one.
     """
-    return generator.in_flight == 0 or generator.in_flight + request.answers <= generator.capacity
+    return generator.in_flight == 0 or generator.in_flight + request.responses <= generator.capacity
 
 
 def longest_first(request: Request) -> tuple[float, ...]:

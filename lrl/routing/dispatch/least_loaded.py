@@ -1,4 +1,4 @@
-"""The fewest answers."""
+"""The fewest responses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lrl.routing.dispatch.base import Dispatch, Loaded, Request, has_room
 
 
 class LeastLoaded(Dispatch):
-    """The generator with the fewest answers in flight, if it has room; the oldest group first."""
+    """The generator with the fewest responses in flight, if it has room; the oldest group first."""
 
     def order(self, request: Request) -> tuple[float, ...]:
         """See `Dispatch.order`."""

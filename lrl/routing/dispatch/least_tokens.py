@@ -8,9 +8,9 @@ from lrl.routing.dispatch.base import Dispatch, Loaded, Request, has_room, longe
 
 
 class LeastTokens(Dispatch):
-    """Of the generators with room, the one whose answers still need the fewest tokens; the longest request first.
+    """Of the generators with room, the one whose responses still need the fewest tokens; the longest request first.
 
-    The longest goes first among those of one step: a step is over with its last answer, so what takes longest must not
+    The longest goes first among those of one step: a step is over with its last response, so what takes longest must not
     start last (Graham 1969: within 4/3 of the best schedule, if the lengths are known).
     """
 
@@ -26,6 +26,6 @@ class LeastTokens(Dispatch):
 
 
 def fewest_tokens(request: Request, generators: Sequence[Loaded]) -> int | None:
-    """The position of the generator with room whose answers still need the fewest tokens, or None."""
+    """The position of the generator with room whose responses still need the fewest tokens, or None."""
     free = [position for position, generator in enumerate(generators) if has_room(generator, request)]
     return min(free, key=lambda position: generators[position].outstanding_tokens, default=None)

@@ -1,4 +1,4 @@
-"""Long answers on generators of their own: StreamRL's skewness-aware dispatching (2504.15930, algorithm 2)."""
+"""Long responses on generators of their own: StreamRL's skewness-aware dispatching (2504.15930, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lrl.routing.dispatch.base import Dispatch, Line, Loaded, Request, has_room,
 from lrl.runtime.config_errors import fault
 
 LONG, REST = 0.9, 0.5
-"""Quantiles of the recent lengths that stand for the long answers and for the rest."""
+"""Quantiles of the recent lengths that stand for the long responses and for the rest."""
 
 
 class SkewnessAware(Dispatch):
     """Divides the generators between the long requests and the rest; the longest first within each part.
 
-    A generator with fewer answers writes each of them faster. So the longest requests get generators on which they are
+    A generator with fewer responses writes each of them faster. So the longest requests get generators on which they are
     few, and the many short ones share the others. How many generators are for the long ones is chosen whenever requests
     of a new step come, from all that wait then: the number with the lowest latency of both parts together.
 
@@ -112,8 +112,8 @@ class SkewnessAware(Dispatch):
         for place, request in enumerate(waiting):
             self._push(request, is_long=place < cut)
         self._long_generators = generators_for_the_long(
-            (sum(request.answers for request in self._long), self.lengths.quantile(LONG)),
-            (sum(request.answers for request in self._rest), self.lengths.quantile(REST)),
+            (sum(request.responses for request in self._long), self.lengths.quantile(LONG)),
+            (sum(request.responses for request in self._rest), self.lengths.quantile(REST)),
             len(generators),
             min(generator.capacity for generator in generators),
             self.decode_latency,
@@ -129,20 +129,20 @@ def generators_for_the_long(
     decode_latency: DecodeLatency,
     combine: Literal["sum", "max"],
 ) -> int:
-    """N_l of algorithm 2: generators that write the long answers; the fewest, where several numbers are as good.
+    """N_l of algorithm 2: generators that write the long responses; the fewest, where several numbers are as good.
 
     Args:
-        long: How many answers are long, and the tokens that stand for the length of one.
+        long: How many responses are long, and the tokens that stand for the length of one.
         rest: The same of the others.
         generators: N_l + N_r; at least 2, and each part gets one.
-        capacity: Answers that a generator writes at once.
+        capacity: Responses that a generator writes at once.
         decode_time: The time for a token.
         combine: How the latencies of the two parts are combined.
     """
 
     def latency(part: tuple[int, float], share: int) -> float:
-        answers, tokens = part
-        return decode_latency.latency(math.ceil(answers / share), tokens, capacity)
+        responses, tokens = part
+        return decode_latency.latency(math.ceil(responses / share), tokens, capacity)
 
     def total(share: int) -> float:
         parts = latency(long, share), latency(rest, generators - share)

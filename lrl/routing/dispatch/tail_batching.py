@@ -1,4 +1,4 @@
-"""Long answers in rounds of their own."""
+"""Long responses in rounds of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TailBatching(Dispatch):
 
     What is held goes out when it fills a generator, when the step that trains one of it is near, and when a generator
     has nothing else to do. So nothing is held while all generators are idle, and a bound on lag of 0 holds nothing. How
-    old a token may become is pacing's: this rule only decides when within that time an answer begins.
+    old a token may become is pacing's: this rule only decides when within that time a response begins.
 
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1).
@@ -77,7 +77,7 @@ class TailBatching(Dispatch):
         version = max(generator.version for generator in generators)
         return (
             first.due <= version + self.steps_ahead
-            or sum(request.answers for request in self._held) >= max(generator.capacity for generator in generators)
+            or sum(request.responses for request in self._held) >= max(generator.capacity for generator in generators)
             or (not self._line and any(generator.in_flight == 0 for generator in generators))
         )
 

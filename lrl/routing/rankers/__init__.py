@@ -1,4 +1,4 @@
-"""Which prompts will have long answers, from the prompt alone. One class a way, named in YAML by its `class_path`."""
+"""Which prompts will have long responses, from the prompt alone. One class a way, named in YAML by its `class_path`."""
 
 from lrl.routing.rankers.base import Ranker
 from lrl.routing.rankers.language_model import LanguageModelRanker

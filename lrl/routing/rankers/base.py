@@ -1,6 +1,6 @@
 """What every ranker is: it learns a number for each prompt that was answered, and guesses it for others.
 
-The number is how much longer than the others a prompt's answers are, in log tokens. It only ranks.
+The number is how much longer than the others a prompt's responses are, in log tokens. It only ranks.
 """
 
 from __future__ import annotations

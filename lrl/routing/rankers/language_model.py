@@ -1,4 +1,4 @@
-"""StreamRL's ranker: a small language model, fine-tuned on prompts and the lengths of their answers (2504.15930,
+"""StreamRL's ranker: a small language model, fine-tuned on prompts and the lengths of their responses (2504.15930,
 section 5), in a process beside the trainer.
 
 Nobody waits for it. What was answered is taught to it in the background, and prompts that start soon are guessed ahead.

@@ -50,7 +50,7 @@ def rankers(model: str) -> Iterator[Callable[[], LanguageModelRanker]]:
 
 
 def told(id: int) -> tuple[Prompt, float]:
-    """A prompt whose answers are long or short, as one word of it says."""
+    """A prompt whose responses are long or short, as one word of it says."""
     draw = random.Random(id)
     word, number = draw.choice([("brief", -1.0), ("whole", 1.0)])
     text = f"Give me the {word} story of {draw.randrange(100)}."

@@ -1,4 +1,4 @@
-"""Training alone: the steps of a timed run with answers that are there already. Nothing is awaited, nothing synced."""
+"""Training alone: the steps of a timed run with responses that are there already. Nothing is awaited, nothing synced."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 import lrl
 from benchmarks.random_policy import llama
 from benchmarks.timed_run import (
-    ANSWERS,
     GROUPS,
     PROMPT_TOKENS,
+    RESPONSES,
     OnCore,
     System,
     Timed,
@@ -34,7 +34,7 @@ from lrl.types import Group, Rollout
 def train_alone(
     system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path, *also: L.Callback
 ) -> list[Timed]:
-    """The times of the same steps when all of their answers are there at once: no server runs for it."""
+    """The times of the same steps when all of their responses are there at once: no server runs for it."""
     data = ReadyResponses(policy, lengths, system.micro_batch_tokens)
     torch.set_num_threads(system.trainer_threads)
     quiet_trainer(steps, folder, callbacks=[data.supervisor, *also]).fit(make_module(policy), data)
@@ -42,11 +42,11 @@ def train_alone(
 
 
 class ReadyResponses(L.LightningDataModule):
-    """Steps of made-up answers: prompts and lengths of the runs, random tokens, random rewards.
+    """Steps of made-up responses: prompts and lengths of the runs, random tokens, random rewards.
 
     Args:
         policy: Whose tokenizer is used.
-        lengths: Of the answers.
+        lengths: Of the responses.
         micro_batch_tokens: Of the trainer.
     """
 
@@ -81,7 +81,7 @@ class ReadyResponses(L.LightningDataModule):
     def _groups(self, step: int) -> Iterator[Group]:
         draw = random.Random(step)
         for index in range(step * GROUPS, (step + 1) * GROUPS):
-            lengths = self.lengths.of(index % len(self.prompts), index, ANSWERS)
+            lengths = self.lengths.of(index % len(self.prompts), index, RESPONSES)
             rollouts = [
                 Rollout(
                     token_ids=[draw.randrange(self.vocabulary) for _ in range(tokens)],

@@ -3,9 +3,9 @@
     python -m benchmarks.elastic                 30 steps of each
     python -m benchmarks.elastic --steps 5       a rehearsal
 
-The quickstart's task and policy, which learns nothing; a generator writes so few responses at once that the trainer waits
-for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves by `--leave`.
-All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
+The quickstart's task and policy, which learns nothing; a generator writes so few responses at once that the trainer
+waits for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves by
+`--leave`. All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def table(record: dict[str, Any]) -> str:
     rows.append(
         f"\n{record['with']['tokens_per_s'] / record['before']['tokens_per_s']:.2f} times the tokens; serving "
         f"{record['joined_s']:.0f} s after the command, out {record['left_s']:.1f} s after the other one, "
-        f"{record['reissued']} responses went on elsewhere; {record['trained']} groups trained of {record['expected']}, "
-        f"{record['given_up']} given up"
+        f"{record['reissued']} responses went on elsewhere; {record['trained']} groups trained of "
+        f"{record['expected']}, {record['given_up']} given up"
     )
     return "\n".join(rows)
 

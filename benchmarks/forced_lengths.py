@@ -1,4 +1,5 @@
-"""Responses of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change them.
+"""Responses of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change
+them.
 
 Every response is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
 the run's limit it counts as ended and not as cut. Those of a group that are equally long share a request, the others

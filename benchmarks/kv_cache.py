@@ -7,7 +7,8 @@
 `recompute` and `keep` (`WeightSync.keys_and_values`) take turns, for short and long responses, at each lag, on one
 server. The policy is the quickstart's:
 
-- short: the quickstart's sums, responses of 4 to 32 tokens; what is learned is the greedy accuracy on 500 held-out sums.
+- short: the quickstart's sums, responses of 4 to 32 tokens; what is learned is the greedy accuracy on 500 held-out
+  sums.
 - long: the same prompts, but every response has a drawn length (`LONG`; `benchmarks.forced_lengths`), and the reward is
   the share of sevens in it, which the policy learns in a few steps; what is learned is its mean over the last five.
 

@@ -87,8 +87,8 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
         sum(outcome.responses == responses for outcome in outcomes.values()) for responses in (PACKED, ALONE, REFUSED)
     ]
     summary = (
-        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} responses share rows, in "
-        f"{counts[1]} each has its own, {counts[2]} are refused.\n\n"
+        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} responses share rows, "
+        f"in {counts[1]} each has its own, {counts[2]} are refused.\n\n"
     )
     rows = "".join(f"| `{family}` | {found.responses} | {found.why} |\n" for family, found in sorted(outcomes.items()))
     text = PAGE.read_text()

@@ -10,9 +10,9 @@ The five systems follow one another, and so again in each repeat:
 
 - asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest response
   (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
-- writing alone: the same run, but the trainer only takes the responses: no forward pass, no update, no sync but the first
-  one. So as many responses are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of every
-  step's batch a few long responses are written alone, which steady writing never sees.
+- writing alone: the same run, but the trainer only takes the responses: no forward pass, no update, no sync but the
+  first one. So as many responses are in flight as in the asynchronous run. A run at lag 0 would not do: at the end of
+  every step's batch a few long responses are written alone, which steady writing never sees.
 - training alone: the same training on responses that are there already, with the asynchronous run's threads. No sync.
 - both alone, at once: the two before it, each in a process of its own (`benchmarks.at_once`). Nothing goes between them
   but the pace, so this is what the machine makes of two sides that have nothing to do with each other.

@@ -1,4 +1,5 @@
-"""Training alone: the steps of a timed run with responses that are there already. Nothing is awaited, nothing synced."""
+"""Training alone: the steps of a timed run with responses that are there already. Nothing is awaited, nothing
+synced."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@
     python -m benchmarks.simulated_skewness --longest 20000 --seeds 1 --cases BestDivision:oracle BestDivision-5%:oracle
 
 The set-up is that of `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a rule and what
-it is told of lengths: nothing, every response's own length (`oracle`), or that behind a blur, which finds the longest as
-often as the paper's ranker (`ranker`). `SkewnessAware` is told the seconds per token of the model that is simulated.
-Times are relative to random FIFO on the same responses. The floor is the longest response alone on a generator: no rule is
-faster. `BestDivision` is the rule with the number of generators for the long responses that turns out best of all, `ends`
-tells it the longest response of either part where it asks for P90 and P50, and `5%` is its `long_tail`.
+it is told of lengths: nothing, every response's own length (`oracle`), or that behind a blur, which finds the longest
+as often as the paper's ranker (`ranker`). `SkewnessAware` is told the seconds per token of the model that is simulated.
+Times are relative to random FIFO on the same responses. The floor is the longest response alone on a generator: no rule
+is faster. `BestDivision` is the rule with the number of generators for the long responses that turns out best of all,
+`ends` tells it the longest response of either part where it asks for P90 and P50, and `5%` is its `long_tail`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m benchmarks.simulated_table3 --contexts
     python -m benchmarks.simulated_table3 --passes 11 --generation 48
 
-Four scenes of one workload, PPO with responses of at most 20,000 tokens: both sides take turns on all devices with random
-FIFO; the same with `SkewnessAware`; each side on devices of its own, training while responses are still written; and
-with a lag of 1. `SkewnessAware` has lengths that are blurred to the recall of the paper's ranker.
+Four scenes of one workload, PPO with responses of at most 20,000 tokens: both sides take turns on all devices with
+random FIFO; the same with `SkewnessAware`; each side on devices of its own, training while responses are still written;
+and with a lag of 1. `SkewnessAware` has lengths that are blurred to the recall of the paper's ranker.
 
 Generators are those of `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s,
 with its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: turning from

@@ -3,8 +3,8 @@
     python -m benchmarks.simulator_scale
     python -m benchmarks.simulator_scale --generators 100 --groups 125 --steps 2     # seconds
 
-Groups of 8, lag 1, responses of about 20,000 tokens (lognormal, median 20,000, sigma 0.5, cut at 32,768), decode steps of
-10 ms and more, at most 256 responses and 2 million tokens of context in a generator.
+Groups of 8, lag 1, responses of about 20,000 tokens (lognormal, median 20,000, sigma 0.5, cut at 32,768), decode steps
+of 10 ms and more, at most 256 responses and 2 million tokens of context in a generator.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ nothing. Its weights are random and stay as they are; they are synced after ever
 forced: at the same step all cases have the same responses. The time of a step is what the trainer waits for its groups.
 
 Two things come before. The time of a token is measured for several numbers of responses on each generator, while both
-write: `SkewnessAware.decode_latency`. And one run answers every prompt once, so that lrl's own lengths have seen them all;
+write: `SkewnessAware.decode_latency`. And one run answers every prompt once, so that lrl's own lengths have seen them
+    all;
 each run begins with what was learnt then. An oracle knows the lengths that are about to be drawn.
 """
 

@@ -1,8 +1,8 @@
 """StreamRL's set-up (2504.15930, section 7) for the simulator: models on H800, lengths, and random FIFO.
 
 From the paper: seconds per token of a 7B model on an H800 by batch size (figure 6), the models' shapes and the devices
-(tables 1 and 2), 1,024 prompts with a response each (PPO), limits of 5, 10 and 20 thousand tokens. Assumed here, because
-the paper does not say it:
+(tables 1 and 2), 1,024 prompts with a response each (PPO), limits of 5, 10 and 20 thousand tokens. Assumed here,
+because the paper does not say it:
 
 - Generators: 20 of one device for 7B, 10 of 4 for 32B, 10 of 8 for 72B. That is the share of 5/8 of 32, 64 and 128
   devices that figure 10 has for 32B and 72B.

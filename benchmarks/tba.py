@@ -1,4 +1,5 @@
-"""TBA with its replay buffer, far off-policy: fresh responses of the quickstart's task eight versions old, others older.
+"""TBA with its replay buffer, far off-policy: fresh responses of the quickstart's task eight versions old, others
+older.
 
     python -m benchmarks.tba                 run what is missing, then print
     python -m benchmarks.tba --seeds 0 1     only these

@@ -26,7 +26,8 @@ MAX_TEXT = 2000
 
 
 class RolloutLog(OnRankZero):
-    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms and sample responses every few.
+    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms and sample responses
+    every few.
 
     TensorBoard gets an overview of the run, too (`lrl.callbacks.overview`).
 
@@ -138,7 +139,8 @@ def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
     """Share, mean length and mean reward of a step's responses, for every lag apart.
 
     The lag of a response is that of its oldest token, the trainer's step minus the smallest version in it; from
-    `MAX_LAG_SHOWN` on they are pooled. A lag without a response has no figures, one without a scored response no reward.
+    `MAX_LAG_SHOWN` on they are pooled. A lag without a response has no figures, one without a scored response no
+    reward.
     """
     by_lag: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:

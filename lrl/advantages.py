@@ -1,7 +1,7 @@
 """How good a response is, relative to its group.
 
-A baseline sees one group at a time, so groups can be packed and trained in whatever order they finish. Responses without
-a reward are left out before: an error is not a reward, and must not move the baseline either.
+A baseline sees one group at a time, so groups can be packed and trained in whatever order they finish. Responses
+without a reward are left out before: an error is not a reward, and must not move the baseline either.
 
 Notation: r_i is the reward of response i of n, mean and std are over the group.
 """

@@ -74,7 +74,8 @@ class RolloutDataModule(L.LightningDataModule):
         replay: Trains older groups again, beside a step's own; null never does.
         dispatch: Which generator answers which prompt, in which order; default `lrl.routing.dispatch.LeastLoaded`.
         moving: Lets half-written responses go on with idle generators; null never does.
-        length_predictor: Learns which prompts have long responses; null does so only if `dispatch` or `migration` needs it.
+        length_predictor: Learns which prompts have long responses; null does so only if `dispatch` or `migration` needs
+            it.
         reward_workers: Processes that score responses.
         reward_timeout_s: Seconds a reward may take for one response.
         reward_memory_gib: What scoring may allocate in one of those processes, in GiB; null for no limit. Linux only.

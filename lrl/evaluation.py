@@ -2,8 +2,8 @@
 
 Every problem weighs the same, however many of its responses were scored: accuracy is the mean over problems of the mean
 over a problem's responses (avg@k). Responses to one problem resemble each other, so k responses to n problems say less
-than k * n unrelated responses would; the intervals follow from how the problems differ. An error is not a reward: responses
-whose scoring failed are counted and left out.
+than k * n unrelated responses would; the intervals follow from how the problems differ. An error is not a reward:
+responses whose scoring failed are counted and left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Report:
     high: float
     """Upper end of the 95 % interval of `accuracy`."""
     pass_at_k: dict[int, float]
-    """For 1, 2, 4, ... and k: the chance that one of so many responses is right. Empty unless all rewards are 0 or 1."""
+    """For 1, 2, 4, ... and k: the chance that one of so many responses is right. Empty unless all rewards are 0 or
+    1."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     """Column -> its value -> (accuracy, problems)."""
     versions: list[int] = field(default_factory=list)

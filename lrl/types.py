@@ -30,8 +30,8 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """One response to a prompt, with the proof of where each token came from. The three lists are equally long, and grow
-    together while it is being written."""
+    """One response to a prompt, with the proof of where each token came from. The three lists are equally long, and
+    grow together while it is being written."""
 
     token_ids: list[int] = field(default_factory=list)
     """The sampled tokens; the end-of-sequence token is among them when the response ended by itself."""

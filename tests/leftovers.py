@@ -60,7 +60,8 @@ def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
-    """New files there that belong to nobody who lives: no process has mapped them, and no supervisor will remove them."""
+    """New files there that belong to nobody who lives: no process has mapped them, and no supervisor will remove
+    them."""
     used, kept = mapped(psutil.pids()), prefixes(psutil.process_iter())
     new = [entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used]
     return {entry.name for entry in new if not entry.name.startswith(kept)}

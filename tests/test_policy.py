@@ -194,7 +194,8 @@ def test_packing_does_not_change_logprobs(folder: str, attention: str) -> None:
 
 
 def test_flash_attention_gets_all_answers_in_one_row(folder: str) -> None:
-    """It finds the responses' bounds in position_ids, but only in a single row; with several it would let responses mix."""
+    """It finds the responses' bounds in position_ids, but only in a single row; with several it would let responses
+    mix."""
 
     def flash_like(module: Any, query: Any, key: Any, value: Any, mask: None, scaling: float, **given: Any) -> Any:
         assert query.shape[0] == 1 and mask is None

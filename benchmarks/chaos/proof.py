@@ -1,8 +1,8 @@
 """Who wrote each trained token: its behaviour log-prob computed again under the weights of the version it names.
 
-A token written by half-updated weights agrees with no version. A response that was carried from one generator to another
-is a case of its own: the versions of its last chunk are a lower bound (`lrl.generators.response_stream`), so there a
-newer version may have written a token, up to the one that trained it.
+A token written by half-updated weights agrees with no version. A response that was carried from one generator to
+another is a case of its own: the versions of its last chunk are a lower bound (`lrl.generators.response_stream`), so
+there a newer version may have written a token, up to the one that trained it.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ A fault kills or freezes a random part of a random generator, or kills a reward 
 first 200, have had one of each kind by then, of all generators at once: what is made once in a run is made there, and
 what a fault leaves behind is seen at its second time. Slopes are of the samples in which all generators served: a lost
 one takes its memory with it. They are by least squares, with 95 % intervals. The policy stands still (`--lr 0`): one
-that learns writes responses of other lengths, and memory follows them. And vLLM's products of matrices keep a kernel for
-each number of tokens that they have met, at most 1,024 of them: a generator then grows for 1,000 steps behind each of
-its starts. The variable bounds that cache, so that what else grows can be seen.
+that learns writes responses of other lengths, and memory follows them. And vLLM's products of matrices keep a kernel
+for each number of tokens that they have met, at most 1,024 of them: a generator then grows for 1,000 steps behind each
+of its starts. The variable bounds that cache, so that what else grows can be seen.
 """
 
 from __future__ import annotations

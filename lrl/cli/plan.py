@@ -267,8 +267,9 @@ def in_theory(sides: Sides, cluster: Cluster) -> str:
     """LlamaRL's two problems in a sentence."""
     problem = llamarl_problem(sides, cluster)
     return (
-        "LlamaRL's two problems, without longest responses, syncs and whole devices, with one layout for both sides when "
-        f"they take turns: {problem.synchronous_s():.3g} s synchronous, {problem.asynchronous_s():.3g} s asynchronous."
+        "LlamaRL's two problems, without longest responses, syncs and whole devices, with one layout for both sides "
+        f"when they take turns: {problem.synchronous_s():.3g} s synchronous, {problem.asynchronous_s():.3g} s "
+        "asynchronous."
     )
 
 
@@ -281,6 +282,6 @@ def nothing_fits(sides: Sides, cluster: Cluster) -> str:
     )
     return (
         f"nothing fits: spread over all of {cluster}, training takes at least {trained / GB:.0f} GB of each device's "
-        f"{room:.0f} with one response of {sides.workload.longest:,} tokens, and generators need room beside it. Take a "
-        "larger --cluster, a smaller --model or shorter --lengths."
+        f"{room:.0f} with one response of {sides.workload.longest:,} tokens, and generators need room beside it. Take "
+        "a larger --cluster, a smaller --model or shorter --lengths."
     )

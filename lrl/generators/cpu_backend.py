@@ -37,7 +37,8 @@ def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.threads or half_of_the_cores()),
         # Keys and values in pages of 2 MiB, where the system gives them to those who ask. With them, on both sides, the
-        # engine took 2.9 s of CPU for a step of `benchmarks.overlap`'s long responses beside a busy trainer, without 3.2.
+        # engine took 2.9 s of CPU for a step of `benchmarks.overlap`'s long responses beside a busy trainer, without
+        # 3.2.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
     # Without it vLLM forces a worker apart, so that it can set the worker's threads.

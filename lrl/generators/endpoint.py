@@ -24,8 +24,8 @@ from lrl.runtime.config_errors import ConfigError
 LOOPBACK = "127.0.0.1"
 OPEN_TO_A_NETWORK = (
     "strategy.server.insecure: the generators listen on {host!r} in plain HTTP. Whoever can read that network sees "
-    "every prompt, every response and the run's token; with the token one can stop the run, replace its weights and call "
-    "any method of vLLM's worker as your user. Use it only where nobody else is on that network; otherwise set "
+    "every prompt, every response and the run's token; with the token one can stop the run, replace its weights and "
+    "call any method of vLLM's worker as your user. Use it only where nobody else is on that network; otherwise set "
     "tls_cert and tls_key."
 )
 READABLE_KEY = (

@@ -2,8 +2,8 @@
 
     closed -> (sync, probe) -> open -> pause -> resume -> proved -> open ...        and, once, taken out
 
-What it writes between a resume and the probe behind it is unproved: should the probe fail, the responses are cut back to
-what they had at the resume, and nobody has seen the rest.
+What it writes between a resume and the probe behind it is unproved: should the probe fail, the responses are cut back
+to what they had at the resume, and nobody has seen the rest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What one request of the generate route streams, appended to the rollouts it is for.
 
-The server sends each response's first token at once and then every `STREAM_INTERVAL` tokens, so that what a generator has
-written is not lost with it. Which version wrote a token is known for certain only at an response's end, when vLLM (0.32
-and later) sends the spans of versions over the whole response. Until then a chunk counts as written by the version that
-the generator held when the chunk before it came: a chunk around a sync is then too old by at most `STREAM_INTERVAL`
-tokens, never too young, so the bound on lag holds for responses that are carried elsewhere, too.
+The server sends each response's first token at once and then every `STREAM_INTERVAL` tokens, so that what a generator
+has written is not lost with it. Which version wrote a token is known for certain only at an response's end, when vLLM
+(0.32 and later) sends the spans of versions over the whole response. Until then a chunk counts as written by the
+version that the generator held when the chunk before it came: a chunk around a sync is then too old by at most
+`STREAM_INTERVAL` tokens, never too young, so the bound on lag holds for responses that are carried elsewhere, too.
 """
 
 from __future__ import annotations

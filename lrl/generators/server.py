@@ -1,7 +1,7 @@
 """One generator as a process: start it, wait until it answers, stop it.
 
-A generator is a stock vLLM server. This file knows its command line, its environment and its log; the supervisor ends it,
-whichever way the trainer ends.
+A generator is a stock vLLM server. This file knows its command line, its environment and its log; the supervisor ends
+it, whichever way the trainer ends.
 """
 
 from __future__ import annotations

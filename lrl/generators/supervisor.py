@@ -1,14 +1,15 @@
-"""The supervisor of one generator: it starts vLLM and ends all of it when the trainer asks, or when the trainer is gone.
+"""The supervisor of one generator: it starts vLLM and ends all of it when the trainer asks, or when the trainer is
+gone.
 
-A small program of its own (`python supervisor.py --owner PID --prefix NAME -- COMMAND ...`), one per generator, in its own
-session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe whose other end the trainer
-holds from the first moment. A byte means "stop, the run goes on"; the end of the pipe without one means that the
-trainer ended, by whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker) whose
-lower parts survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child, and none
-is missed.
+A small program of its own (`python supervisor.py --owner PID --prefix NAME -- COMMAND ...`), one per generator, in its
+own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe whose other end the
+trainer holds from the first moment. A byte means "stop, the run goes on"; the end of the pipe without one means that
+the trainer ended, by whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker)
+whose lower parts survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its
+child, and none is missed.
 
-Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends. The supervisor has one
-thread only, so for its own child it is a safe second line, should the supervisor itself be killed.
+Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends. The supervisor has
+one thread only, so for its own child it is a safe second line, should the supervisor itself be killed.
 
 Linux only, as vLLM's wheels are. Standard library and psutil only: it must start at once and hold no memory.
 """

@@ -1,7 +1,7 @@
 """`lrl serve --join` and `--leave`: one more generator for a run that goes on, or one less; both from outside the run.
 
-A newcomer is a vLLM server under a supervisor, like the run's own; its trainer's place is this process's. It stays in the
-foreground for as long as the generator lives, and the generator dies with it, whichever way it ends.
+A newcomer is a vLLM server under a supervisor, like the run's own; its trainer's place is this process's. It stays in
+the foreground for as long as the generator lives, and the generator dies with it, whichever way it ends.
 """
 
 from __future__ import annotations

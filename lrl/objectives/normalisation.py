@@ -16,8 +16,9 @@ from lrl.types import Step
 
 NormaliseBy = Literal["token", "sequence"] | int
 """`token`: by all trained tokens of the step, each counts alike (DAPO, 2503.14476, section 3.3). `sequence`: by an
-response's own tokens, then by the number of responses, each response counts alike (GRPO, 2402.03300, equation 3). A number:
-by that number of tokens and by the number of responses; with the longest length allowed it is Dr. GRPO (2503.20783)."""
+response's own tokens, then by the number of responses, each response counts alike (GRPO, 2402.03300, equation 3). A
+number: by that number of tokens and by the number of responses; with the longest length allowed it is Dr. GRPO
+(2503.20783)."""
 
 
 def check(by: NormaliseBy) -> NormaliseBy:

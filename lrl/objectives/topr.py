@@ -1,4 +1,5 @@
-"""TOPR, tapered off-policy REINFORCE (2503.14286, section 3): good responses at full weight, bad ones only while likely.
+"""TOPR, tapered off-policy REINFORCE (2503.14286, section 3): good responses at full weight, bad ones only while
+likely.
 
 The gradient is  sum_{y: A >= 0} A grad log pi(y)  +  sum_{y: A < 0} min(pi(y) / mu(y), 1) A grad log pi(y),  with the
 ratio of the whole response. Pushing down a response that the policy has already left has no floor and is what breaks

@@ -98,7 +98,8 @@ def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> 
 
 
 def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
-    """One response at full length must fit, or vLLM does not start. Models that keep less than every key are left out."""
+    """One response at full length must fit, or vLLM does not start. Models that keep less than every key are left
+    out."""
     config = shape.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     names = ("num_hidden_layers", "num_key_value_heads", "hidden_size", "num_attention_heads")
@@ -139,9 +140,9 @@ def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.dev
     for device in strategy.generator_devices:
         if (ranker := beside.get(device, 0)) + generator > total:
             fault(
-                f"GPU memory: data.length_predictor.ranker takes {ranker / GIB:.1f} GiB of {device}, where a generator has "
-                f"{generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that, or "
-                "set data.length_predictor.ranker.device."
+                f"GPU memory: data.length_predictor.ranker takes {ranker / GIB:.1f} GiB of {device}, where a generator "
+                f"has {generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that, "
+                "or set data.length_predictor.ranker.device."
             )
     if copy // server.tensor_parallel_size > generator:
         fault(

@@ -7,11 +7,11 @@ and on a virtual clock against a model of a fleet. It knows neither HTTP nor pro
     _answer      one task per group    waits for a generator, then for the rewards; puts the group into the ledger
     next_group   the trainer's end     waits for a group that the ledger may hand to the step
 
-A checkpoint has the groups that are still open, with their responses as far as they are written (`Ledger`). A resumed run
-hands out the finished ones and goes on with the others, the oldest first.
+A checkpoint has the groups that are still open, with their responses as far as they are written (`Ledger`). A resumed
+run hands out the finished ones and goes on with the others, the oldest first.
 
-A group whose responses all have the same reward has advantages of 0 under a group baseline. It may be skipped as soon as
-it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO, 2503.14476, section 3.2).
+A group whose responses all have the same reward has advantages of 0 under a group baseline. It may be skipped as soon
+as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO, 2503.14476, section 3.2).
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ class Controller:
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """The ledger after `steps_done` steps, and the settings that its open groups were made with.
 
-        Call it on the loop, or when the loop has ended: between two waits of its tasks every response agrees with itself.
+        Call it on the loop, or when the loop has ended: between two waits of its tasks every response agrees with
+        itself.
         """
         return self.ledger.state_dict(steps_done) | {"sampling": self._settings()}
 

@@ -32,8 +32,8 @@ class Packer:
         oldest_version: Tokens written by an older version are masked out of the loss (trainer version - max_lag);
             None trains every token.
         whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its size.
-        mask_truncated: Whether responses that were cut at the token limit have no token in the loss; the baseline counts
-            them all the same (overlong filtering: DAPO, 2503.14476, section 3.4).
+        mask_truncated: Whether responses that were cut at the token limit have no token in the loss; the baseline
+            counts them all the same (overlong filtering: DAPO, 2503.14476, section 3.4).
         ranks: How many micro-batches are trained at the same time; they are made so many at once, of equal work.
         share_rows: Whether several responses may lie in one row; not with a model in which they would see each other.
 

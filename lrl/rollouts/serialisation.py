@@ -41,8 +41,8 @@ class Resumed:
 
     def __str__(self) -> str:
         return (
-            f"Going on with {self.responses} half-written responses ({self.tokens:,} tokens) and {self.finished_groups} "
-            "finished groups of the checkpoint."
+            f"Going on with {self.responses} half-written responses ({self.tokens:,} tokens) and "
+            f"{self.finished_groups} finished groups of the checkpoint."
         )
 
 
@@ -88,9 +88,9 @@ def load_group(saved: dict[str, Any], prompt: Prompt) -> Group:
     if (prompt.id, _digest(prompt)) != (saved["prompt_id"], saved["prompt_digest"]):
         what = "has other tokens" if prompt.id == saved["prompt_id"] else f"is row {prompt.id}"
         raise ValueError(
-            f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place {saved['index']} of the "
-            f"run, and the prompt there {what}: data.prompts has changed (rows, seed, template or tokenizer). Resume "
-            "with the data set it was made with."
+            f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place {saved['index']} of "
+            f"the run, and the prompt there {what}: data.prompts has changed (rows, seed, template or tokenizer). "
+            "Resume with the data set it was made with."
         )
     lengths = saved["lengths"]
     token_ids, logprobs = saved["token_ids"].split(lengths), saved["logprobs"].split(lengths)

@@ -12,8 +12,8 @@ from lrl.runtime.config_errors import above, at_least
 class DecodeLatency:
     """Milliseconds of decoding. Only their ratios matter to a rule.
 
-    The defaults are StreamRL's 7B model on an H800 (figure 6: 8.4 ms for one response, 37 ms for 512; the line meets the
-    points between them within 5 %).
+    The defaults are StreamRL's 7B model on an H800 (figure 6: 8.4 ms for one response, 37 ms for 512; the line meets
+    the points between them within 5 %).
 
     Args:
         step_ms: For the next token, however many responses get one.
@@ -35,7 +35,8 @@ class DecodeLatency:
         return self.step_ms + self.response_ms * responses
 
     def latency(self, responses: int, tokens: float, capacity: int) -> float:
-        """Milliseconds for responses of `tokens` tokens each on one generator (equation 2), in waves of its capacity."""
+        """Milliseconds for responses of `tokens` tokens each on one generator (equation 2), in waves of its
+        capacity."""
         if responses == 0:
             return 0.0
         at_once = min(responses, capacity)

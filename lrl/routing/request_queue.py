@@ -1,4 +1,5 @@
-"""Where requests wait until dispatch sends them to a generator with room, and from where half-written responses move on.
+"""Where requests wait until dispatch sends them to a generator with room, and from where half-written responses move
+on.
 
     enter -> wait for dispatch -> the places are taken -> leave -> enter again with what is unfinished
 
@@ -133,7 +134,8 @@ class RequestQueue(Generic[G]):
             raise
 
     def release(self, generator: G, request: Request) -> None:
-        """A response has ended. Its place does not wait for the longest one of its group: with long tails most would."""
+        """A response has ended. Its place does not wait for the longest one of its group: with long tails most
+        would."""
         generator.release(request)
         if self._waiting:
             self.send_soon()

@@ -1,8 +1,8 @@
 """Whether responses that are trained together see each other, found by trying it on the model that will be trained.
 
-Attention that knows where a response begins (transformers tells it from `position_ids`) keeps responses of one row apart.
-Recurrent layers, convolutions and positions that are counted along the row do not, nor do some kinds of attention, and
-no config says so. So a few sequences go through the model three times:
+Attention that knows where a response begins (transformers tells it from `position_ids`) keeps responses of one row
+apart. Recurrent layers, convolutions and positions that are counted along the row do not, nor do some kinds of
+attention, and no config says so. So a few sequences go through the model three times:
 
     alone      each by itself, without padding: the truth
     one a row  each in a row of its own, with padding behind it

@@ -1,4 +1,5 @@
-"""One sync, from the trainer's weights to generators that write on under them; the proof is behind it (`GeneratorPool.verify`).
+"""One sync, from the trainer's weights to generators that write on under them; the proof is behind it
+(`GeneratorPool.verify`).
 
     stage -> pause -> start, update, finish -> resume
 

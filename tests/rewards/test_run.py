@@ -11,7 +11,7 @@ import pytest
 from lrl.callbacks import RolloutLog
 from lrl.rewards import RewardFailuresError
 from tests.lent_server import LentServer
-from tests.test_async_run import ANSWERS, GROUPS, fit
+from tests.runs.test_async_run import ANSWERS, GROUPS, fit
 
 
 class Logged(L.Callback):

@@ -19,8 +19,8 @@ from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.types import Group, Prompt, Rollout, Sampling
-from tests.checkpoint_file import as_file, from_file
 from tests.rollouts.modelled_generators import Asked, make_generator
+from tests.runtime.checkpoint_file import as_file, from_file
 
 MAX_TOKENS = 6
 GENERATORS = 2

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from tests.checkpoint_file import from_file
 from tests.rollouts.modelled_run import ModelledRun, Row, writing
+from tests.runtime.checkpoint_file import from_file
 
 SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "200"))
 STEPS = 8
@@ -218,7 +218,8 @@ class Schedule(RuleBasedStateMachine):
             self.run.loop.close()
 
     def bring_forward(self, ends: bool = True) -> None:
-        """The proof of the last sync, a newcomer's sync, a token for every response, maybe its last, and what follows."""
+        """The proof of the last sync, a newcomer's sync, a token for every response, maybe its last, and what
+        follows."""
         self.run.verify()
         self.run.poll()
         for index, place in self.run.unfinished():

@@ -1,8 +1,8 @@
 """How long generators take for a step's responses: continuous batching, drained or in a steady flow.
 
-On-policy a generator starts with all its responses and ends with the longest: its batch drains, and the makespan is added
-up event by event. With lag the next step's responses follow at once, the batch stays full, and the mean of a steady flow
-is a closed form; the longest response then only bounds how soon its own step can end.
+On-policy a generator starts with all its responses and ends with the longest: its batch drains, and the makespan is
+added up event by event. With lag the next step's responses follow at once, the batch stays full, and the mean of a
+steady flow is a closed form; the longest response then only bounds how soon its own step can end.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def _prefill_s(costs: GeneratorCosts, workload: Workload, responses: float) -> f
 def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> GenerationPhase:
     """A step of a flow in which the next responses start at once: `lag` at least 1.
 
-    Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on average, or as many as
-    fit. With so many the generator is as fast as it can be. If the longest response is then too slow for the bound on
-    lag, steps take longer and fewer are in flight, until both agree: the more responses share the generator, the sooner a
-    step's worth is written, and the later each of them ends.
+    Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on average, or as many
+    as fit. With so many the generator is as fast as it can be. If the longest response is then too slow for the bound
+    on lag, steps take longer and fewer are in flight, until both agree: the more responses share the generator, the
+    sooner a step's worth is written, and the later each of them ends.
 
     Args:
         costs: Of one generator.

@@ -26,8 +26,8 @@ the maximum are (B / G)(X + Y), and no theta makes the larger one smaller, so T_
 Y <= m tau_g(b_g, m): (i). In (ii) each side alone may fill m M, of which the other side took W + a b > 0, so the b of
 the side that falls strictly can be raised: its X or Y is strictly below that of the synchronous point.
 
-Assumed, and not so in a run: theta is any number between 0 and 1, generation is a steady flow (no longest response), and
-moving weights costs nothing. `search.py` has none of these.
+Assumed, and not so in a run: theta is any number between 0 and 1, generation is a steady flow (no longest response),
+and moving weights costs nothing. `search.py` has none of these.
 """
 
 from __future__ import annotations

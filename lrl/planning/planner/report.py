@@ -109,13 +109,14 @@ def what_binds(plan: Plan, workload: Workload) -> str:
         )
     if plan.bound == "writing":
         return (
-            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A larger cluster, fewer "
-            "or shorter responses, or --precision fp8 would shorten the step."
+            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A larger cluster, "
+            "fewer or shorter responses, or --precision fp8 would shorten the step."
         )
     if plan.bound == "longest answer":
         return (
-            f"The longest response binds: {longest} take {writing.span_s:.3g} s from admission, and a lag of {plan.lag} "
-            f"gives them {plan.lag + 1} steps. More lag or a lower limit on responses would shorten the step."
+            f"The longest response binds: {longest} take {writing.span_s:.3g} s from admission, and a lag of "
+            f"{plan.lag} gives them {plan.lag + 1} steps. More lag or a lower limit on responses would shorten the "
+            "step."
         )
     return (
         f"Both sides take turns: writing ends with the longest response, {longest}, after {writing.span_s:.3g} s, and "

@@ -1,9 +1,9 @@
 """Plans for a cluster, and the best of them: how devices are divided, what each side does with its own, who waits.
 
-Device counts are whole, responses have lengths, and weights take time to travel: what LlamaRL's problems (`problems.py`)
-leave out. The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on resource allocation) with the
-roofline for its profiler: each side's best layout for each number of devices, and the division whose slower side is
-fastest. The seconds of a step with lag k are the largest of
+Device counts are whole, responses have lengths, and weights take time to travel: what LlamaRL's problems
+(`problems.py`) leave out. The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on resource
+allocation) with the roofline for its profiler: each side's best layout for each number of devices, and the division
+whose slower side is fastest. The seconds of a step with lag k are the largest of
 
     training + sync
     writing + sync

@@ -48,7 +48,8 @@ class StepRecord:
     lags: dict[int, int] = field(default_factory=dict)
     """lag -> answer tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0
-    """It waited for a group whose responses were written, until it was scored; in no other wait. None in a simulation."""
+    """It waited for a group whose responses were written, until it was scored; in no other wait. None in a
+    simulation."""
     other_s: float = 0.0
     """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. None in a simulation."""
 

@@ -9,8 +9,8 @@ which is exact for costs that are linear in the context, and else the trapezoida
 thousands of tokens. A change waits for the end of the decode step under way, as in vLLM.
 
 Who joins is read first, and the others wait for it: a prefill is not mixed with decode steps (vLLM's chunked prefill
-does mix them; the work is the same). When keys and values no longer fit, the response with the lowest priority leaves the
-batch, and is read again, with all it has, when there is room: vLLM's own rule.
+does mix them; the work is the same). When keys and values no longer fit, the response with the lowest priority leaves
+the batch, and is read again, with all it has, when there is room: vLLM's own rule.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class ModelGenerator(Slots):
         for response in responses:
             if response.prompt_tokens + response.length > self.costs.kv_tokens:
                 raise ValueError(
-                    f"A response of {response.length} tokens to a prompt of {response.prompt_tokens} does not fit into the "
-                    f"{self.costs.kv_tokens} tokens that a generator has keys and values for. Spread it over more "
+                    f"A response of {response.length} tokens to a prompt of {response.prompt_tokens} does not fit into "
+                    f"the {self.costs.kv_tokens} tokens that a generator has keys and values for. Spread it over more "
                     "devices, or shorten the responses."
                 )
             insort(self._line, response, key=lambda response: response.order)

@@ -25,7 +25,8 @@ class LengthSampler(ABC):
     """A distribution of lengths in tokens.
 
     Args:
-        prompt_share: Share of the variance that lies between prompts, in [0, 1]; 1 makes all responses to a prompt alike.
+        prompt_share: Share of the variance that lies between prompts, in [0, 1]; 1 makes all responses to a prompt
+            alike.
         seed: Another seed draws other lengths.
 
     Raises:

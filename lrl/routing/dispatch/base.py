@@ -32,7 +32,8 @@ class Loaded(Protocol):
 
 
 class ExpectedLengths(Protocol):
-    """Expected lengths of responses that are not written yet: `lrl.routing.length_predictor.LengthPredictor`, or an oracle."""
+    """Expected lengths of responses that are not written yet: `lrl.routing.length_predictor.LengthPredictor`, or an
+    oracle."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         """Expected tokens of a whole response of which `written` are there; more than `written`."""

@@ -10,8 +10,8 @@ from lrl.routing.dispatch.base import Dispatch, Loaded, Request, has_room, longe
 class LeastTokens(Dispatch):
     """Of the generators with room, the one whose responses still need the fewest tokens; the longest request first.
 
-    The longest goes first among those of one step: a step is over with its last response, so what takes longest must not
-    start last (Graham 1969: within 4/3 of the best schedule, if the lengths are known).
+    The longest goes first among those of one step: a step is over with its last response, so what takes longest must
+    not start last (Graham 1969: within 4/3 of the best schedule, if the lengths are known).
     """
 
     needs_lengths = True

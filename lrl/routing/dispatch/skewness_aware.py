@@ -17,9 +17,9 @@ LONG, REST = 0.9, 0.5
 class SkewnessAware(Dispatch):
     """Divides the generators between the long requests and the rest; the longest first within each part.
 
-    A generator with fewer responses writes each of them faster. So the longest requests get generators on which they are
-    few, and the many short ones share the others. How many generators are for the long ones is chosen whenever requests
-    of a new step come, from all that wait then: the number with the lowest latency of both parts together.
+    A generator with fewer responses writes each of them faster. So the longest requests get generators on which they
+    are few, and the many short ones share the others. How many generators are for the long ones is chosen whenever
+    requests of a new step come, from all that wait then: the number with the lowest latency of both parts together.
 
     Two things are not the paper's. An idle generator takes what waits for the other part, if its own has nothing of the
     step that the trainer waits for. And requests of a later step wait until none of an earlier one does.

@@ -175,8 +175,8 @@ class LanguageModelRanker(Ranker):
             return job is None
         if (error := job.exception()) is not None:
             log.warning(
-                "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are guessed from n-grams alone "
-                "until this run ends; a resumed one begins with it again.",
+                "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are guessed from n-grams "
+                "alone until this run ends; a resumed one begins with it again.",
                 *(self.model, type(error).__name__, error),
             )
             self.close()
@@ -247,12 +247,13 @@ def find_device(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         fault(
-            f"data.length_predictor.ranker.device is {name!r}, which torch does not know; it must be like cuda:0 or cpu."
+            f"data.length_predictor.ranker.device is {name!r}, which torch does not know; it must be like cuda:0 or "
+            "cpu."
         )
         return torch.device("cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         fault(
-            f"data.length_predictor.ranker.device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA devices: "
-            "name one of them, or cpu."
+            f"data.length_predictor.ranker.device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA "
+            "devices: name one of them, or cpu."
         )
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

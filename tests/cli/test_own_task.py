@@ -1,0 +1,116 @@
+"""A reader's own task, from the page on configuration as it stands: its files, its command, and what may be wrong.
+
+The command runs in a process of its own, with real reward workers, and ends where the first server would start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_policies import tiny_llama
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+SECTION = re.search(r"## Your own task\n(.*?)\n## ", PAGE, re.DOTALL)
+assert SECTION is not None
+FILES = dict(re.findall(r"```\w+\n# (\S+)\n(.*?)```", SECTION[1], re.DOTALL))
+ROW = re.search(r"^    (\{.*\})$", SECTION[1], re.MULTILINE)
+COMMAND = re.search(r"^    lrl (.*)$", SECTION[1], re.MULTILINE)
+UP_TO_A_SERVER = """
+import sys
+from lrl.cli.main import main
+from lrl.generators.server import Server
+
+def start(server):
+    print("a server would start here")
+    raise SystemExit(0)
+
+Server.start = start
+sys.argv = ["lrl", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def readers_folder(tmp_path: Path) -> Path:
+    assert ROW is not None
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "problems.jsonl").write_text(f"{ROW[1]}\n" * 16)
+    tiny_llama(tmp_path / "policy")
+    return tmp_path
+
+
+def lrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command as the console script runs it: -P keeps the current folder out of Python's path."""
+    command = [sys.executable, "-P", "-c", UP_TO_A_SERVER, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540)
+
+
+def test_the_recipe_for_ones_own_task_is_short_and_works_at_the_first_try(readers_folder: Path) -> None:
+    assert COMMAND is not None and len(FILES["own.yaml"].splitlines()) <= 15
+    done = lrl(readers_folder, *COMMAND[1].split())
+    assert "a server would start here" in done.stdout, done.stderr[-3000:]
+
+
+def test_a_class_and_functions_of_the_current_folder_are_found_also_by_the_reward_workers(
+    readers_folder: Path,
+) -> None:
+    (readers_folder / "mine.py").write_text(
+        "import json\nimport lrl\n\n"
+        "class Keyword(lrl.rewards.Reward):\n"
+        "    def __call__(self, prompt, response, **columns):\n        return 1.0\n\n"
+        "def rows():\n    return [json.loads(line) for line in open('problems.jsonl')]\n\n"
+        "def model():\n    return 'policy'\n"
+    )
+    rewards = json.dumps(["mine:rows", {"class_path": "mine.Keyword"}]).replace("mine:rows", "rewards:right")
+    words = ("--model.model", "mine.py:model", "--data.prompts", "mine:rows", "--data.rewards", rewards)
+    done = lrl(readers_folder, "fit", "--config", "own.yaml", *words)
+    assert "a server would start here" in done.stdout, done.stderr[-3000:]
+
+
+SCRIPT = """
+if __name__ == "__main__":
+    import lightning as L
+
+    import lrl
+    from lrl.callbacks import WeightSync
+
+    policy = lrl.PolicyModule("./policy")
+    data = lrl.RolloutDataModule("problems.jsonl", "rewards.py:right", groups_per_step=4, rollouts_per_group=4)
+    settings = {"accelerator": "cpu", "max_steps": 1, "max_epochs": -1, "logger": False}
+    L.Trainer(devices=2, strategy=lrl.AsyncSingleDevice(), callbacks=[WeightSync()], **settings).fit(policy, data)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("groups_per_step=4", "groups_per_step=40", "data.groups_per_step is 40, and problems has 16 prompts"),
+        ("rewards.py:right", "rewards.py:rihgt", "rewards.py has no 'rihgt'. Did you mean right?"),
+        ("./policy", "./polcy", "model.model='./polcy': there is no such folder"),
+        ("devices=2", "devices=1", "strategy.generator_devices is 1 and trainer.devices is 1"),
+    ],
+)
+def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
+    right: str, wrong: str, said: str, readers_folder: Path
+) -> None:
+    assert right in SCRIPT
+    (readers_folder / "train.py").write_text(SCRIPT.replace(right, wrong))
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
+    errors = done.stderr[done.stderr.index("lrl: error:") :]
+    assert done.returncode == 1 and said in errors, done.stderr
+    assert "Traceback" not in done.stderr and len(errors.splitlines()) <= 3
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(readers_folder: Path) -> None:
+    (readers_folder / "train.py").write_text("import lrl.runtime.config_errors\nraise KeyError('nobody meant this')\n")
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "nobody meant this" in done.stderr

@@ -1,0 +1,215 @@
+"""`lrl serve --join` and `--leave` against a live fleet: real supervisors and processes, small programs in vLLM's
+place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import lrl
+from lrl.cli.main import main
+from lrl.generators.client import GeneratorClient
+from lrl.generators.fleet import Fleet
+from lrl.generators.generator import Generator
+from lrl.generators.settings import ServerSettings
+from lrl.membership import admission, join
+from lrl.membership.registry import JoinSpec, Registry
+from tests.cli.test_serve import Scripted
+from tests.leftovers import wait_for
+
+TERMS = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=1)
+
+
+class Watched(Scripted):
+    """Remembers the servers that were started by `lrl serve`."""
+
+    made: list[Watched] = []
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
+        self.made.append(self)
+
+
+def sync(fleet: Fleet, version: int, failing: str = "") -> None:
+    """A model of a sync."""
+
+    async def work() -> None:
+        await fleet.rollouts.admit_pending()
+        failed = {one: "it is not the same" for one in fleet.rollouts.generators if one.name == failing}
+        for generator in fleet.rollouts.generators:
+            if generator not in failed:
+                generator.version = version
+                generator.verify()
+        await fleet.rollouts.finish_sync(failed)
+
+    fleet.call(work(), "a model of a sync")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """Of one generator, which serves version 0."""
+
+    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Every program answers."""
+
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
+    monkeypatch.setattr(admission, "LOOK_S", 0.02)
+    monkeypatch.setattr(join, "LOOK_S", 0.02)
+    monkeypatch.setattr(join, "Server", Watched)
+    monkeypatch.setattr(Watched, "made", [])
+    own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
+    made = Fleet([own], capacity=4)
+    try:
+        made.start()
+        admission.admit_others(made, Registry(tmp_path), TERMS)
+        sync(made, 0)
+        yield made
+    finally:
+        made.stop()
+
+
+def pending(fleet: Fleet) -> list[Generator]:
+    return fleet.rollouts.pending
+
+
+class Meanwhile(threading.Thread):
+    """Does this while `lrl serve --join` has the main thread, as signals want it; a failure ends that, too."""
+
+    def __init__(self, *acts: Callable[[], Any]) -> None:
+        super().__init__()
+        self.acts = acts
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for act in self.acts:
+                act()
+        except BaseException as error:
+            self.error = error
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def done(self) -> None:
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def until(condition: Callable[[], object]) -> None:
+    wait_for(condition, 60.0, "what the other thread waits for")
+
+
+def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = Meanwhile(
+        lambda: until(lambda: bool(pending(fleet))),
+        lambda: sync(fleet, 7),
+        lambda: until(lambda: fleet.joined == 1),
+        lambda: until(lambda: fleet.alive == 2),
+        lambda: os.kill(os.getpid(), signal.SIGINT),
+    )
+    assert main(["serve", "--join", str(tmp_path)]) == 0
+    others.done()
+    said = capsys.readouterr().out
+    words = ["starts, with the model base", "responses at http", "since version 7", "has left"]
+    places = [said.find(word) for word in words]
+    assert -1 not in places and places == sorted(places), said
+    (server,) = Watched.made
+    assert not server.alive and fleet.left == 1 and fleet.alive == 1
+    token = server.token
+    assert token == fleet.generators[0].server.token and token not in said
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 4 and not any(token.encode() in path.read_bytes() for path in files)
+
+
+def test_its_keeper_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert main(["serve", "--join", str(tmp_path)]) == 0
+    others.done()
+    weights = f"lrl-{TERMS.run_id}-0.safetensors"  # as `lrl.callbacks.weight_sync` and its transport name it
+    assert not weights.startswith(f"lrl-{Watched.made[0].run_id}-")
+    assert Watched.made[0].run_id.startswith(TERMS.run_id), "the run's own supervisors may remove the newcomer's"
+
+
+def test_when_the_run_ends_it_ends_by_itself_and_says_so(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop)
+    assert main(["serve", "--join", str(tmp_path)]) == 0
+    others.done()
+    assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
+
+
+def test_who_fails_the_probe_is_told_why_and_ends(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
+    assert main(["serve", "--join", str(tmp_path)]) == 1
+    others.done()
+    assert "not taken it in: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
+
+
+def test_leave_takes_the_last_that_joined_and_says_why_the_last_of_all_stays(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--leave", str(tmp_path)]) == 2
+    assert "--generator N" in capsys.readouterr().err
+    assert main(["serve", "--leave", str(tmp_path), "--generator", "0"]) == 2
+    assert "generator 0 is the last one that serves" in capsys.readouterr().err.lower()
+    statuses: list[int] = []
+    others = Meanwhile(
+        lambda: until(lambda: bool(pending(fleet))),
+        lambda: sync(fleet, 7),
+        lambda: until(lambda: fleet.joined == 1),
+        lambda: statuses.append(main(["serve", "--leave", str(tmp_path)])),
+    )
+    assert main(["serve", "--join", str(tmp_path)]) == 0
+    others.done()
+    assert statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
+
+
+def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """The program answers."""
+
+    class ScriptedRun(lrl.AsyncSingleDevice):
+        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
+            settings = ServerSettings(max_model_len=77, dtype="float32", extra_args={"seed": 3})
+            words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
+            return [Scripted(str(tmp_path), settings, *words)]
+
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
+    strategy = ScriptedRun()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    trainer: Any = SimpleNamespace(strategy=strategy)
+    try:
+        strategy.start_generators(trainer)
+        spec = Registry(tmp_path).spec()
+        assert join.settings_here(tmp_path, spec, join.LocalOverrides([], {})) == ServerSettings(
+            max_model_len=77, dtype="float32", extra_args={"seed": 3}
+        )
+        found = (spec.model, spec.transport, spec.run_id, spec.on_cpu, spec.generators, spec.owner.here)
+        assert found == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
+        assert Registry(tmp_path).token(spec) == strategy.token
+    finally:
+        assert strategy.fleet is not None
+        strategy.fleet.stop()
+    assert not (tmp_path / "fleet").exists()
+
+
+def test_where_no_run_goes_on_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--join", str(tmp_path)], ["--leave", str(tmp_path)]):
+        assert main(["serve", *words]) == 2
+        assert f"{tmp_path} is not the folder of a run that goes on" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""Stretches of a generator's work, with a model client on a virtual clock: it writes a token of a response a second."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from lrl.generators.pool import GeneratorPool
+from lrl.generators.stats import StatsSnapshot
+from lrl.planning.profiling.intervals import LOOK_S, SHORTEST_S, STRETCH_S, Stretches
+from lrl.planning.profiling.timeline import GeneratorRecord
+from lrl.planning.simulator.clock import run
+from tests.generators.test_pool import ask, gather, make_crew, resync
+
+
+def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
+    """The stretches of a pool's first generator while it does `work`."""
+    pool, _ = make_crew(8)
+    records: list[GeneratorRecord] = []
+
+    async def look() -> None:
+        stretches = Stretches(records.append)
+        while True:
+            stretches.look(asyncio.get_running_loop().time(), pool.generators[0].stats.snapshot())
+            await asyncio.sleep(LOOK_S)
+
+    async def scene() -> None:
+        pool.generators[0].verify()
+        looking = asyncio.create_task(look())
+        await work(pool)
+        await asyncio.sleep(2.0)
+        looking.cancel()
+
+    run(scene())
+    return records
+
+
+def test_a_stretch_has_the_tokens_and_the_answers_of_its_time() -> None:
+    records = looked_at(lambda pool: gather([ask(pool, 3, 40), ask(pool, 2, 20, 1)]))
+    assert sum(record.seconds for record in records) == pytest.approx(40, abs=0.3)
+    assert max(record.seconds for record in records) < STRETCH_S + 2 * LOOK_S
+    steady = records[2:15]
+    assert all(record.responses == pytest.approx(5) for record in steady)
+    assert sum(r.tokens for r in steady) == pytest.approx(5 * sum(r.seconds for r in steady), abs=5)
+    late = records[-8:-2]
+    assert all(record.responses == pytest.approx(3) for record in late)
+    # Prompts have one token; after t seconds a response has t.
+    assert late[0].context_tokens == pytest.approx(3 * 33, rel=0.1)
+
+
+def test_prompts_and_answers_that_go_on_elsewhere_are_read_once_where_they_begin() -> None:
+    pool, _ = make_crew(8, 8)
+
+    async def scene() -> None:
+        asking = asyncio.create_task(ask(pool, 3, 40))
+        await asyncio.sleep(10.5)
+        pool.evict(pool.generators[0], "gone")
+        await asking
+
+    first, second = pool.generators
+    run(scene())
+    assert (first.stats.snapshot().read, second.stats.snapshot().read) == (1, 3 * (1 + 10))
+    assert first.stats.snapshot().written + second.stats.snapshot().written == 3 * 40
+    assert first.stats.snapshot().responses == second.stats.snapshot().responses == 0
+
+
+def test_what_a_generator_reads_when_its_work_begins_is_in_its_first_stretch() -> None:
+    records = looked_at(lambda pool: ask(pool, 3, 40))
+    # The model client's first token comes after a second; the stretch that sees it has read the prompt of one token.
+    assert [record.prefill_tokens for record in records[:3]].count(1) == 1
+    assert sum(record.prefill_tokens for record in records) == 1
+
+
+def test_no_stretch_holds_a_pause_or_idleness() -> None:
+    async def work(pool: GeneratorPool) -> None:
+        writing = asyncio.create_task(ask(pool, 2, 20))
+        await asyncio.sleep(5.5)
+        await pool.generators[0].pause()
+        await asyncio.sleep(10)
+        await resync(pool, 1)
+        await writing
+        await asyncio.sleep(10)
+        await ask(pool, 2, 3)
+
+    records = looked_at(work)
+    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a look at either end.
+    assert sum(record.seconds for record in records) == pytest.approx(5.5 + 4.2 + 3, abs=0.7)
+    assert all(record.responses == pytest.approx(2, abs=0.2) for record in records)
+
+
+def test_a_break_between_two_looks_ends_the_stretch_before_it_and_what_is_too_short_is_left_out() -> None:
+    records: list[GeneratorRecord] = []
+    stretches = Stretches(records.append)
+
+    def look(now: float, since: float) -> None:
+        stretches.look(now, StatsSnapshot(since=since, written=10 * now, read=0, responses=1, context_tokens=9))
+
+    for now in (0.0, 0.1, 0.2, 0.3):
+        look(now, since=0.0)
+    for now in (0.4, 0.5):
+        look(now, since=0.35)
+    for now in (0.6, 0.7):
+        look(now, since=0.55)
+    assert [record.seconds for record in records] == [pytest.approx(0.3)]
+    assert records[0].tokens == 3 and SHORTEST_S < 0.3

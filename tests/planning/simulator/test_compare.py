@@ -1,0 +1,164 @@
+"""`lrl plan --compare`, on runs that a simulation has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lrl.cli.main import main
+from lrl.planning.planner.recipe import THROUGHPUT, TIMELINE, with_timeline
+from lrl.planning.profiling.timeline import Record, StepRecord, write
+from lrl.planning.simulator.compare import PARTS, read_run
+from lrl.planning.simulator.length_sampling import Lognormal, ReplayedLengths
+from lrl.planning.simulator.simulate import Simulation
+from tests.planning.profiling.test_calibration import GENERATOR, TRAINER
+
+DATA = {"groups_per_step": 6, "rollouts_per_group": 4, "max_lag": 1, "stragglers": "wait", "micro_batch_tokens": 2000}
+
+
+def simulated(generators: int, slots: int, **data: Any) -> list[Record]:
+    records: list[Record] = []
+    scene = Simulation(
+        generators=[GENERATOR] * generators,
+        trainer=TRAINER,
+        lengths=Lognormal(200, 1.0, 2000, seed=3),
+        steps=10,
+        max_num_seqs=slots,
+        prompt_tokens=50,
+        **data,
+    )
+    scene.run(records.append)
+    return records
+
+
+def config(**strategy: Any) -> dict[str, Any]:
+    callbacks = with_timeline([{"class_path": "lrl.callbacks.WeightSync"}], 12.34567)
+    return {
+        "data": {"class_path": "lrl.RolloutDataModule", "init_args": {**DATA, "dispatch": None, "replay": None}},
+        "trainer": {"callbacks": callbacks, "strategy": {"init_args": strategy}},
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two generators."""
+    write(tmp_path / "timeline.jsonl", simulated(2, 16, **DATA))
+    asked = config(generator_devices=2, server={"max_num_seqs": 16})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asked))
+    return tmp_path
+
+
+def test_the_forecast_of_a_simulated_run_is_that_run(run: Path) -> None:
+    found = read_run(run)
+    assert [step.step for step in found.steps] == list(range(2, 10))
+    for fact, forecast in zip(found.steps, found.forecast, strict=True):
+        for part in PARTS.values():
+            assert getattr(forecast, part) == pytest.approx(getattr(fact, part), rel=0.02, abs=0.01), part
+        assert forecast.tokens == fact.tokens
+
+
+def test_a_run_with_several_ranks_is_forecast_with_as_many(run: Path) -> None:
+    write(run / "timeline.jsonl", simulated(2, 16, ranks=3, **DATA))
+    asked = config(generator_devices=2, server={"max_num_seqs": 16})
+    asked["trainer"]["strategy"]["class_path"] = "lrl.AsyncDDP"
+    for devices in (5, "auto"):
+        (run / "config.yaml").write_text(yaml.safe_dump(asked | {"trainer": asked["trainer"] | {"devices": devices}}))
+        if devices == "auto":
+            with pytest.raises(ValueError, match="trainer.devices is auto"):
+                read_run(run)
+        else:
+            for step, forecast in zip((found := read_run(run)).steps, found.forecast, strict=True):
+                assert forecast.train_s == pytest.approx(step.train_s, rel=0.02)
+
+
+def test_a_run_that_took_longer_than_its_work_is_seen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--compare", str(run)]) == 0
+    same = capsys.readouterr().out
+    asked = config(generator_devices=1, server={"max_num_seqs": 16})  # as if one of the two had been lost
+    (run / "config.yaml").write_text(yaml.safe_dump(asked))
+    assert main(["plan", f"--compare={run}"]) == 0
+    slow = capsys.readouterr().out
+    assert off_by(same, "step") == 0 and off_by(slow, "step") > 20
+    assert "12.3" in same and "as planned" in same
+    for name in PARTS:
+        assert name.strip() in same
+
+
+def off_by(printed: str, row: str) -> float:
+    line = next(line for line in printed.splitlines() if line.strip("│ ").split("│")[0].strip() == row)
+    return float(line.rstrip("│ ").split("│")[-1].strip(" %"))
+
+
+def test_answers_are_replayed_group_by_group_and_behind_them_are_like_them() -> None:
+    lengths = ReplayedLengths([[3, 9], [7, 7]])
+    assert [lengths.of(prompt=5, index=index, responses=2) for index in (0, 1)] == [[3, 9], [7, 7]]
+    assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}
+
+
+def test_what_the_simulator_does_not_know_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = yaml.safe_load((run / "config.yaml").read_text())
+    asked["data"]["init_args"]["replay"] = {"class_path": "lrl.Replay"}
+    (run / "config.yaml").write_text(yaml.safe_dump(asked))
+    assert main(["plan", "--compare", str(run)]) == 0
+    assert "Not in the forecast: data.replay." in capsys.readouterr().out
+
+
+def test_a_planned_recipe_writes_a_timeline_that_knows_the_plan_once() -> None:
+    others = [{"class_path": "a"}, {"class_path": THROUGHPUT}, {"class_path": TIMELINE}, {"class_path": "b"}]
+    found = with_timeline(others, 3.14159)
+    assert [one["class_path"] for one in found] == ["a", THROUGHPUT, TIMELINE, "b"]
+    assert found[2]["init_args"] == {"planned_step_s": 3.142}
+    assert [one["class_path"] for one in with_timeline([], 1.0)] == [THROUGHPUT, TIMELINE]
+
+
+def only_steps(run: Path) -> None:
+    write(run / "timeline.jsonl", [record for record in simulated(2, 16, **DATA) if isinstance(record, StepRecord)])
+
+
+def no_config(run: Path) -> None:
+    (run / "config.yaml").unlink()
+
+
+def no_timeline(run: Path) -> None:
+    (run / "timeline.jsonl").unlink()
+
+
+def empty(run: Path) -> None:
+    (run / "timeline.jsonl").write_text("")
+
+
+def torn(run: Path) -> None:
+    with (run / "timeline.jsonl").open("a") as file:
+        file.write('{"kind": "st')
+
+
+def other_yaml(run: Path) -> None:
+    (run / "config.yaml").write_text("data: 3")
+
+
+def no_yaml(run: Path) -> None:
+    (run / "config.yaml").write_text("a: [")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (no_timeline, "without timeline.jsonl. Add the callback lrl.callbacks.Timeline"),
+        (no_config, "without config.yaml. `lrl fit` writes it"),
+        (empty, 'no record of kind "group"'),
+        (only_steps, 'no record of kind "group"'),
+        (torn, "not a record of a timeline"),
+        (other_yaml, "has no data.init_args"),
+        (no_yaml, "is no YAML"),
+    ],
+)
+def test_a_folder_that_cannot_be_compared_is_one_error_that_says_what_is_missing(
+    run: Path, capsys: pytest.CaptureFixture[str], spoil: Any, words: str
+) -> None:
+    spoil(run)
+    assert main(["plan", "--compare", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lrl: error: ") and words in said and said.count("\n") == 1

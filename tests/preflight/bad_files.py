@@ -1,0 +1,134 @@
+"""Data sets, rewards, model folders and checkpoints that a user may have; how a case is written:
+`tests.preflight.bad_words`."""
+
+from __future__ import annotations
+
+import json
+
+from tests.preflight.bad_words import Case, model, setting, source
+
+REWARD = "--data.rewards"
+
+DATA: dict[str, Case] = {
+    "a data set that is not there": source("none.jsonl", "no file"),
+    "an empty file": source("empty.jsonl", "is empty"),
+    "a line that is cut": source("broken.jsonl", "line 2"),
+    "a list that is cut": source("broken.json", "column"),
+    "another encoding": source("latin.jsonl", "UTF-8"),
+    "a folder for a file": source("folder.jsonl", "cannot be read"),
+    "rows without columns": (source("strings.jsonl")[0], ("Row 0", "not a dict")),
+    "Parquet that is none": source("broken.parquet", "cannot be read"),
+    "a column that is not there": (source("questions.jsonl")[0], ("prompt", "question", "prompt_column")),
+    "a column that the reward reads": (source("no-answers.jsonl")[0], ("'answer'", "exact_match")),
+    "a column that a function reads": (
+        (REWARD, "[lrl.quickstart.task:correct]", "--data.prompts.source", "{in}/data/no-answers.jsonl"),
+        ("'answer'", "correct"),
+    ),
+    "empty prompts": (source("blank.jsonl")[0], ("Row 8", "is empty", "1 other row")),
+    "numbers for prompts": (source("numbers.jsonl")[0], ("Row 0", "a string or a list")),
+    "a chat that is answered already": (source("answered.jsonl")[0], ("assistant", "Remove it")),
+    "prompts that are too long": setting("data.max_prompt_tokens", 3, "too_long=skip"),
+    "prompts that are all skipped": (
+        (*source("long.jsonl")[0], "--data.prompts.too_long", "skip"),
+        ("8 prompts", "max_prompt_tokens=64", "raise"),
+    ),
+    "a template for other columns": (
+        ("--data.prompts.template", "{question}"),
+        ("`template` names question", "prompt, answer"),
+    ),
+    "a template that is no format": setting("data.prompts.template", "{prompt", "template"),
+    "a template that cannot be filled": setting("data.prompts.template", "{prompt:d}", "Row 0", "Mend"),
+    "no row at all": setting("data.prompts.limit", 0, "positive"),
+    "a negative seed": setting("data.prompts.seed", -1, "negative"),
+    "a source that cannot be imported": setting("data.prompts.source", "no_such_module:rows", "module:function"),
+    "a source that is no function": setting("data.prompts.source", "os.path:sep", "module:function"),
+    "a source that raises": setting("data.prompts.source", "builtins:range", "TypeError", "Mend"),
+    "chats without a chat template": (
+        (*source("chats.jsonl")[0], *model("no-template")[0]),
+        ("Row 0", "chat template"),
+    ),
+    "a chat template asked for and missing": (
+        ("--data.prompts.chat", "true", *model("no-template")[0]),
+        ("chat", "no chat template"),
+    ),
+    "a system prompt without a chat template": (
+        ("--data.prompts.system_prompt", "Be brief.", *model("no-template")[0]),
+        ("system_prompt", "template"),
+    ),
+    "a chat template that refuses the messages": (
+        (*source("system.jsonl")[0], *model("strict-template")[0]),
+        ("no system here", "chat template"),
+    ),
+    "no reward": ((REWARD, "[]"), ("rewards is empty",)),
+    "a reward that cannot be imported": ((REWARD, "[no_such_module:reward]"), ("no_such_module",)),
+    "one reward that cannot be imported": ((REWARD, "rr:f"), ("'rr:f'", "no module 'rr'", "file.py:function")),
+    "a reward of a file that is not there": ((REWARD, "no_such.py:f"), ("no file 'no_such.py'",)),
+    "a misspelt reward": ((REWARD, "lrl.rewards.GSM9K"), ("Did you mean GSM8K?",)),
+    "a prompt that no tokenizer encodes": (
+        source("surrogate.jsonl")[0],
+        ("Row 3 of surrogate, column 'prompt'", "character 2", "half of a surrogate pair"),
+    ),
+    "a reward that takes no columns": ((REWARD, "[os.path:join]"), ("join", "**columns")),
+    "two rewards of one name": (
+        (REWARD, json.dumps([{"class_path": "lrl.rewards.GSM8K"}] * 2)),
+        ("more than one named", "gsm8k"),
+    ),
+}
+
+MODELS: dict[str, Case] = {
+    "a model that is not there": setting("model.model", "no/such-model"),
+    "a folder that is not there": setting("model.model", "./nope", "model.model='./nope': there is no such folder"),
+    "a folder in none": setting("model.model", "a/b/c", "model.model='a/b/c': there is no such folder"),
+    "a model that cannot be imported": setting("model.model", "no_such_module:make"),
+    "a folder without a config": model("no-config", "config"),
+    "a config that is no JSON": model("broken-config", "JSON"),
+    "a config of no type": model("no-type", "model_type"),
+    "a config of an unknown type": model("unknown-type", "oddball"),
+    "a model with code of its own": model("own-code", "code of its own"),
+    "a tokenizer with code of its own": model("tokenizer-code", "code of its own"),
+    "a config that contradicts itself": model("odd-heads", "attention heads"),
+    "a word where a number belongs": model("word-for-number", "hidden_size"),
+    "weights of another size": model("other-size", "config.json", "another model"),
+    "weights of another vocabulary": model("other-vocabulary", "embed_tokens", "config.json"),
+    "weights for fewer layers": model("more-layers", "lacks weights", "layers.2"),
+    "fewer positions than tokens": model("few-positions", "data.max_response_tokens", "64 positions"),
+    "an end that is no token": model("end-beyond", "eos_token_id 5000"),
+    "no weights": model("no-weights", "has no weights"),
+    "a file that is cut": model("cut-weights", "model.safetensors cannot be read"),
+    "a file that is empty": model("empty-weights", "model.safetensors cannot be read"),
+    "a shard that is missing": model("no-shard", "model-00002-of-00002.safetensors"),
+    "an index that is none": model("broken-index", "model.safetensors.index.json"),
+    "no tokenizer": model("no-tokenizer", "AutoTokenizer"),
+    "a tokenizer that is no JSON": model("broken-tokenizer", "AutoTokenizer"),
+    "a tokenizer with more tokens than the model": model("larger-tokenizer", "309", "259 rows"),
+    "a prompt with a token that the model has not": (
+        (*model("added-tokens")[0], *source("added.jsonl")[0]),
+        ("Row 8", "the token 266", "259 rows"),
+    ),
+    "no language model": model("not-a-language-model", "AutoModelForCausalLM"),
+    "a reference without weights": (
+        ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/no-weights"),
+        ("model.reference.model", "has no weights"),
+    ),
+}
+
+RESUMES: dict[str, Case] = {
+    "a checkpoint that is not there": (("--ckpt_path", "{tmp}/none.ckpt"), ("--ckpt_path", "no such file")),
+    "a last checkpoint where there is none": (("--ckpt_path", "last"), ("ckpt_path is 'last'", "no checkpoint in")),
+    "a best checkpoint of a run to come": (("--ckpt_path", "best"), ("ckpt_path is 'best'", "'last'")),
+    "a checkpoint that is text": (("--ckpt_path", "{in}/checkpoints/text.ckpt"), ("--ckpt_path", "text.ckpt", "read")),
+    "a folder that is no checkpoint": (("--ckpt_path", "{in}/checkpoints/empty"), ("--ckpt_path", "give a .ckpt")),
+    "a checkpoint without weights": (("--ckpt_path", "{in}/checkpoints/no-weights.ckpt"), ("no-weights", "state_dict")),
+    "a checkpoint of another model": (
+        ("--ckpt_path", "{in}/checkpoints/other-model.ckpt"),
+        ("other-model.ckpt", "another model than model.model"),
+    ),
+    "a checkpoint of other groups": (
+        ("--ckpt_path", "{in}/checkpoints/other-groups.ckpt"),
+        ("data.groups_per_step 4", "resume with"),
+    ),
+    "a checkpoint of another kind of run": (
+        ("--ckpt_path", "{in}/checkpoints/other-module.ckpt"),
+        ("other-module.ckpt", "RolloutDataModule"),
+    ),
+}

@@ -1,0 +1,230 @@
+"""Settings that a user may get wrong; how a case is written: `tests.preflight.bad_words`."""
+
+from __future__ import annotations
+
+import json
+
+from tests.preflight.bad_words import Case, callback, evaluation, extra, only, setting
+
+SYNC = "lrl.callbacks.WeightSync"
+RANKER = (
+    "--data.length_predictor",
+    "lrl.routing.length_predictor.LengthPredictor",
+    "--data.length_predictor.ranker",
+    "LanguageModelRanker",
+)
+
+SETTINGS: dict[str, Case] = {
+    "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),
+    "a misspelt key of the trainer": (("--trainer.max_step", "1"), ("Did you mean --trainer.max_steps?",)),
+    "a misspelt key of the prompts": (("--data.prompts.sorce", "x"), ("Did you mean --data.prompts.source?",)),
+    "a misspelt key two classes deep": (
+        ("--trainer.strategy.server.max_num_seq", "1"),
+        ("trainer.strategy.server.max_num_seq:", "Did you mean trainer.strategy.server.max_num_seqs?"),
+    ),
+    "a misspelt key in a config": (
+        ("--config", "{in}/misspelt.yaml"),
+        ("data.stragler:", "lrl.RolloutDataModule", "Did you mean data.stragglers?"),
+    ),
+    "a key without its group": (("--max_lag", "1"), ("Did you mean --data.max_lag?",)),
+    "a misspelt group": (("--modle.lr", "1"), ("Did you mean --model.lr?",)),
+    "a key without a value": (("--model.lr",), ("--model.lr: no value",)),
+    "a word that belongs to no key": (("quickstart",), ("did you mean --config quickstart?",)),
+    "a wrong type": (("--data.max_lag", "soon"), ("data.max_lag is 'soon'", "a whole number")),
+    "a choice that is not there": (
+        ("--data.stragglers", "wiat"),
+        ("data.stragglers is 'wiat'", "mask. Did you mean wait?"),
+    ),
+    "an objective that is not there": (("--model.objective", "GPSO"), ("model.objective", "Did you mean GSPO?")),
+    "a callback that is not there": (("--trainer.callbacks+", "WeightSink"), ("Did you mean WeightSync?",)),
+    "a module that is not there": (
+        ("--trainer.callbacks+", "lrl.callbaks.WeightSync"),
+        ("trainer.callbacks", "Did you mean lrl.callbacks?"),
+    ),
+    "a strategy that is not there": (
+        ("--trainer.strategy", "lrl.AsyncSingleDevic"),
+        ("trainer.strategy", "Did you mean AsyncSingleDevice?"),
+    ),
+    "a logger that is not there": (("--trainer.logger", "TensorBordLogger"), ("Did you mean TensorBoardLogger?",)),
+    "a class whose module is broken": (
+        ("--model", "broken_module.Policy"),
+        ("model: broken_module cannot be imported: SyntaxError", "broken_module.py, line 2"),
+    ),
+    "a config that is not there": (("--config", "no_such.yaml"), ("no_such.yaml", "Shipped are gsm8k")),
+    "a misspelt recipe": (("--config", "quickstrat"), ("--config quickstrat", "Did you mean quickstart?")),
+    "a config that is no YAML": (("--config", "{in}/broken.yaml"), ("broken.yaml is no YAML", "line 3")),
+    "an interpolation that leads nowhere": (
+        ("--trainer.max_steps", "${data.init_args.max_lagg}"),
+        ("trainer.max_steps", "${data.init_args.max_lagg} leads to no setting"),
+    ),
+    "top-p among the data settings": (("--data.top_p", "0.9"), ("top_p",)),
+    "a negative lag": setting("data.max_lag", -1, "data.max_lag", "at least 0"),
+    "no group in a step": setting("data.groups_per_step", 0, "data.groups_per_step", "at least 1"),
+    "a group of one": setting("data.rollouts_per_group", 1, "at least 2"),
+    "no place for a prompt": setting("data.max_prompt_tokens", 0, "at least 1"),
+    "no place for an answer": setting("data.max_response_tokens", 0, "at least 1"),
+    "greedy rollouts": setting("data.temperature", "0.0", "Use 1.0"),
+    "a temperature that is no number": (("--data.temperature", ".nan"), ("data.temperature is nan", "Use 1.0")),
+    "an empty micro-batch": setting("data.micro_batch_tokens", 0, "at least 1"),
+    "a negative number of skips": setting("data.max_skipped_per_step", -1, "at least 0"),
+    "no reward worker": setting("data.reward_workers", 0, "data.reward_workers", "at least 1"),
+    "no time for a reward": setting("data.reward_timeout_s", "0.0", "data.reward_timeout_s", "above 0"),
+    "no time for an answer": setting("data.rollout_timeout_s", "-5.0", "above 0"),
+    "a step larger than the data set": setting("data.groups_per_step", 9, "8 prompts", "at most 8"),
+    "a replay of nothing": (
+        ("--data.replay", "lrl.Replay", "--data.replay.groups_per_step", "0", "--data.replay.max_lag", "2"),
+        ("data.replay", "groups_per_step is 0", "null"),
+    ),
+    "a ranker's model that is not there": (
+        (*RANKER, "--data.length_predictor.ranker.model", "no/such_model"),
+        ("data.length_predictor.ranker", "no/such_model", "folder in Hugging Face format"),
+    ),
+    "a ranker on a device that is not there": (
+        (
+            *RANKER,
+            "--data.length_predictor.ranker.model",
+            "{in}/models/whole",
+            "--data.length_predictor.ranker.device",
+            "cuda:99",
+        ),
+        ("data.length_predictor.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
+    ),
+    "a reference that is not there": (
+        ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),
+        ("model.reference.model='no/such_model'", "folder in Hugging Face format"),
+    ),
+    "a reference of another architecture that is to follow the policy": (
+        (
+            *("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/qwen2"),
+            *("--model.reference.refresh_every_n_steps", "5"),
+        ),
+        ("model.reference.refresh_every_n_steps is 5", "models/qwen2", "of another architecture", "Leave"),
+    ),
+    "a baseline that the objective cannot use": (
+        (
+            "--model.objective",
+            "lrl.objectives.TBA",
+            "--model.reference",
+            "lrl.Reference",
+            "--data.advantages",
+            "lrl.advantages.GRPO",
+        ),
+        ("model.objective TBA", "data.advantages", "GRPO", "lrl.GroupMean"),
+    ),
+    "a negative learning rate": setting("model.lr", "-0.1", "at least 0"),
+    "a learning rate that is no number": (("--model.lr", ".nan"), ("model.lr is nan", "at least 0")),
+    "a moment that never decays": (("--model.betas", "[0.9, 1.0]"), ("model.betas is (0.9, 1.0)", "below 1")),
+    "negative weight decay": setting("model.weight_decay", "-1.0", "at least 0"),
+    "negative warm-up": setting("model.warmup_steps", -3, "at least 0"),
+    "gradients clipped to nothing": setting("model.max_grad_norm", "0.0", "above 0"),
+    "no head chunk": setting("model.head_chunk_tokens", 0, "at least 1"),
+    "a mismatch that always aborts": setting("model.abort_on_mismatch", "0.0", "above 0"),
+    "a loss divided by nothing": setting("model.normalise_by", 0, "token, sequence"),
+    "a schedule without an end": (
+        ("--model.schedule", "cosine", "--trainer.max_steps", "-1"),
+        ("model.schedule='cosine'", "trainer.max_steps"),
+    ),
+    "a rho below one": (("--model.objective", "AIPO", "--model.objective.rho", "0.5"), ("rho=0.5", "at least 1")),
+    "an objective without its reference": (
+        ("--model.objective", "lrl.objectives.TBA"),
+        ("model.objective TBA", "model.reference"),
+    ),
+    "a reference that costs nothing on average": (
+        (
+            "--model.reference",
+            "lrl.Reference",
+            "--model.reference.coefficient",
+            "1",
+            "--model.reference.estimator",
+            "k1",
+        ),
+        ("model.reference.estimator k1", "k2 or k3"),
+    ),
+    "an attention that is not installed": setting("model.attention", "flash_attention_2"),
+}
+
+TRAINER: dict[str, Case] = {
+    "no device left to train": setting("trainer.devices", 1, "generator_devices", "at least 2"),
+    "two devices to train": setting("trainer.devices", 4, "generator_devices"),
+    "a GPU that is not there": (("--trainer.accelerator", "gpu"), ("gpu",)),
+    "a strategy without generators": (
+        ("--trainer.strategy", "auto", "--trainer.devices", "1"),
+        ("lrl.AsyncSingleDevice",),
+    ),
+    "a negative number of generators": (
+        ("--trainer.strategy.generator_devices", "-1", "--trainer.devices", "1"),
+        ("strategy.generator_devices is -1", "0 (shared)"),
+    ),
+    "every generator kept for evaluation": setting("trainer.strategy.evaluation_generators", 1, "none is left"),
+    "a negative number of them": setting("trainer.strategy.evaluation_generators", -1, "at least 0"),
+    "a transport without its hardware": setting("trainer.strategy.weight_transfer", "nccl", "shared_memory"),
+    "a transport that is not there": setting("trainer.strategy.weight_transfer", "pigeon", "shared_memory"),
+    "turns and answers written ahead": setting("trainer.strategy.placement", "shared", "Set data.max_lag to 0"),
+    "a trainer flag for the module": setting("trainer.gradient_clip_val", "1.0", "model.max_grad_norm"),
+    "micro-batches by a trainer flag": setting("trainer.accumulate_grad_batches", 2, "data.micro_batch_tokens"),
+    "half-precision weights": setting("trainer.precision", "16-true", "model.dtype"),
+    "two types for the weights": setting("trainer.precision", "bf16-true", "model.dtype is float32"),
+    "no batch to train": setting("trainer.limit_train_batches", 0, "lrl validate"),
+    "two syncs": (only(SYNC, SYNC), ("trainer.callbacks", "keep one")),
+    "syncs too rare for the lag": (
+        ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 4}}])),
+        ("WeightSync.every_n_steps is 4", "data.max_lag is 1", "at least 3"),
+    ),
+    "a sync at every zeroth step": (
+        ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 0}}])),
+        ("WeightSync.every_n_steps is 0", "at least 1"),
+    ),
+    "no time for a sync": (
+        ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"deadline_s": 0}}])),
+        ("WeightSync.deadline_s is 0", "above 0"),
+    ),
+    "a log at every zeroth step": callback("RolloutLog", {"every_n_steps": 0}, "RolloutLog.every_n_steps is 0"),
+    "an evaluation at every zeroth step": evaluation({"every_n_steps": 0}, "Evaluation.every_n_steps is 0"),
+    "an evaluation of equal samples": evaluation({"samples": 4}, "Evaluation.samples is 4", "temperature 0"),
+    "an evaluation of one group in half a place": evaluation(
+        {"samples": 4, "temperature": 1.0, "concurrency": 2}, "Evaluation.concurrency is 2", "samples 4"
+    ),
+    "an evaluation by a column that is not there": evaluation({"by": "[level]"}, "Evaluation.by", "level", "answer"),
+    "an evaluation of a file that is not there": callback(
+        "Evaluation", {"prompts": "{tmp}/none.jsonl"}, "Evaluation.prompts", "none.jsonl"
+    ),
+    "two evaluations of one name": (
+        (*evaluation({})[0], *evaluation({})[0]),
+        ("lrl.callbacks.Evaluation", "'rows'", "name"),
+    ),
+    "an export over the model itself": callback(
+        "Export", {"folder": "{in}/models/whole"}, "Export.folder", "models/whole"
+    ),
+    "a run folder under a file": (
+        ("--trainer.default_root_dir", "{in}/run.yaml/runs"),
+        ("trainer.default_root_dir", "run.yaml", "cannot be written"),
+    ),
+    "a run folder that nobody can write": setting("trainer.default_root_dir", "/proc/runs", "cannot be written"),
+}
+
+SERVERS: dict[str, Case] = {
+    "a generator without places": setting("trainer.strategy.server.max_num_seqs", 0, "strategy.server.max_num_seqs"),
+    "more than all of a GPU": setting("trainer.strategy.server.gpu_memory_utilization", "1.5", "at most 1"),
+    "no keys and values": setting("trainer.strategy.server.kv_cache_gib", "0.0", "above 0"),
+    "too little for one answer": setting("trainer.strategy.server.kv_cache_gib", "1e-05", "raise it"),
+    "more memory than there is": (
+        ("--trainer.strategy.server.kv_cache_gib", "100000.0"),
+        ("kv_cache_gib", "Memory", "GiB are needed"),
+    ),
+    "a context shorter than prompt and answer": setting("trainer.strategy.server.max_model_len", 95, "96"),
+    "a setting of its own among the flags": (
+        ("--trainer.strategy.server.extra_args", '{"max-num-seqs": 8}'),
+        ("extra_args", "max-num-seqs", "set it there"),
+    ),
+    "a fixed port": extra("port", 8000),
+    "a key that guards half of the routes": extra("api_key", "secret"),
+    "other log-probs": extra("logprobs_mode", "raw_logits"),
+    "the model's own sampling": extra("generation_config", "auto"),
+    "top-p in the server": extra("top_p", 0.9),
+    "top-k in the server": extra("top-k", 20),
+    "min-p in the server": extra("min_p", 0.1),
+    "a penalty in the server": extra("repetition_penalty", 1.05),
+    "a logits processor": extra("logits_processors", ["mine:Processor"]),
+    "code from the hub": extra("trust_remote_code", True),
+    "another config in the server": extra("hf_overrides", {"rope_theta": 1.0}),
+}

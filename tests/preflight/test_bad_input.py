@@ -1,0 +1,334 @@
+"""Bad input is said in at most ten lines that name setting, value and remedy, before any server starts.
+
+Every case is one small run, right in everything, with one thing changed on the command line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import lrl
+from lrl.cli.lightning import USUAL
+from lrl.cli.main import main
+from lrl.cli.recipes import recipes
+from lrl.generators.server import Server
+from lrl.preflight import resources
+from lrl.preflight.settings import check_ranks
+from lrl.rewards import RewardPool
+from lrl.runtime.run_folder import Claim
+from tests.preflight.bad_files import DATA, MODELS, RESUMES
+from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
+from tests.preflight.bad_words import only
+from tests.preflight.broken_inputs import make
+
+CASES = SETTINGS | TRAINER | SERVERS | DATA | MODELS | RESUMES
+Run = Callable[..., tuple[int, str]]
+
+
+class ServerReached(BaseException):
+    """A run came so far as to start a server: nothing was wrong with it."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture
+def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs `lrl` in this process, where no server can start; gives its exit status and the error it printed."""
+
+    def start(*_: object) -> None:
+        raise ServerReached
+
+    def run(*words: str) -> tuple[int, str]:
+        given = [word.replace("{in}", str(inputs)).replace("{tmp}", str(tmp_path)) for word in words]
+        capfd.readouterr()
+        try:
+            status = main(given)
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return status, message(capfd.readouterr().err)
+
+    monkeypatch.setattr(Server, "start", start)
+    monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(inputs)
+    return run
+
+
+def message(printed: str) -> str:
+    lines = [line for line in printed.splitlines() if line.strip()]
+    first = next((number for number, line in enumerate(lines) if "error:" in line), len(lines))
+    return "\n".join(lines[first:])
+
+
+FIT = ("fit", "--config", "{in}/run.yaml")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run: Run) -> None:
+    words, named = CASES[case]
+    status, said = run(*FIT, *words)
+    assert status == 2
+    assert all(name in said for name in named), said
+    assert len(said.splitlines()) <= 10, said
+    assert "Traceback" not in said
+    assert "cannot work:" not in said, "one fault is said once"
+
+
+def test_there_are_eighty_cases() -> None:
+    assert len(CASES) == sum(map(len, (SETTINGS, TRAINER, SERVERS, DATA, MODELS, RESUMES))) >= 80
+
+
+HEALTHY = {
+    "the run that the cases change": (),
+    "a model with sampling settings of its own, which are not used": ("--model.model", "{in}/models/sampling"),
+    "a model that brings code which is not needed": ("--model.model", "{in}/models/code-unused"),
+    "added tokens that no prompt has": ("--model.model", "{in}/models/added-tokens"),
+    "a strategy by the name of its class": ("--trainer.strategy", "lrl.AsyncSingleDevice"),
+    "one reward that is no list": ("--data.rewards", "lrl.quickstart.task:correct"),
+    "one reward by the name of its class": ("--data.rewards", "ExactMatch"),
+    "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
+    "chats for a tokenizer with a template": ("--data.prompts.source", "{in}/data/chats.jsonl"),
+    "plain text for one without": ("--model.model", "{in}/models/no-template"),
+    "a language model that ranks prompts": (*RANKER, "--data.length_predictor.ranker.model", "{in}/models/whole"),
+    "a checkpoint of the run itself": ("--ckpt_path", "{in}/checkpoints/whole.ckpt"),
+    "callbacks without a sync, which every run has": only("lrl.callbacks.RolloutLog"),
+    "no strategy and no callbacks": ("--config", "{in}/bare.yaml"),
+    "no progress bar, neither Lightning's nor lrl's": (
+        *("--trainer.callbacks+", "lrl.callbacks.Progress", "--trainer.enable_progress_bar", "false"),
+    ),
+    "long micro-batches and groups beyond a generator": (
+        *("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
+    with pytest.raises((ServerReached, KeyError)) as reached:
+        run(*FIT, *HEALTHY[case])
+    assert reached.type is ServerReached or "callbacks" in str(reached.value) or "loops" in str(reached.value)
+
+
+def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(run: Run, monkeypatch: Any) -> None:
+    trainers: list[Any] = []
+    monkeypatch.setattr(
+        "lrl.strategies.base.GeneratorDevices.start_generators", lambda self, trainer: trainers.append(trainer)
+    )
+    with pytest.raises(RuntimeError, match="There are no generators"):
+        run("fit", "--config", "{in}/bare.yaml", "--trainer.callbacks+", "lrl.callbacks.Timeline")
+    (trainer,) = trainers
+    assert type(trainer.strategy) is lrl.AsyncSingleDevice and trainer.log_every_n_steps == 1
+    names = [type(callback).__name__ for callback in trainer.callbacks if "lrl" in type(callback).__module__]
+    assert sorted(name for name in names if name in (*USUAL, "Timeline")) == sorted([*USUAL, "Timeline"])
+
+
+def test_no_rank_is_started_for_a_strategy_without_generators(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
+    monkeypatch.setattr(f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started"))
+    status, said = run(*FIT, "--trainer.strategy", "ddp", "--model.model", "{in}/models/no-weights")
+    assert status == 2
+    assert "trainer.strategy is DDPStrategy, which has no generators" in said and "has no weights" in said
+
+
+LOGGED = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{tmp}", "--trainer.logger.name", "mine")
+
+
+def test_last_goes_on_from_the_newest_checkpoint_of_the_run(
+    run: Run, inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    shutil.copy(inputs / "checkpoints/other-model.ckpt", checkpoint)
+    status, said = run(*FIT, *LOGGED, "--ckpt_path", "last")
+    assert status == 2 and f"{str(checkpoint)!r} is of another model" in said
+    shutil.copy(inputs / "checkpoints/whole.ckpt", checkpoint)
+    with pytest.raises(ServerReached):
+        run(*FIT, *LOGGED, "--ckpt_path", "last")
+    assert f"Restoring states from the checkpoint path at {checkpoint}" in caplog.text
+
+
+def test_a_second_run_in_the_folder_of_a_live_run_is_refused(run: Run, tmp_path: Path) -> None:
+    live = Claim()
+    live.take(tmp_path / "mine" / "version_0")
+    status, said = run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
+    assert status == 2 and f"is that of a live run (process {os.getpid()} on" in said
+    live.give_up()
+    with pytest.raises(ServerReached):
+        run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
+
+
+def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> None:
+    with pytest.raises(ServerReached):
+        run("fit", "--config", str(recipes()["quickstart"]), "--model.model", str(quickstart_policy))
+
+
+MANY = {
+    "data.groups_per_step is 0": ("--data.groups_per_step", "0"),
+    "AIPO(rho=0.5)": ("--model.objective", "AIPO", "--model.objective.rho", "0.5"),
+    "gradient_clip_val=1": ("--trainer.gradient_clip_val", "1"),
+    "no column 'question'": ("--data.prompts.prompt_column", "question"),
+    "model.schedule='cosine'": ("--model.schedule", "cosine", "--trainer.max_steps", "-1"),
+    "lacks weights": ("--model.model", "{in}/models/more-layers"),
+    "no such file": ("--ckpt_path", "{tmp}/none.ckpt"),
+}
+
+
+def test_all_faults_are_reported_together(run: Run) -> None:
+    status, said = run(*FIT, *(word for words in MANY.values() for word in words))
+    assert status == 2
+    assert all(name in said for name in MANY), said
+    assert said.startswith(f"lrl: error: {len(MANY)} things cannot work:")
+    assert len(said.splitlines()) == 1 + len(MANY)
+
+
+def test_more_faults_than_ten_lines_hold_are_counted(run: Run) -> None:
+    zeros = ("micro_batch_tokens", "max_prompt_tokens", "max_response_tokens", "temperature", "rollout_timeout_s")
+    more = [word for name in zeros for word in (f"--data.{name}", "0")]
+    status, said = run(*FIT, *(word for words in MANY.values() for word in words), *more)
+    lines = said.splitlines()
+    assert status == 2 and len(lines) == 10, said
+    assert lines[0].startswith("lrl: error: 12 things") and lines[-1] == "  and 4 more"
+
+
+def test_a_trainer_that_cannot_be_built_does_not_hide_what_is_wrong_with_data_and_model(run: Run) -> None:
+    words = ("--trainer.devices", "1", "--data.prompts.source", "{in}/data/empty.jsonl")
+    status, said = run(*FIT, *words, "--model.model", "{in}/models/no-weights")
+    assert status == 2
+    assert all(name in said for name in ("generator_devices", "is empty", "has no weights")), said
+
+
+def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wrong(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "making.py").write_text("def model():\n    raise SystemError('this takes long')\n")
+    words = ("--model.model", "making:model", "--data.max_lag", "-1")
+    _, said = run(*FIT, *words)
+    assert "max_lag" in said and "takes long" not in said
+    _, said = run(*FIT, *words[:2])
+    assert "model.model" in said.replace("model=", "model.model=") and "takes long" in said
+
+
+def test_a_script_gets_the_same_faults_as_one_error(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightning as L
+
+    from lrl.callbacks import WeightSync
+
+    monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
+    policy = lrl.PolicyModule(str(inputs / "models/no-weights"), schedule="linear")
+    data = lrl.RolloutDataModule([{"prompt": "1"}], [lrl.rewards.ExactMatch()], groups_per_step=2)
+    settings = {"max_epochs": 1, "logger": False, "accelerator": "cpu", "gradient_clip_val": 1.0}
+    trainer = L.Trainer(devices=2, strategy=lrl.AsyncSingleDevice(), callbacks=[WeightSync()], **settings)
+    with pytest.raises(ValueError) as caught:
+        trainer.fit(policy, data)
+    for name in ("gradient_clip_val", "model.schedule", "has no weights", "data.groups_per_step", "'answer'"):
+        assert name in str(caught.value)
+
+
+NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
+
+
+@pytest.mark.parametrize(
+    ("patched", "found", "named"),
+    [
+        ("memory_here", lambda: 2**20, ("Memory", "trainer 0.0", "keys and values 1.0", "model.model", "kv_cache_gib")),
+        (
+            "shutil.disk_usage",
+            lambda path: NOTHING_FREE,
+            ("/dev/shm", "remount", "trainer.default_root_dir", "checkpoint"),
+        ),
+    ],
+)
+def test_what_has_no_room_is_said_by_its_parts(
+    patched: str, found: Callable[..., object], named: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"lrl.preflight.resources.{patched}", found)
+    status, said = run(*FIT)
+    assert status == 2 and len(said.splitlines()) <= 10
+    assert all(name in said for name in named), said
+
+
+@pytest.mark.parametrize(
+    ("share", "trainer_gib", "alone", "ranker_on", "named"),
+    [
+        (0.9, 3, True, None, None),
+        (0.9, 3, False, None, "beside the generator's 9.0"),
+        (0.5, 3, False, None, None),
+        (0.9, 11, True, None, "the GPU has 10.0"),
+        (0.1, 3, True, None, "gpu_memory_utilization or tensor_parallel_size"),
+        (0.5, 3, False, "cuda:0", "take 3.0 GiB, data.length_predictor.ranker 4.0 beside the generator's 5.0"),
+        (0.5, 3, False, "cpu", None),
+        (0.5, 3, True, "cuda:1", None),
+        (0.9, 3, True, "cuda:1", "data.length_predictor.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0"),
+    ],
+)
+def test_a_gpu_that_is_too_small_is_said(
+    share: float,
+    trainer_gib: int,
+    alone: bool,
+    ranker_on: str | None,
+    named: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=10 * resources.GIB)
+    )
+    server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    devices = {"root_device": first, "parallel_devices": [first], "generator_devices": [second] * alone}
+    strategy = SimpleNamespace(server_settings=server, **devices)
+    beside = {torch.device(ranker_on): 4 * resources.GIB} if ranker_on else {}
+    with pytest.raises(ValueError, match=named) if named else nullcontext():
+        resources.check_gpus(strategy, trainer_gib * resources.GIB, 2 * resources.GIB, beside)
+
+
+@pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
+def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
+    trainer: Any = SimpleNamespace(world_size=ranks, state=SimpleNamespace(fn=verb))
+    refused = verb == "validate" and ranks > 1
+    with pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext():
+        check_ranks(trainer)
+
+
+def test_a_warning_is_given_for_what_is_tight_or_odd(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = ("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2")
+    words = (*FIT, *sizes, "--model.warmup_steps", "9", "--data.prompts.source", "{in}/data/twins.jsonl")
+    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
+        run(*words)
+    for name in ("data.micro_batch_tokens is 8", "max_num_seqs 2", "model.warmup_steps is 9", "8 of the 16 prompts"):
+        assert name in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--model.model", "{in}/models/no-shard"), "model-00002-of-00002.safetensors"),
+        (("--data.prompts.source", "{in}/data/broken.jsonl", "--data.max_lag", "-1"), "line 2"),
+        (("--trainer.strategy.server.extra_args", '{"top_p": 0.9}'), "top_p"),
+    ],
+)
+def test_the_command_itself_ends_with_status_2_and_no_traceback(
+    words: tuple[str, ...], named: str, inputs: Path, tmp_path: Path
+) -> None:
+    given = [word.replace("{in}", str(inputs)) for word in (*FIT, *words)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "import sys; from lrl.cli.main import main; sys.exit(main())", *given]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 2, done.stderr
+    assert named in message(done.stderr)
+    assert len(message(done.stderr).splitlines()) <= 10 and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("**/generator-*.log"))

@@ -1,0 +1,345 @@
+"""Lightning's features: what works and what is refused, row by row of docs/lightning.md.
+
+What works is shown by two runs on a real server that use all of it at once; what is refused never gets to a server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    DeviceStatsMonitor,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    ProgressBar,
+    RichProgressBar,
+    ThroughputMonitor,
+    Timer,
+    TQDMProgressBar,
+)
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins import AsyncCheckpointIO
+from lightning.pytorch.profilers import SimpleProfiler
+
+import lrl
+from lrl.callbacks import RolloutLog
+from lrl.generators.server import Server
+from lrl.rewards import RewardPool
+from tests.lent_server import Borrowing, LentServer
+from tests.preflight.lightning_refused import CALLBACKS, FLAGS, VERBS
+from tests.strategies.test_shutdown import ROOT
+
+DOCS = ROOT / "docs" / "lightning.md"
+PROMPTS = [{"prompt": f"{n}+1="} for n in range(10, 50)]
+
+
+class Data(lrl.RolloutDataModule):
+    """Counts its loaders, and notes what each step trained."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            *(PROMPTS, ["tests.odd_lengths:brevity"], 2, 2, 1), max_prompt_tokens=64, max_response_tokens=8
+        )
+        self.loaders = 0
+
+    def train_dataloader(self) -> Any:
+        self.loaders += 1
+        return super().train_dataloader()
+
+
+class Noting(ProgressBar):
+    """Notes what it shows at the end of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[set[str]] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *args)
+        self.shown.append(set(self.get_metrics(trainer, pl_module)))
+
+
+class TQDM(Noting, TQDMProgressBar):
+    """Lightning's default where rich is not installed."""
+
+
+class Rich(Noting, RichProgressBar):
+    """Lightning's default where it is."""
+
+
+class Size(ModelSummary):
+    """Notes how large the policy is said to be."""
+
+    found: int | None = None
+
+    @staticmethod
+    def summarize(summary_data: Any, total_parameters: int, *args: Any, **kwargs: Any) -> None:
+        Size.found = total_parameters
+
+
+@dataclass
+class Run:
+    """A run that is over."""
+
+    folder: Path
+    trainer: L.Trainer
+    policy: lrl.PolicyModule
+    data: Data
+    prompts: list[str] = field(default_factory=list)
+    """Of the groups in the order in which they were trained."""
+    flags: list[tuple[bool, bool]] = field(default_factory=list)
+    """Within each step: whether torch looked for anomalies, and was told to be deterministic."""
+    steps: int = 0
+    """That the trainer counted at its end."""
+
+    @property
+    def columns(self) -> str:
+        """What the CSVLogger has written."""
+        return next((self.folder / "csv").glob("**/metrics.csv")).read_text()
+
+    @property
+    def callbacks(self) -> list[Any]:
+        return self.trainer.callbacks  # type: ignore[attr-defined]
+
+    def saved(self, pattern: str = "**/*.ckpt") -> list[str]:
+        return sorted(path.name for path in self.folder.glob(pattern))
+
+
+def fit(server: LentServer, policy: Path, folder: Path, ckpt_path: str | None = None, **settings: Any) -> Run:
+    noted: list[Run] = []
+
+    def note(trainer: L.Trainer, *args: Any) -> None:
+        stream = noted[0].data.step_stream
+        assert stream is not None
+        noted[0].prompts.extend(group.prompt.text for group in stream.groups)
+        noted[0].flags.append((torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()))
+
+    callbacks = [*settings.pop("callbacks"), RolloutLog(), LambdaCallback(on_train_batch_end=note)]
+    how = {"accelerator": "cpu", "devices": 2, "log_every_n_steps": 1, "default_root_dir": folder}
+    trainer = L.Trainer(strategy=Borrowing(server), callbacks=callbacks, **how | settings)
+    noted.append(Run(folder, trainer, lrl.PolicyModule(str(policy), lr=1e-3), Data()))
+    trainer.fit(noted[0].policy, noted[0].data, ckpt_path=ckpt_path)
+    ended = noted[0]
+    return replace(ended, prompts=[*ended.prompts], flags=[*ended.flags], steps=trainer.global_step)
+
+
+@pytest.fixture(scope="module")
+def first(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("first")
+    yield fit(
+        *(lent_server, policy_folder, folder),
+        limit_train_batches=2,
+        max_epochs=2,
+        min_epochs=1,
+        reload_dataloaders_every_n_epochs=1,
+        detect_anomaly=True,
+        deterministic=True,
+        benchmark=False,
+        use_distributed_sampler=False,
+        profiler=SimpleProfiler(dirpath=folder, filename="times"),
+        max_time="01:00:00:00",
+        logger=[CSVLogger(folder / "csv"), TensorBoardLogger(folder / "board")],
+        callbacks=[
+            *(TQDM(), LearningRateMonitor(), DeviceStatsMonitor(cpu_stats=True), Size()),
+            *(ThroughputMonitor(lambda step: step.num_sequences, window_size=2), Timer()),
+            ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, filename="{step}"),
+        ],
+    )
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def second(first: Run, lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    def enough(trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = True
+
+    return fit(
+        *(lent_server, policy_folder, tmp_path_factory.mktemp("second")),
+        ckpt_path="last",
+        max_steps=9,
+        min_steps=6,
+        max_epochs=-1,
+        logger=CSVLogger(first.folder / "csv"),
+        enable_model_summary=False,
+        plugins=[AsyncCheckpointIO()],
+        callbacks=[
+            *(Rich(), LambdaCallback(on_train_batch_end=enough)),
+            ModelCheckpoint(train_time_interval=timedelta(0), save_last=True),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def quick(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    settings = {"enable_progress_bar": False, "enable_model_summary": False, "callbacks": []}
+    return fit(
+        lent_server, policy_folder, tmp_path_factory.mktemp("quick"), fast_dev_run=1, precision="bf16-mixed", **settings
+    )
+
+
+def loads(run: Run) -> bool:
+    path = run.folder / "mine.ckpt"
+    run.trainer.save_checkpoint(path)
+    loaded = lrl.PolicyModule.load_from_checkpoint(path, model=run.policy.model)
+    weights = zip(run.policy.parameters(), loaded.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in weights)
+
+
+def shows_reward_and_lag(run: Run) -> bool:
+    """At every step, with a bar that stands before the callback that logs it."""
+    (bar,) = (callback for callback in run.callbacks if isinstance(callback, Noting))
+    return len(bar.shown) >= 2 and all({"reward/mean", "policy/lag_mean"} <= shown for shown in bar.shown)
+
+
+FIRST: dict[str, Callable[[Run], bool]] = {
+    "max_epochs, max_steps": lambda run: (run.trainer.current_epoch, run.steps) == (2, 4),
+    "limit_train_batches": lambda run: len(set(run.prompts)) == len(run.prompts) == 8,
+    "reload_dataloaders_every_n_epochs": lambda run: run.data.loaders == 2,
+    "detect_anomaly": lambda run: all(anomaly for anomaly, _ in run.flags),
+    "deterministic, benchmark": lambda run: all(deterministic for _, deterministic in run.flags),
+    "profiler": lambda run: "training_step" in next(run.folder.glob("*times*")).read_text(),
+    "max_time, Timer": lambda run: any(isinstance(one, Timer) and one.time_elapsed() > 0 for one in run.callbacks),
+    "logger (any, several, False)": lambda run: (
+        "reward/mean" in run.columns and any(run.folder.glob("board/**/events*"))
+    ),
+    "use_distributed_sampler": lambda run: run.steps == 4,
+    "LearningRateMonitor": lambda run: "lr-AdamW" in run.columns,
+    "DeviceStatsMonitor": lambda run: "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in run.columns,
+    "ThroughputMonitor": lambda run: "batches_per_sec" in run.columns,
+    "ModelSummary, RichModelSummary": lambda run: Size.found == sum(map(torch.numel, run.policy.parameters())),
+    "ModelCheckpoint(every_n_train_steps, save_top_k)": lambda run: (
+        run.saved("csv/**/*.ckpt") == [f"step={step}.ckpt" for step in range(1, 5)]
+    ),
+    "TQDMProgressBar": shows_reward_and_lag,
+    "LambdaCallback and callbacks of one's own": lambda run: len(run.flags) == 4,
+    "callbacks without WeightSync": lambda run: "policy/mismatch_kl" in run.columns,
+    "trainer.save_checkpoint, load_from_checkpoint": loads,
+}
+
+SECOND: dict[str, Callable[[Run], bool]] = {
+    'ckpt_path="last"': lambda run: len(run.flags) == 2 and len(run.prompts) == 4,
+    "min_steps, min_epochs, trainer.should_stop": lambda run: run.steps == 6,
+    "ModelCheckpoint(train_time_interval, save_last)": lambda run: Path(run.callbacks[-1].last_model_path).exists(),
+    "plugins (CheckpointIO)": lambda run: isinstance(run.trainer.strategy.checkpoint_io, AsyncCheckpointIO),
+    "RichProgressBar": shows_reward_and_lag,
+}
+
+QUICK: dict[str, Callable[[Run], bool]] = {
+    "fast_dev_run": lambda run: run.steps == 1 and not run.saved() and len(run.prompts) == 2,
+    "precision=bf16-mixed, 32-true": lambda run: run.trainer.precision == "bf16-mixed",
+}
+
+ELSEWHERE = {
+    "trainer.validate": "tests/runs/test_recipes.py:test_validate_prints_the_report_and_writes_every_answer",
+    "ModelCheckpoint(monitor)": "tests/callbacks/test_monitors.py:test_the_checkpoint_of_the_best_evaluation_is_kept",
+    "EarlyStopping": "tests/callbacks/test_monitors.py:test_a_run_stops_when_its_rewards_get_no_better",
+    "configure_optimizers of one's own": (
+        "tests/training/test_optimizers.py:test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed"
+    ),
+    "enable_checkpointing=False": "tests/callbacks/test_last_checkpoint.py:test_nothing_is_saved_when",
+    "several devices (lrl.AsyncDDP)": (
+        "tests/strategies/test_ranks_run.py:"
+        "test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichever_way_it_is_broken"
+    ),
+}
+"""Rows that other tests hold."""
+
+
+@pytest.mark.parametrize("row", FIRST)
+def test_it_works(row: str, first: Run) -> None:
+    assert FIRST[row](first)
+
+
+@pytest.mark.parametrize("row", SECOND)
+def test_it_works_in_a_run_that_goes_on(row: str, second: Run) -> None:
+    assert SECOND[row](second)
+
+
+@pytest.mark.parametrize("row", QUICK)
+def test_it_works_in_a_trial(row: str, quick: Run) -> None:
+    assert QUICK[row](quick)
+
+
+def test_no_prompt_is_trained_twice_when_the_newest_checkpoint_is_named_last(first: Run, second: Run) -> None:
+    assert not set(first.prompts) & set(second.prompts)
+
+
+SECOND_FIT = "trainer.fit twice"
+
+
+def test_a_second_fit_of_one_trainer_is_refused_or_goes_on_from_its_checkpoint(second: Run) -> None:
+    with pytest.raises(ValueError, match="has fitted 6 steps before .* continue with ckpt_path='last'"):
+        second.trainer.fit(second.policy, second.data)
+    second.trainer.fit(second.policy, second.data, ckpt_path="last")
+    assert second.trainer.global_step == 7
+    stream = second.data.step_stream
+    assert stream is not None and not {group.prompt.text for group in stream.groups} & set(second.prompts)
+
+
+@pytest.fixture
+def refused(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs a trainer that must not get to a server; gives the error."""
+    monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
+    monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
+    monkeypatch.chdir(tmp_path)  # OnExceptionCheckpoint saves what is refused
+
+    def run(verb: str = "fit", **settings: Any) -> str:
+        how = {"accelerator": "cpu", "devices": 2, "max_steps": 4, "logger": False, "default_root_dir": tmp_path}
+        if settings.get("barebones"):
+            how["logger"] = None
+        trainer = L.Trainer(**{"strategy": lrl.AsyncSingleDevice()} | how | settings)
+        with pytest.raises(ValueError) as caught:
+            getattr(trainer, verb)(lrl.PolicyModule(str(policy_folder)), Data())
+        return str(caught.value)
+
+    return run
+
+
+@pytest.mark.parametrize("row", FLAGS)
+def test_a_flag_that_would_be_ignored_or_wrong_is_refused(row: str, refused: Callable[..., str]) -> None:
+    settings, named = FLAGS[row]
+    said = refused(**settings)
+    assert all(name in said for name in named), said
+
+
+@pytest.mark.parametrize("row", CALLBACKS)
+def test_a_callback_that_cannot_work_is_refused(row: str, refused: Callable[..., str]) -> None:
+    make, named = CALLBACKS[row]
+    said = refused(callbacks=[make()])
+    assert all(name in said for name in ("trainer.callbacks has", *named)), said
+
+
+@pytest.mark.parametrize("row", VERBS)
+def test_a_verb_that_there_is_not_is_refused(row: str, refused: Callable[..., str]) -> None:
+    verb, named = VERBS[row]
+    said = refused(verb)
+    assert all(name in said for name in named), said
+
+
+def documented() -> dict[str, str]:
+    """The rows of the page's tables, with what is said of them."""
+    lines = re.findall(r"^\| `(.+?)` \| (works|refused) \|", DOCS.read_text(), re.MULTILINE)
+    return dict(lines)
+
+
+def test_the_table_says_what_the_tests_show() -> None:
+    works = [*FIRST, *SECOND, *QUICK, *ELSEWHERE]
+    said = documented()
+    assert {row for row, verdict in said.items() if verdict == "works"} == set(works)
+    assert {row for row, verdict in said.items() if verdict == "refused"} == {*FLAGS, *CALLBACKS, *VERBS, SECOND_FIT}
+
+
+@pytest.mark.parametrize("row", ELSEWHERE)
+def test_a_row_that_another_test_holds_has_that_test(row: str) -> None:
+    file, _, name = ELSEWHERE[row].partition(":")
+    assert f"def {name}(" in (ROOT / file).read_text()

@@ -1,0 +1,90 @@
+"""Open groups through a checkpoint file."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.rollouts.serialisation import Resumed, load_group, save_group
+from lrl.types import Group, Prompt, Rollout
+from tests.runtime.checkpoint_file import through_a_file
+
+PROMPT = Prompt(id=7, token_ids=[5, 6], text="?")
+
+
+@st.composite
+def responses(draw: st.DrawFn) -> Rollout:
+    tokens = draw(st.integers(0, 20))
+    reward = draw(st.none() | st.floats(-2, 2))
+    return Rollout(
+        token_ids=draw(st.lists(st.integers(0, 2**31 - 1), min_size=tokens, max_size=tokens)),
+        logprobs=draw(st.lists(st.floats(-50, 0, width=32), min_size=tokens, max_size=tokens)),
+        versions=sorted(draw(st.lists(st.integers(3, 6), min_size=tokens, max_size=tokens))),
+        finish_reason=draw(st.sampled_from(["", "stop", "length", "abort"])),
+        text=draw(st.text(max_size=5)),
+        reward=reward,
+        reward_parts={} if reward is None else {"right": reward},
+        reward_failure="crash: exit code 139" if reward is None else None,
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(responses(), min_size=1, max_size=4))
+def test_a_judged_group_comes_back_as_it_was(rollouts: list[Rollout]) -> None:
+    group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
+    assert load_group(through_a_file(save_group(group, judged=True)), PROMPT) == group
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(responses(), min_size=1, max_size=4))
+def test_what_a_reward_said_of_an_unfinished_group_is_asked_again(rollouts: list[Rollout]) -> None:
+    group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
+    loaded = load_group(through_a_file(save_group(group, judged=False)), PROMPT)
+    for rollout, was in zip(loaded.rollouts, rollouts, strict=True):
+        assert rollout == Rollout(
+            token_ids=was.token_ids, logprobs=was.logprobs, versions=was.versions, finish_reason=was.finish_reason
+        )
+
+
+def test_what_the_trainer_adds_is_not_kept() -> None:
+    rollout = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop", text="x", reward=1.0)
+    seen = Rollout(**{name: getattr(rollout, name) for name in Rollout.__slots__})
+    seen.reference_logprobs, seen.kl_penalty = [-2.0], 0.5
+    loaded = load_group(save_group(Group(index=0, prompt=PROMPT, rollouts=[seen]), judged=True), PROMPT)
+    assert loaded.rollouts == [rollout]
+
+
+def test_a_token_takes_eight_bytes() -> None:
+    tokens = 1000
+    rollout = Rollout(token_ids=[70_000] * tokens, logprobs=[-1.0] * tokens, versions=[1] * 600 + [2] * 400)
+    saved = save_group(Group(index=0, prompt=PROMPT, rollouts=[rollout] * 8), judged=False)
+    tensors = [value for value in saved.values() if isinstance(value, torch.Tensor)]
+    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= 8 * 8 * tokens + 8 * 2 * 12
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (Prompt(id=8, token_ids=[5, 6], text="?"), "is row 8"),
+        (Prompt(id=7, token_ids=[5, 7], text="?"), "has other tokens"),
+        (Prompt(id=7, token_ids=[5], text="?"), "has other tokens"),
+    ],
+)
+def test_answers_to_another_prompt_are_refused(other: Prompt, what: str) -> None:
+    saved = save_group(Group(index=40, prompt=PROMPT, rollouts=[Rollout()]), judged=False)
+    load_group(saved, copy.deepcopy(PROMPT))
+    with pytest.raises(ValueError, match=rf"row 7 .* place 40 .* {what}: data\.prompts has changed"):
+        load_group(saved, other)
+
+
+def test_the_log_says_what_a_run_goes_on_with() -> None:
+    long = Rollout(token_ids=[1] * 4000, logprobs=[-1.0] * 4000, versions=[0] * 4000)
+    short = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0])
+    whole = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop")
+    running = [Group(index=0, prompt=PROMPT, rollouts=[long, whole, short, Rollout()])]
+    assert str(Resumed.of(9, running, finished_groups=5)) == (
+        "Going on with 2 half-written responses (4,001 tokens) and 5 finished groups of the checkpoint."
+    )
+    assert not Resumed.of(9, [Group(index=0, prompt=PROMPT, rollouts=[Rollout()])], finished_groups=0)

@@ -1,0 +1,209 @@
+"""A language model that is fine-tuned beside the trainer: what it comes to know, and what happens without it.
+
+The n-grams know nothing here: they read a prompt's tokens, and all prompts have the same ones. The model reads text.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from lrl.routing.rankers import LanguageModelRanker
+from lrl.routing.rankers.finetuning import FineTuned, Recipe
+from lrl.types import Prompt
+from tests.leftovers import wait_for
+from tests.runtime.checkpoint_file import through_a_file
+from tests.tiny_policies import tiny_llama, tiny_qwen2
+
+DEADLINE_S = 120.0
+LR = 1e-3
+HERE = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def rankers(model: str) -> Iterator[Callable[[], LanguageModelRanker]]:
+    made: list[LanguageModelRanker] = []
+
+    def make() -> LanguageModelRanker:
+        made.append(LanguageModelRanker(model, "cpu", lr=LR, passes=8))
+        return made[-1]
+
+    yield make
+    for ranker in made:
+        ranker.close()
+
+
+def told(id: int) -> tuple[Prompt, float]:
+    """A prompt whose responses are long or short, as one word of it says."""
+    draw = random.Random(id)
+    word, number = draw.choice([("brief", -1.0), ("whole", 1.0)])
+    text = f"Give me the {word} story of {draw.randrange(100)}."
+    return Prompt(id=id, token_ids=[1, 2], text=text), number + draw.gauss(0.0, 0.1)
+
+
+def step(start: int, count: int = 40) -> tuple[list[Prompt], list[float]]:
+    prompts, numbers = zip(*(told(id) for id in range(start, start + count)), strict=True)
+    return list(prompts), list(numbers)
+
+
+def processes_of(owner: int) -> set[int]:
+    """What it started; Python's tracker of shared memory, which serves all of its helpers, left out."""
+    found = psutil.Process(owner).children(recursive=True)
+    return {process.pid for process in found if "resource_tracker" not in " ".join(process.cmdline())}
+
+
+def live(ranker: LanguageModelRanker, first: int, steps: int) -> None:
+    """Some steps of a run: prompts are guessed before they start, and taught when they are answered."""
+    for start in range(first, first + 40 * steps, 40):
+        prompts, numbers = step(start)
+        ranker.look_ahead(prompts)
+        ranker.wait(DEADLINE_S)
+        ranker.learn(prompts, numbers)
+        ranker.wait(DEADLINE_S)
+
+
+def correlation(ranker: LanguageModelRanker, first: int = 10_000) -> float:
+    """Of guesses with what is found, on prompts that it has not seen."""
+    prompts, numbers = step(first, 200)
+    ranker.look_ahead(prompts)
+    ranker.wait(DEADLINE_S)
+    guesses = [ranker.guess(prompt) for prompt in prompts]
+    return float(np.corrcoef(guesses, numbers)[0, 1]) if np.ptp(guesses) else 0.0
+
+
+def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_resumed_one(
+    rankers: Callable[[], LanguageModelRanker],
+) -> None:
+    ranker, resumed = rankers(), rankers()
+    ranker.start()
+    assert correlation(ranker) == 0 and not ranker.figures()
+    live(ranker, 0, steps=6)
+    assert correlation(ranker) > 0.9
+    assert (
+        ranker.figures()["length_predictor/model_correlation"]
+        > 0.5
+        > ranker.figures()["length_predictor/ngrams_correlation"]
+    )
+    state = through_a_file(ranker.state_dict())
+    ranker.close()
+    ranker.start()  # another run of the same data module
+    ranker.wait(DEADLINE_S)
+    assert correlation(ranker, 20_000) > 0.9
+    ranker.close()
+    resumed.start()
+    resumed.load_state_dict(state)
+    resumed.wait(DEADLINE_S)
+    assert correlation(resumed) > 0.9
+
+
+def test_a_process_that_stands_still_holds_nobody_and_ends_with_the_run(
+    rankers: Callable[[], LanguageModelRanker],
+) -> None:
+    before, ranker = processes_of(os.getpid()), rankers()
+    ranker.start()
+    live(ranker, 0, steps=1)
+    (process,) = processes_of(os.getpid()) - before
+    os.kill(process, signal.SIGSTOP)
+    for start in range(40, 400, 40):
+        ranker.learn(*step(start))
+        ranker.look_ahead(step(start + 40)[0])
+        assert ranker.guess(told(start)[0]) == pytest.approx(ranker._ngrams.guess(told(start)[0]))
+    assert len(ranker._to_learn) == 320  # all but what it was given first
+    ranker.close()
+    assert processes_of(os.getpid()) <= before
+
+
+def test_without_its_process_the_n_grams_go_on_and_it_is_said_once(
+    rankers: Callable[[], LanguageModelRanker], caplog: pytest.LogCaptureFixture
+) -> None:
+    before, ranker = processes_of(os.getpid()), rankers()
+    ranker.start()
+    live(ranker, 0, steps=1)
+    (process,) = processes_of(os.getpid()) - before
+    ranker.learn(*step(40))
+    os.kill(process, signal.SIGKILL)
+    ranker.wait(DEADLINE_S)
+    with caplog.at_level(logging.WARNING, "lrl"):
+        for start in range(80, 200, 40):
+            ranker.learn(*step(start))
+            ranker.look_ahead(step(start + 40)[0])
+    assert [ranker.model in record.getMessage() for record in caplog.records] == [True]
+    fresh = told(500)[0]
+    assert ranker.guess(fresh) == ranker._ngrams.guess(fresh) and processes_of(os.getpid()) <= before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Path) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import time\n"
+        "from lrl.routing.rankers import LanguageModelRanker\n"
+        'if __name__ == "__main__":\n'
+        f"    ranker = LanguageModelRanker({model!r}, 'cpu')\n"
+        "    ranker.start()\n"
+        "    ranker.wait(60)\n"
+        "    print('started', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    trainer = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(HERE)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trainer.stdout is not None and trainer.stdout.readline() == "started\n"
+    processes = processes_of(trainer.pid)
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)  # one that is busy does not look for its trainer either
+    trainer.kill()
+    trainer.wait(DEADLINE_S)
+    try:
+        assert processes
+        wait_for(lambda: not any(map(psutil.pid_exists, processes)), 60.0, "their end")
+    finally:
+        for process in filter(psutil.pid_exists, processes):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        trainer.stdout.close()
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])
+def test_a_guess_does_not_hang_on_what_is_guessed_beside_it(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    tuned = FineTuned(Recipe(str(make(tmp_path)), "cpu", LR, passes=1, fitted_prompts=100))
+    texts = [told(id)[0].text * (1 + id % 3) for id in range(20)]
+    tuned.learn([(text, float(len(text) > 40)) for text in texts])
+    assert tuned.guess(texts) == pytest.approx([tuned.guess([text])[0] for text in texts], abs=1e-5)
+
+
+def test_what_was_learnt_first_is_not_forgotten(model: str) -> None:
+    tuned = FineTuned(Recipe(model, "cpu", LR, passes=8, fitted_prompts=100))
+    draw = random.Random(0)
+    tuned.learn([("aaaa", 1.0)] * 20)
+    for _ in range(4):
+        tuned.learn([("".join(draw.choices("abcdefgh", k=4)), -1.0) for _ in range(20)])
+    assert tuned.guess(["aaaa", "bcde"]) == pytest.approx([1.0, -1.0], abs=0.5)
+
+
+def test_a_setting_outside_its_range_is_named(model: str) -> None:
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.passes is 0"):
+        LanguageModelRanker(model, passes=0)
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.device is 'gpu'"):
+        LanguageModelRanker(model, device="gpu")
+    with pytest.raises(ValueError, match="data.length_predictor.ranker.device is 'cuda:99'"):
+        LanguageModelRanker(model, device="cuda:99")

@@ -1,0 +1,346 @@
+"""The rules of dispatch: what each may never do, and what each is for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.planning.simulator.clock import run
+from lrl.rollouts.controller import Controller
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+from lrl.routing.decode_latency import DecodeLatency
+from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailBatching
+from lrl.routing.dispatch.base import longest_first
+from lrl.routing.dispatch.skewness_aware import generators_for_the_long
+from lrl.types import Group, Prompt, Sampling
+from tests.generators.test_pool import make_crew, resync
+from tests.rollouts.test_controller import ModelRewards
+
+RULES: dict[str, Callable[[], Dispatch]] = {
+    "round robin": RoundRobin,
+    "least loaded": LeastLoaded,
+    "least tokens": LeastTokens,
+    "skewness-aware": SkewnessAware,
+    "skewness-aware, sum": lambda: SkewnessAware(combine="sum"),
+    "tail rounds": TailBatching,
+    "tail rounds at the last moment": lambda: TailBatching(0.5, 0),
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+class Oracle:
+    """Knows: a response has as many tokens as its prompt's first token says."""
+
+    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+        return prompt.token_ids[0]
+
+    def quantile(self, share: float) -> float:
+        return 10 ** (3 * share)
+
+
+@dataclass
+class Model:
+    """A generator that has what it was sent."""
+
+    capacity: int = 8
+    version: int = 0
+    has: list[Request] = field(default_factory=list)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(request.responses for request in self.has)
+
+    @property
+    def outstanding_tokens(self) -> float:
+        return sum(request.responses * request.tokens for request in self.has)
+
+
+def request(tokens: int, responses: int = 1, priority: int = 0, due: int = 0) -> Request:
+    return Request(Prompt(id=priority, token_ids=[tokens], text=""), responses, priority, due)
+
+
+def with_oracle(dispatch: Dispatch) -> Dispatch:
+    dispatch.lengths = Oracle()
+    return dispatch
+
+
+def send_all(dispatch: Dispatch, generators: list[Model]) -> list[tuple[Request, int]]:
+    sent = []
+    while (chosen := dispatch.send(generators)) is not None:
+        generators[chosen[1]].has.append(chosen[0])
+        sent.append(chosen)
+    return sent
+
+
+def goes_before(rule: Dispatch, waiting: Request, sent: Request, version: int) -> bool:
+    """Whether `waiting` may not be passed over for `sent`."""
+    if isinstance(rule, TailBatching) and waiting.due > version + rule.steps_ahead:
+        return False  # it may be held
+    if isinstance(rule, SkewnessAware):
+        return waiting.due < sent.due
+    return rule.order(waiting) < rule.order(sent)
+
+
+requests = st.builds(request, st.integers(1, 50), st.integers(1, 12), st.integers(0, 99), st.integers(0, 3))
+moves = st.lists(requests | st.sampled_from(["end", "end", "discard", "sync", "lose"]), min_size=1, max_size=40)
+
+
+@every_rule
+@settings(max_examples=100, deadline=None)
+@given(
+    moves=moves, capacities=st.lists(st.integers(1, 9), min_size=1, max_size=4), draw=st.randoms(use_true_random=False)
+)
+def test_what_waits_is_sent_once_in_order_and_within_capacity(
+    rule: Callable[[], Dispatch], moves: list[Request | str], capacities: list[int], draw: random.Random
+) -> None:
+    dispatch, generators = with_oracle(rule()), [Model(capacity) for capacity in capacities]
+    waiting: list[Request] = []
+
+    def move(what: Request | str) -> None:
+        busy = [generator for generator in generators if generator.has]
+        if isinstance(what, Request):
+            waiting.append(what)
+            dispatch.add(what)
+        elif what == "end" and busy:
+            draw.choice(busy).has.pop(0)
+        elif what == "discard" and waiting:
+            dispatch.discard(waiting.pop(draw.randrange(len(waiting))))
+        elif what == "sync":
+            for generator in generators:
+                generator.version += 1
+        elif what == "lose" and len(generators) > 1:
+            generators.pop(draw.randrange(len(generators)))
+        version = generators[0].version
+        while (chosen := dispatch.send(generators)) is not None:
+            sent, generator = chosen[0], generators[chosen[1]]
+            assert sent in waiting, "discarded, or sent twice"
+            assert not any(goes_before(dispatch, other, sent, version) for other in waiting)
+            assert not generator.has or generator.in_flight + sent.responses <= generator.capacity
+            waiting.remove(sent)
+            generator.has.append(sent)
+
+    for what in map(copy, moves):
+        move(what)
+    for _ in range(len(moves)):
+        move("end")
+    assert not waiting, "it waits for ever"
+
+
+def copy(what: Request | str) -> Request | str:
+    """Hypothesis may give one request twice."""
+    return what if isinstance(what, str) else Request(what.prompt, what.responses, what.priority, what.due)
+
+
+class Row:
+    """Prompts whose responses have long-tailed lengths."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.prompts: list[Prompt] = []
+
+    def __getitem__(self, index: int) -> Prompt:
+        while index >= len(self.prompts):
+            seconds = min(60, 1 + int(self.draw.lognormvariate(1.5, 1.0)))
+            self.prompts.append(Prompt(id=len(self.prompts), token_ids=[seconds], text=""))
+        return self.prompts[index]
+
+
+async def a_run(controller: Controller, pool: object, every_n_steps: int, pacing: Pacing) -> list[tuple[int, Group]]:
+    trained = []
+    await controller.new_version(0)
+    for step in range(pacing.last_step or 0):
+        trained += [(step, await controller.next_group(step)) for _ in range(pacing.groups_in(step))]
+        await asyncio.sleep(3.0)
+        if (step + 1) % every_n_steps == 0:
+            await resync(pool, step + 1)  # type: ignore[arg-type]
+            await controller.new_version(step + 1)
+    return trained
+
+
+@every_rule
+@settings(max_examples=15, deadline=None)
+@given(
+    max_lag=st.integers(0, 3),
+    groups=st.integers(1, 5),
+    wait=st.booleans(),
+    max_skipped=st.integers(0, 3),
+    seed=st.integers(0, 10**6),
+)
+def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
+    rule: Callable[[], Dispatch], max_lag: int, groups: int, wait: bool, max_skipped: int, seed: int
+) -> None:
+    pacing = Pacing(prompts_per_epoch=7, groups_per_step=groups, max_lag=max_lag, last_step=7, wait_for_stragglers=wait)
+    draw = random.Random(seed)
+    pool, _ = make_crew(*(draw.randint(1, 9) for _ in range(draw.randint(1, 3))), dispatch=with_oracle(rule()))
+    rewards = ModelRewards(draw, equal=0.5, every=1000)
+    sampling = Sampling(n=2, max_tokens=99)
+    controller = Controller(Row(seed), pool, rewards, Ledger(pacing), sampling, str, 9.0, max_skipped)
+    trained = run(a_run(controller, pool, 1 + seed % (max_lag + 1), pacing))
+    indices = [*controller.ledger.skipped, *(group.index for _, group in trained)]
+    assert sorted(indices) == list(range(len(indices))) and len(trained) == pacing.groups_before(7)
+    if wait:
+        assert all(step - group.oldest_version <= max_lag for step, group in trained)
+        assert all(
+            step <= group.admitted_by + max_lag and group.due <= group.admitted_by + max_lag for step, group in trained
+        )
+    assert all(generator.in_flight == 0 == generator.outstanding_tokens for generator in pool.generators)
+
+
+def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -> None:
+    generators = [Model(), Model(1), Model()]
+    dispatch = RoundRobin()
+    for priority in range(6):
+        dispatch.add(request(1, priority=priority))
+    assert [position for _, position in send_all(dispatch, generators)] == [0, 1, 2, 0, 2, 0]
+
+
+def test_least_tokens_weighs_answers_by_what_they_still_need() -> None:
+    generators = [Model(8, has=[request(1, responses=5)]), Model(8, has=[request(1)])]
+    generators[1].has[0].tokens = 100.0
+    dispatch = with_oracle(LeastTokens())
+    dispatch.add(request(30))
+    assert send_all(dispatch, generators)[0][1] == 0
+
+
+def test_of_one_step_the_longest_goes_first_and_a_later_step_waits() -> None:
+    dispatch = with_oracle(LeastTokens())
+    for tokens, due in ((5, 1), (50, 2), (9, 1), (7, 1), (80, 2)):
+        dispatch.add(request(tokens, due=due))
+    sent = [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, [Model(99)])]
+    assert sent == [9, 7, 5, 80, 50]
+
+
+def test_tokens_that_are_written_count_no_more() -> None:
+    dispatch = with_oracle(LeastTokens())
+    half_written = request(50)
+    half_written.written = 45.0
+    for what in (request(9), half_written):
+        dispatch.add(what)
+    assert [sent.tokens for sent, _ in send_all(dispatch, [Model()])] == [9.0, 5.0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.tuples(st.integers(0, 60), st.floats(1, 1e4)),
+    st.tuples(st.integers(0, 200), st.floats(1, 1e4)),
+    st.integers(2, 12),
+    st.integers(1, 64),
+    st.sampled_from(["sum", "max"]),
+)
+def test_the_split_of_the_generators_is_the_best_of_all(
+    long: tuple[int, float], rest: tuple[int, float], generators: int, capacity: int, combine: str
+) -> None:
+    def seconds(responses: int, tokens: float) -> float:
+        """Equation 2 again, wave by wave."""
+        at_once, whole = min(responses, capacity), 0.0
+        while responses > 0:
+            whole, responses = whole + (8.4 + 0.056 * at_once) * tokens, responses - at_once
+        return whole
+
+    totals = {}
+    for share in range(1, generators):
+        parts = [seconds(-(-long[0] // share), long[1]), seconds(-(-rest[0] // (generators - share)), rest[1])]
+        totals[share] = sum(parts) if combine == "sum" else max(parts)
+    found = generators_for_the_long(long, rest, generators, capacity, DecodeLatency(), combine)  # type: ignore[arg-type]
+    assert math.isclose(totals[found], min(totals.values()), rel_tol=1e-9)
+
+
+def test_the_longest_fifth_has_generators_of_its_own() -> None:
+    generators, dispatch = [Model(64) for _ in range(4)], with_oracle(SkewnessAware())
+    for priority, tokens in enumerate(range(10, 60)):
+        dispatch.add(request(tokens, priority=priority))
+    sent = send_all(dispatch, generators)
+    long = {position for what, position in sent if what.tokens >= 50}
+    assert long and long.isdisjoint(position for what, position in sent if what.tokens < 50)
+    for position in range(4):
+        tokens = [what.tokens for what, at in sent if at == position]
+        assert tokens == sorted(tokens, reverse=True)
+
+
+def test_an_idle_generator_helps_the_other_part() -> None:
+    generators, dispatch = [Model(2), Model(2)], with_oracle(SkewnessAware())
+    for priority in range(5):
+        dispatch.add(request(10, priority=priority))
+    assert len(send_all(dispatch, generators)) == 3  # one is long, so its generator has room, and is not idle
+    generators[0].has.clear()
+    assert [position for _, position in send_all(dispatch, generators)] == [0]
+
+
+def tail(steps_ahead: int = 1) -> TailBatching:
+    """Knows what is usual: 10 tokens."""
+    dispatch = TailBatching(steps_ahead=steps_ahead)
+    with_oracle(dispatch)
+    for _ in range(50):
+        dispatch.add(request(10))
+    send_all(dispatch, [Model(999)])
+    return dispatch
+
+
+def test_long_requests_of_several_steps_go_together() -> None:
+    generators, dispatch = [Model(6, has=[request(10)]), Model(6, has=[request(10)])], tail()
+    for due in (3, 4):
+        dispatch.add(request(90, responses=2, due=due))
+        dispatch.add(request(10, due=due))
+        assert [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, generators)] == [10]
+    dispatch.add(request(90, responses=2, due=5))
+    assert [sent.due for sent, _ in send_all(dispatch, generators)] == [3, 4, 5]  # enough to fill a generator
+
+
+@pytest.mark.parametrize(("steps_ahead", "version"), [(0, 5), (1, 4), (3, 2)])
+def test_nothing_is_held_when_the_trainer_is_near(steps_ahead: int, version: int) -> None:
+    generators, dispatch = [Model(has=[request(10)])], tail(steps_ahead)
+    dispatch.add(request(90, due=5))
+    for generators[0].version in range(version):
+        assert not send_all(dispatch, generators)
+    generators[0].version = version
+    assert len(send_all(dispatch, generators)) == 1
+
+
+def test_what_is_discarded_while_it_is_held_is_never_sent() -> None:
+    generators, dispatch = [Model(has=[request(10)])], tail()
+    gone, kept = request(90, due=9), request(91, due=9)
+    for held in (gone, kept):
+        dispatch.add(held)
+    assert not send_all(dispatch, generators)
+    dispatch.discard(gone)
+    generators[0].has.clear()
+    assert [sent for sent, _ in send_all(dispatch, generators)] == [kept]
+
+
+def test_a_generator_with_nothing_else_to_do_takes_what_is_held() -> None:
+    generators, dispatch = [Model(has=[request(10)]), Model()], tail()
+    dispatch.add(request(90, due=9))
+    assert [position for _, position in send_all(dispatch, generators)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: SkewnessAware(long_tail=1.0), "data.dispatch.long_tail is 1.0"),
+        (lambda: SkewnessAware(combine="mean"), "data.dispatch.combine is 'mean'"),  # type: ignore[arg-type]
+        (lambda: TailBatching(long_tail=0.0), "data.dispatch.long_tail is 0.0"),
+        (lambda: TailBatching(steps_ahead=-1), "data.dispatch.steps_ahead is -1"),
+        (lambda: DecodeLatency(step_ms=0.0), "step_ms is 0.0"),
+    ],
+)
+def test_a_setting_outside_its_range_is_named(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_the_order_is_the_steps_then_the_lengths_then_the_groups() -> None:
+    rows = list(itertools.product((1, 2), (7, 3), (0, 1)))
+    made = [request(tokens, priority=priority, due=due) for due, tokens, priority in rows]
+    for each in made:
+        each.tokens = float(each.prompt.token_ids[0])
+    shuffled = random.Random(0).sample(made, len(made))
+    assert sorted(shuffled, key=longest_first) == made

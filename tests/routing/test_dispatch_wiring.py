@@ -1,0 +1,53 @@
+"""What the data module's settings of dispatch reach."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lrl
+from lrl.generators.fleet import Fleet
+from lrl.routing.dispatch import LeastLoaded, Migration, RoundRobin, TailBatching
+from lrl.routing.length_predictor import LengthPredictor
+from tests.routing.test_length_predictor import answered, make_prompt
+from tests.runtime.checkpoint_file import through_a_file
+
+ROWS = [{"prompt": "1", "answer": "1"}, {"prompt": "2", "answer": "2"}]
+
+
+def data_module(**settings: Any) -> lrl.RolloutDataModule:
+    return lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()], groups_per_step=2, **settings)
+
+
+def test_the_crew_that_writes_rollouts_sends_by_the_datas_rule() -> None:
+    data, fleet = data_module(dispatch=RoundRobin(), migration=Migration()), Fleet([], capacity=1)
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet), max_steps=3, global_step=0)
+    data.prompts._prompts = [make_prompt(0), make_prompt(1)]
+    data.trainer = trainer
+    try:
+        assert data.controller.fleet is fleet.rollouts
+        requests = fleet.rollouts.requests
+        assert requests.dispatch is data.dispatch and requests.migration is data.migration
+    finally:
+        fleet.stop()
+
+
+def test_lengths_are_there_only_for_what_needs_them() -> None:
+    assert data_module().lengths is None and isinstance(data_module().dispatch, LeastLoaded)
+    assert data_module(dispatch=RoundRobin()).lengths is None
+    assert isinstance(data_module(migration=Migration()).lengths, LengthPredictor)
+    mine = LengthPredictor(seen_prompts=7)
+    data = data_module(dispatch=TailBatching(), lengths=mine)
+    assert data.length_predictor is mine and data.dispatch.lengths is mine
+
+
+def test_what_was_learnt_of_lengths_is_in_the_checkpoint_and_needs_not_be() -> None:
+    data, resumed = data_module(dispatch=TailBatching()), data_module(dispatch=TailBatching())
+    data._observers.end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
+    state = through_a_file(data.state_dict())
+    resumed.load_state_dict(state)
+    assert resumed.dispatch.lengths.expected(make_prompt(8, 8)) == pytest.approx(80) != 1
+    plain = data_module()
+    plain.load_state_dict(state)
+    resumed.load_state_dict(through_a_file(plain.state_dict()))
+    assert "lengths" not in plain.state_dict()

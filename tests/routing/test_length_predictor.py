@@ -1,0 +1,168 @@
+"""What a run learns of lengths, and how well it then ranks."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.routing.length_predictor import LengthPredictor, recall
+from lrl.routing.rankers import NgramRanker
+from lrl.types import Group, Prompt, Rollout
+from tests.runtime.checkpoint_file import as_file, through_a_file
+
+
+def make_prompt(id: int, *token_ids: int) -> Prompt:
+    return Prompt(id=id, token_ids=list(token_ids) or [1, 2], text="")
+
+
+def answered(prompt: Prompt, *lengths: int, cut: bool = False) -> Group:
+    reason = "length" if cut else "stop"
+    rollouts = [Rollout(token_ids=[0] * length, finish_reason=reason) for length in lengths]
+    return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
+
+
+class World:
+    """Prompts of random words, some of which make a response long; the policy's responses grow with every step."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.draw = random.Random(seed)
+        self.worth = [self.draw.gauss(0.0, 0.5) for _ in range(200)]
+
+    def prompt(self, id: int) -> Prompt:
+        draw = random.Random(id)
+        return make_prompt(id, *(draw.randrange(200) for _ in range(draw.randint(10, 40))))
+
+    def group(self, id: int, growth: float = 0.0) -> Group:
+        prompt = self.prompt(id)
+        log = 5.0 + growth + 2.0 * sum(self.worth[word] for word in prompt.token_ids) / math.sqrt(len(prompt.token_ids))
+        return answered(prompt, *(1 + int(math.exp(log + self.draw.gauss(0.0, 0.3))) for _ in range(4)))
+
+
+def mean_length(group: Group) -> float:
+    return group.num_tokens / len(group.rollouts)
+
+
+def test_prompts_that_were_never_seen_are_ranked_far_better_than_by_chance() -> None:
+    world, lengths = World(), LengthPredictor()
+    for step in range(30):
+        lengths.end_step([world.group(64 * step + place, growth=step / 30) for place in range(64)])
+    fresh = [world.group(10_000 + id) for id in range(500)]
+    expected = np.array([lengths.expected(group.prompt) for group in fresh])
+    found = np.array([mean_length(group) for group in fresh])
+    assert recall(expected, found, 0.2) > 0.6 and recall(expected, found, 0.05) > 0.35
+    logged = lengths.recall()
+    assert logged["length_predictor/recall_20"] > 0.5 and set(logged) == {
+        f"length_predictor/recall_{tail}" for tail in (20, 10, 5)
+    }
+
+
+def test_prompts_that_were_seen_are_ranked_by_what_was_seen() -> None:
+    world, lengths = World(), LengthPredictor()
+    for epoch in range(2):
+        for step in range(8):
+            lengths.end_step([world.group(64 * step + place, growth=epoch) for place in range(64)])
+    again = [world.group(id, growth=1.0) for id in range(512)]
+    expected = np.array([lengths.expected(group.prompt) for group in again])
+    assert recall(expected, np.array([mean_length(group) for group in again]), 0.1) > 0.8
+    assert lengths.recall()["length_predictor/recall_10"] > 0.8
+
+
+def test_a_step_is_judged_before_it_is_learnt() -> None:
+    lengths, draw = LengthPredictor(), random.Random(1)
+    for step in range(20):  # prompts that say nothing of the length, each seen once
+        lengths.end_step([answered(make_prompt(30 * step + i), draw.randint(1, 1000)) for i in range(30)])
+    assert lengths.recall()["length_predictor/recall_20"] < 0.4
+
+
+def test_recall_is_not_said_of_a_handful() -> None:
+    lengths = LengthPredictor()
+    for _ in range(2):
+        assert not lengths.recall()
+        lengths.end_step([answered(make_prompt(id), 5 + id) for id in range(19)])
+    assert not lengths.recall()
+
+
+def test_newer_answers_to_a_prompt_count_more() -> None:
+    lengths, others = LengthPredictor(), [answered(make_prompt(id, id), 100) for id in range(1, 50)]
+    for length in (100, 100, 1000):
+        lengths.end_step([*others, answered(make_prompt(0), length)])
+    assert 280 < lengths.expected(make_prompt(0)) < 400  # half of the way, in the logarithm
+    assert LengthPredictor(newest_weight=1.0).newest_weight == 1.0
+
+
+def test_what_was_seen_once_grows_with_all_answers() -> None:
+    lengths = LengthPredictor(newest_weight=1.0)
+    lengths.end_step([answered(make_prompt(0), 200), answered(make_prompt(1), 50)])
+    lengths.end_step([answered(make_prompt(id), 1000) for id in range(2, 20)])
+    assert lengths.expected(make_prompt(0)) == pytest.approx(2000)
+    assert lengths.expected(make_prompt(1)) == pytest.approx(500)
+
+
+def test_an_answer_that_was_cut_is_at_least_as_long_as_expected() -> None:
+    lengths = LengthPredictor(newest_weight=1.0)
+    lengths.end_step([answered(make_prompt(id), 400) for id in range(10)])
+    lengths.end_step([answered(make_prompt(0), 100, 100, cut=True), answered(make_prompt(1), 100, 100)])
+    assert lengths.expected(make_prompt(0)) == pytest.approx(400)
+    assert lengths.expected(make_prompt(1)) == pytest.approx(100)
+    lengths.end_step([answered(make_prompt(1), 900, 900, cut=True)])
+    assert lengths.expected(make_prompt(1)) == pytest.approx(900)
+
+
+def test_an_answer_longer_than_expected_goes_on_like_those_that_became_longer() -> None:
+    lengths = LengthPredictor()
+    lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate((10, 10, 60, 100, 200))])
+    assert lengths.expected(make_prompt(0), written=9.0) == pytest.approx(10)
+    assert lengths.expected(make_prompt(0), written=10.0) == pytest.approx(120)
+    assert lengths.expected(make_prompt(0), written=100.0) == pytest.approx(200)
+    assert lengths.expected(make_prompt(0), written=200.0) == 201
+
+
+@given(st.lists(st.integers(1, 500), max_size=30), st.integers(0, 600), st.floats(0.01, 1))
+def test_more_than_is_written_is_always_expected(seen: list[int], written: int, share: float) -> None:
+    lengths = LengthPredictor()
+    lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate(seen)])
+    assert all(lengths.expected(make_prompt(id), written) > written for id in range(3))
+    quantile = lengths.quantile(share)
+    assert not seen or sum(length <= quantile for length in seen) >= share * len(seen)
+    assert not seen or sum(length < quantile for length in seen) <= share * len(seen)
+
+
+def test_what_was_learnt_comes_back_from_a_checkpoint() -> None:
+    world, lengths, resumed = World(), LengthPredictor(), LengthPredictor()
+    for step in range(6):
+        lengths.end_step([world.group(40 * step + place) for place in range(40)])
+    resumed.load_state_dict(through_a_file(lengths.state_dict()))
+    for other in (lengths, resumed):
+        World.__init__(world, 7)
+        other.end_step([world.group(id) for id in range(30)])
+    for id in (*range(0, 240, 7), *range(900, 920)):
+        mine, its = (each.expected(world.prompt(id)) for each in (lengths, resumed))
+        assert mine == pytest.approx(its, rel=1e-4)
+    assert resumed.recall() == lengths.recall() and resumed.quantile(0.9) == lengths.quantile(0.9)
+
+
+def test_before_the_first_step_there_is_little_to_save() -> None:
+    lengths = LengthPredictor()
+    lengths.load_state_dict(through_a_file(LengthPredictor().state_dict()))
+    assert lengths.expected(make_prompt(0), written=3.0) == 4.0 and lengths.quantile(0.5) == 1.0
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    lengths, sizes = LengthPredictor(seen_prompts=20, ranker=NgramRanker(fitted_prompts=30)), []
+    for step in range(300):
+        lengths.end_step([answered(make_prompt(20 * step + id, *range(40)), *[9] * 16) for id in range(20)])
+        if step % 100 == 99:
+            sizes.append(len(as_file(lengths.state_dict())))
+    assert max(sizes) == min(sizes) and lengths.state_dict()["seen_ids"].tolist() == list(range(5980, 6000))
+
+
+def test_a_setting_outside_its_range_is_named() -> None:
+    with pytest.raises(ValueError, match="data.length_predictor.newest_weight is 0"):
+        LengthPredictor(newest_weight=0.0)
+    with pytest.raises(ValueError, match="data.length_predictor.seen_prompts is 0"):
+        LengthPredictor(seen_prompts=0)

@@ -1,0 +1,106 @@
+"""Half-written responses that move to an idle generator, with a pool of model clients on a virtual clock."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.generators.pool import GeneratorPool
+from lrl.planning.simulator.clock import run
+from lrl.routing.dispatch import LeastLoaded, Loaded, Migration, Request
+from lrl.types import Prompt
+from tests.generators.test_pool import Known, ModelClient, ask, gather, make_crew, resync
+
+
+def make_moving_crew(*capacities: int, migration: Migration) -> tuple[GeneratorPool, list[ModelClient]]:
+    pool, clients = make_crew(*capacities)
+    pool.requests.migration, pool.requests.dispatch.lengths = migration, Known()
+    return pool, clients
+
+
+def test_half_written_answers_go_on_with_an_idle_generator_behind_their_tokens() -> None:
+    pool, (first, second) = make_moving_crew(8, 8, migration=Migration())
+    run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
+    assert first.requests == [(2, 0), (2, 0)] and second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
+    assert [priority for _, _, priority, _ in second.asked] == [1, 3, 0, 0]  # the longest moved, and one was enough
+    assert pool.requests.moved == 2 and pool.reissued == 0
+    assert (
+        not pool.requests._targets
+        and not pool.requests._under
+        and all(not generator.load for generator in pool.generators)
+    )
+
+
+@pytest.mark.parametrize(
+    ("migration", "known"),
+    [(Migration(prefill_ms=1.0), True), (Migration(margin=50.0), True), (Migration(), False), (None, True)],
+)
+def test_what_gains_less_than_it_costs_stays(migration: Migration | None, known: bool) -> None:
+    pool, (_, second) = make_moving_crew(8, 8, migration=migration)  # type: ignore[arg-type]
+    pool.requests.dispatch.lengths = Known() if known else None
+    run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
+    assert pool.requests.moved == 0 and len(second.requests) == 2
+
+
+def test_nothing_moves_while_something_waits() -> None:
+    class HoldsThree(LeastLoaded):
+        def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
+            return None if request.responses == 3 and not released else super().pick(request, generators)
+
+    pool, _ = make_moving_crew(8, 8, migration=Migration())
+    pool.requests.dispatch, released = HoldsThree(), False
+    pool.requests.dispatch.lengths = Known()
+
+    async def scene() -> None:
+        nonlocal released
+        questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 100), (2, 3), (2, 100), (3, 9))]
+        await asyncio.sleep(9.5)
+        assert pool.requests.moved == 0 and pool.generators[1].in_flight == 0
+        released = True
+        pool.requests.send_soon()
+        await asyncio.wait(questions)
+
+    run(scene())
+    assert pool.requests.moved > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(2, 8), min_size=2, max_size=3),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 60)), min_size=2, max_size=16),
+    st.lists(st.floats(0.5, 70), max_size=3),
+)
+def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
+    capacities: list[int], groups: list[tuple[int, int]], syncs: list[float]
+) -> None:
+    pool, clients = make_moving_crew(*capacities, migration=Migration(prefill_ms=0.0, margin=1.0))
+
+    async def sync(version: int, at: float) -> None:
+        await asyncio.sleep(at)
+        await resync(pool, version)
+
+    questions = [ask(pool, n, seconds, place) for place, (n, seconds) in enumerate(groups)]
+    run(gather([*questions, *(sync(version, at) for version, at in enumerate(sorted(syncs), start=1))]))
+    placed = Counter((priority, version) for client in clients for _, version, priority, _ in client.asked)
+    for place, (n, _) in enumerate(groups):
+        assert all(placed[place, version] <= 1 + n for version in range(len(syncs) + 1))
+    assert all(client.most <= max(capacity, 3) for client, capacity in zip(clients, capacities, strict=True))
+    assert (
+        not pool.requests._targets
+        and not pool.requests._under
+        and all(generator.in_flight == 0 for generator in pool.generators)
+    )
+
+
+def test_an_answer_that_outgrew_what_was_expected_may_still_move() -> None:
+    class OutgrownAtTen(Known):
+        def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+            return 10 if written < 10 else written + 50
+
+    pool, (_, second) = make_moving_crew(8, 8, migration=Migration())
+    pool.requests.dispatch.lengths = OutgrownAtTen()
+    run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 20, 90, 20))]))
+    assert pool.requests.moved == 2 and (1, 20) in second.requests

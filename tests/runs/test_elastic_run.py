@@ -1,0 +1,105 @@
+"""A real run with one real generator; a second one joins in the middle by `lrl serve --join`, and leaves again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+
+import lrl
+from lrl.callbacks import Throughput, WeightSync
+from lrl.generators.client import GeneratorClient
+from tests.runs.test_async_run import PROMPTS, Witness, data_module
+
+STEPS, GROUPS = 10, 4
+JOINS_AT, LEAVES_AT = 2, 6
+LRL = [sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())"]
+START_S = 300.0
+
+
+class Guest(L.Callback):
+    """Has a generator join before one step and leave before another; on other steps it only counts."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.alive: list[int] = []
+        self.joining: subprocess.Popen[str] | None = None
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        self.alive.append(fleet.alive)
+        if trainer.global_step == JOINS_AT:
+            self.joining = subprocess.Popen(
+                [*LRL, "serve", "--join", str(self.run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            end = time.monotonic() + START_S
+            while not fleet.rollouts.pending:
+                assert self.joining.poll() is None and time.monotonic() < end
+                time.sleep(0.1)
+        if trainer.global_step == LEAVES_AT:
+            subprocess.run([*LRL, "serve", "--leave", str(self.run)], check=True, timeout=300)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Tokens written so far, by generator."""
+    counts: Counter[str] = Counter()
+    write = GeneratorClient.write
+
+    async def counted(
+        self: GeneratorClient, prompt_ids: list[int], rollouts: Any, *words: Any, **settings: Any
+    ) -> None:
+        before = sum(len(rollout.token_ids) for rollout in rollouts)
+        try:
+            await write(self, prompt_ids, rollouts, *words, **settings)
+        finally:
+            counts[self.name] += sum(len(rollout.token_ids) for rollout in rollouts) - before
+
+    monkeypatch.setattr(GeneratorClient, "write", counted)
+    return counts
+
+
+def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_once(
+    policy_folder: Path, tmp_path: Path, written: Counter[str]
+) -> None:
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5)
+    witness, guest = Witness(), Guest(tmp_path)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=lrl.AsyncSingleDevice(generator_devices=1, server=settings),
+        callbacks=[WeightSync(), Throughput(), witness, guest],
+        max_steps=STEPS,
+        logger=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
+    try:
+        trainer.fit(
+            policy, datamodule=data_module(groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS])
+        )
+        assert guest.joining is not None
+        said, _ = guest.joining.communicate(timeout=300)
+    finally:
+        if guest.joining is not None:
+            guest.joining.kill()
+    assert guest.joining.returncode == 0, said
+    assert "generator 1: serves since version" in said and "generator 1: has left" in said
+    assert set(guest.alive[: JOINS_AT + 1]) == {1} and set(guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]) == {2}
+    assert set(guest.alive[LEAVES_AT + 1 :]) == {1}
+    assert set(written) == {"generator 0", "generator 1"} and min(written.values()) > 0
+    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
+    assert all(rollout.finished and rollout.reward is not None for _, rollout in witness.rollouts)
+    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
+    assert min(lags) >= 0 and max(lags) <= 2
+    assert trainer.callback_metrics["fleet/joined"] == 1 and trainer.callback_metrics["fleet/left"] == 1
+    assert "fleet/restarts" not in trainer.callback_metrics and not (tmp_path / "fleet").exists()

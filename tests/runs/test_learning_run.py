@@ -1,0 +1,89 @@
+"""What learning needs beyond a plain run, on a real vLLM server: reference, replay, baselines that remember."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lrl
+from lrl.callbacks import WeightSync
+from tests.lent_server import LentServer
+from tests.runs.test_async_run import GROUPS, data_module, fit
+
+
+class Replayed(L.Callback):
+    """Remembers the groups that each step has trained again."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, list[int]] = {}
+        self.oldest: dict[int, int] = {}
+        self.metrics: dict[int, dict[str, float]] = {}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        stream = trainer.datamodule.step_stream
+        self.steps[stream.step] = [group.index for group in stream.replayed]
+        self.oldest[stream.step] = min((group.oldest_version for group in stream.replayed), default=stream.step)
+        self.metrics[stream.step] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def settings(replay: lrl.Replay | None) -> dict[str, Any]:
+    return {
+        "max_lag": 0,
+        "replay": replay,
+        "learning": {
+            "objective": lrl.objectives.TBA(beta=0.1),
+            "reference": lrl.Reference(refresh_every_n_steps=2),
+        },
+    }
+
+
+def test_replayed_groups_are_trained_before_and_stay_within_their_own_bound(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    seen = Replayed()
+    witness = fit(lent_server, policy_folder, tmp_path, callbacks=[seen], **settings(lrl.Replay(3, max_lag=2)))
+    trained = {group.index: step for step, group in witness.groups}
+    assert seen.steps[0] == [] and all(len(drawn) == 3 for step, drawn in seen.steps.items() if step > 1)
+    for step, drawn in seen.steps.items():
+        assert all(trained[index] < step for index in drawn)
+        assert step - seen.oldest[step] <= 2
+        assert seen.metrics[step]["policy/lag_max"] == step - seen.oldest[step]
+    assert len(trained) == len(witness.groups), "no group is fresh twice"
+    assert all("policy/kl_reference" in metrics for metrics in seen.metrics.values())
+
+
+def test_a_resumed_run_draws_the_same_groups_again(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    def saving(folder: str) -> ModelCheckpoint:
+        return ModelCheckpoint(dirpath=tmp_path / folder, every_n_train_steps=2, save_top_k=-1)
+
+    whole, rest = Replayed(), Replayed()
+    replay = {"groups_per_step": 2, "max_lag": 4}
+    fit(lent_server, policy_folder, tmp_path, callbacks=[whole, saving("whole")], **settings(lrl.Replay(**replay)))
+    path = str(next((tmp_path / "whole").glob("*step=2*")))
+    fit(lent_server, policy_folder, tmp_path, callbacks=[rest], ckpt_path=path, **settings(lrl.Replay(**replay)))
+    assert min(rest.steps) == 2
+    assert rest.steps[2] == whole.steps[2] and set(rest.steps[2]) <= set(range(2 * GROUPS))
+
+
+def test_a_baseline_that_does_not_fit_the_objective_is_refused_before_a_server_starts(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    module = lrl.PolicyModule(str(policy_folder), objective=lrl.objectives.TBA(), reference=lrl.Reference())
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=lrl.AsyncSingleDevice(),
+        callbacks=[WeightSync()],
+        logger=False,
+        default_root_dir=tmp_path,
+        max_steps=1,
+    )
+    with pytest.raises(ValueError, match="TBA works on rewards less the group's mean, and data.advantages is GRPO"):
+        trainer.fit(module, datamodule=data_module(advantages=lrl.advantages.GRPO()))
+    assert not list(tmp_path.glob("**/generator-*.log"))

@@ -1,0 +1,85 @@
+"""A real run with two real generators, of which first one dies and then the other freezes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import psutil
+
+import lrl
+from benchmarks.chaos.faults import WITH_A_WORKER
+from lrl.callbacks import Throughput, WeightSync
+from lrl.callbacks.base import find
+from lrl.generators.generator import Generator
+from tests.runs.test_async_run import PROMPTS, Witness, data_module
+
+STEPS, GROUPS = 8, 4
+
+
+def processes(generator: Generator, name: str) -> list[psutil.Process]:
+    """The processes of a generator's tree whose name holds `name`."""
+    supervisor = generator.server._supervisor
+    assert supervisor is not None
+    return [p for p in psutil.Process(supervisor.pid).children(recursive=True) if name in " ".join(p.cmdline())]
+
+
+class Faults(L.Callback):
+    """Kills the worker of one generator, then freezes the engine of the other before the first is back."""
+
+    def __init__(self) -> None:
+        self.alive: list[int] = []
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        self.alive.append(fleet.alive)
+        if trainer.global_step == 2:
+            (worker,) = processes(fleet.generators[1], "Worker")
+            worker.send_signal(signal.SIGKILL)
+        if trainer.global_step == 3:
+            (engine,) = processes(fleet.generators[0], "EngineCore")
+            engine.send_signal(signal.SIGSTOP)
+        if trainer.global_step == STEPS - 1:
+            self._wait_for_both(trainer)
+
+    def _wait_for_both(self, trainer: L.Trainer) -> None:
+        sync = find(trainer, WeightSync)
+        end = time.monotonic() + 900
+        while trainer.datamodule.fleet.alive < 2:  # type: ignore[attr-defined]
+            assert sync is not None and time.monotonic() < end
+            sync.poll(trainer)
+            time.sleep(0.1)
+
+
+def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_once(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, extra_args=WITH_A_WORKER)
+    strategy = lrl.AsyncSingleDevice(generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0)
+    witness, faults, sync = Witness(), Faults(), WeightSync(deadline_s=10.0)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=3,
+        strategy=strategy,
+        callbacks=[sync, Throughput(), witness, faults],
+        max_steps=STEPS,
+        logger=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
+    trainer.fit(policy, datamodule=data_module(groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS]))
+    trained = [group.prompt.id for _, group in witness.groups]
+    assert sorted(trained) == list(range(STEPS * GROUPS))
+    assert all(rollout.finished and rollout.reward is not None for _, rollout in witness.rollouts)
+    assert all(len(r.token_ids) == len(r.logprobs) == len(r.versions) for _, r in witness.rollouts)
+    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
+    assert min(lags) >= 0 and max(lags) <= 2
+    # On a busy machine a generator that is well may let a heartbeat pass, too.
+    assert trainer.callback_metrics["fleet/restarts"] >= 2 and trainer.callback_metrics["fleet/reissued"] > 0
+    assert trainer.callback_metrics["fleet/alive"] == 2

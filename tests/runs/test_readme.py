@@ -1,0 +1,198 @@
+"""What README and docs say is true: scripts run as they stand, commands parse, metrics, files and tests exist.
+
+The two scripts of the README run in processes of their own, with their own vLLM server, as a reader would run them.
+Only sizes are replaced in their text.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
+
+from lrl.cli.main import main
+from lrl.rewards.failure_stats import KINDS
+from tests.event_files import overview_of
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+LEARNING = (ROOT / "docs" / "learning.md").read_text()
+METRICS = (ROOT / "docs" / "metrics.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMAND_LINE = r"^    (lrl (?:fit|validate) .*?)(?:  .*)?$"
+COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTILINE)
+FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|lengths"
+TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
+LIGHTNINGS_OWN = {"epoch"}
+LENGTHS = {
+    "length_predictor/ngrams_correlation",
+    "length_predictor/model_correlation",
+    *(f"length_predictor/recall_{n}" for n in (20, 10, 5)),
+}
+NEEDS_A_SETTING = {"eval/<dataset>/<column>/<value>", "policy/kl_reference", *LENGTHS}
+SOMETHING_HAPPENED = {
+    *(f"rewards/{kind}" for kind in ("gave_up", *KINDS, "retried", "replaced")),
+    *(f"fleet/{what}" for what in ("restarts", "reissued", "moved", "joined", "left")),
+    *(f"rollouts/{what}" for what in ("discarded", "masked_tokens", "skipped_groups", "replayed_groups")),
+    *(f"eval/<dataset>/{what}" for what in ("failures", "truncated", "version_high", "pass@<k>")),
+}
+"""Absent from a run in which it did not."""
+NEEDS_A_RESUME = {"rollouts/resumed_responses", "rollouts/resumed_tokens"}
+
+
+def run_small(script: str, policy: Path, folder: Path) -> EventAccumulator:
+    """Run a script of the README with another policy and less work; what it wrote to TensorBoard."""
+    smaller = {
+        '"lrl.quickstart.warmup:policy"': repr(str(policy)),
+        "groups_per_step=16, rollouts_per_group=16": "groups_per_step=2, rollouts_per_group=4",
+        "max_steps=60": "max_steps=2",
+    }
+    for old, new in smaller.items():
+        assert old in script, old
+        script = script.replace(old, new)
+    script = script.replace("shuffle=False", "shuffle=False, limit=4")
+    (folder / "script.py").write_text(script)
+    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=570)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return EventAccumulator(str(folder / "lightning_logs" / "version_0")).Reload()
+
+
+def tags(events: EventAccumulator) -> set[str]:
+    kinds = events.Tags()
+    texts = {tag.removesuffix("/text_summary") for tag in kinds["tensors"]}
+    return {*kinds["scalars"], *kinds["histograms"], *texts} - LIGHTNINGS_OWN - {CONFIG_SUMMARY_TAG}
+
+
+def is_tag(logged: str, documented: str) -> bool:
+    """Whether a run's tag is this one of the page, where `<...>` stands for any name."""
+    return re.fullmatch(re.sub(r"<\w+>", r"[^/]+", documented), logged) is not None
+
+
+@pytest.fixture(scope="module")
+def first_run(quickstart_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EventAccumulator]:
+    folder = tmp_path_factory.mktemp("first")
+    return folder, run_small(SCRIPTS[0], quickstart_policy, folder)
+
+
+def test_the_first_script_does_the_quickstarts_job(first_run: tuple[Path, EventAccumulator]) -> None:
+    folder, events = first_run
+    assert len(SCRIPTS[0].splitlines()) <= 25
+    assert [event.step for event in events.Scalars("policy/loss")] == [0, 1]
+    assert (folder / "lightning_logs" / "version_0" / "policy" / "model.safetensors").exists()
+    assert (folder / "lightning_logs" / "version_0" / "curve.png").exists()
+
+
+def test_the_page_names_every_metric_of_a_run_and_no_other(first_run: tuple[Path, EventAccumulator]) -> None:
+    logged = tags(first_run[1])
+    assert {tag for tag in logged if not any(is_tag(tag, known) for known in TAGS_ON_THE_PAGE)} == set()
+    absent = {known for known in TAGS_ON_THE_PAGE if not any(is_tag(tag, known) for tag in logged)}
+    assert absent - SOMETHING_HAPPENED == NEEDS_A_SETTING | NEEDS_A_RESUME
+
+
+def test_the_overview_has_a_chart_for_all_that_matters_and_its_tags_are_logged(
+    first_run: tuple[Path, EventAccumulator],
+) -> None:
+    charts = overview_of(first_run[1])
+    assert [title.partition(",")[0].partition(" (")[0] for title in charts] == [
+        "reward",
+        "accuracy on held_out",
+        "effective sample size",
+        "where the trainer's time goes",
+        "response length",
+        "lag",
+    ]
+    shown = {tag.strip("^$") for tags in charts.values() for tag in tags}
+    assert shown <= set(first_run[1].Tags()["scalars"])
+
+
+def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own(quickstart_policy: Path, tmp_path: Path) -> None:
+    logged = tags(run_small(SCRIPTS[1], quickstart_policy, tmp_path))
+    assert {"policy/loss", "reward/brief"} <= logged
+    assert "policy/ratio_mean" not in logged
+
+
+def test_every_tag_in_the_code_is_on_the_page() -> None:
+    sources = [path for folder in ("lrl", "callbacks") for path in (ROOT / folder).rglob("*.py")]
+    written = {tag for path in sources for tag in re.findall(rf'"((?:{FAMILIES})/[^" ]+(?<!\.py))"', path.read_text())}
+    assert written
+    # In an f-string any expression may stand in braces; the page has names in its place.
+    patterns = {tag: re.sub(r"\\\{.*?\\\}", ".+", re.escape(tag)) for tag in written}
+    assert {tag for tag, like in patterns.items() if not any(re.fullmatch(like, t) for t in TAGS_ON_THE_PAGE)} == set()
+
+
+@pytest.fixture
+def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages on configuration and learning have the reader write."""
+    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", CONFIGURATION + LEARNING, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_on_the_pages_parses(
+    command: str, readers_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*shlex.split(command)[1:], "--print_config"])
+    printed = capsys.readouterr()
+    assert end.value.code == 0, printed.err
+    assert "class_path: " in printed.out
+
+
+def test_an_interpolation_takes_the_value_of_its_setting(
+    readers_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "fit --config quickstart --config keep.yaml --data.groups_per_step 7 --print_config"
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert "every_n_train_steps: 7" in capsys.readouterr().out
+
+
+def test_the_file_tree_names_only_what_exists() -> None:
+    tree = re.search(r"```\n(lrl/ .*?)```", README, re.DOTALL)
+    assert tree is not None
+    folder = ROOT
+    for line in tree[1].splitlines():
+        name = line.split()[0]
+        path = (folder if line.startswith(" ") else ROOT) / name
+        assert path.exists(), name
+        folder = path if not line.startswith(" ") else folder
+
+
+def test_every_table_on_the_pages_is_whole() -> None:
+    """A header, a rule, rows of as many cells, and no gap: behind one, a renderer shows rows as plain text."""
+    tables = 0
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for block in re.findall(r"(?:^[ ]{0,3}\|.*\n?)+", text, re.MULTILINE):
+            header, *rows = (re.split(r"(?<!\\)\|", line.strip())[1:-1] for line in block.splitlines())
+            assert rows and all(re.fullmatch(r" ?:?-+:? ?", cell) for cell in rows[0]), f"{page.name}: {block[:200]}"
+            assert all(len(row) == len(header) for row in rows), f"{page.name}: {block[:200]}"
+            tables += 1
+    assert tables > 10
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_pages_name_tests_that_exist() -> None:
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    defined = {name for source in sources for name in re.findall(r"def (test_\w+)", source)}
+    for page in PAGES:
+        assert set(re.findall(r"`(test_\w+)`", page.read_text())) <= defined, page.name

@@ -1,0 +1,89 @@
+"""A run on a real vLLM server that ends in the middle of its responses, and the one that goes on with them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from lrl.callbacks import RolloutLog
+from tests.lent_server import LentServer
+from tests.runs.test_async_run import GROUPS, STEPS, Witness, data_module, fit
+
+CUT_AT = 2
+DEADLINE_S = 60.0
+
+
+def half_written(path: Path) -> dict[tuple[int, int], tuple[list[int], list[float], list[int]]]:
+    """(index, place) -> tokens, log-probs and versions of each response that a checkpoint has the beginning of."""
+    running = torch.load(path, weights_only=True)["RolloutDataModule"]["ledger"]["running"]
+    found = {}
+    for group in running:
+        versions = group["versions"].repeat_interleave(group["spans"])
+        columns = (values.split(group["lengths"]) for values in (group["token_ids"], group["logprobs"], versions))
+        for place, answer in enumerate(zip(*columns, group["finish_reasons"], strict=True)):
+            if len(answer[0]) and not answer[3]:
+                found[group["index"], place] = tuple(column.tolist() for column in answer[:3])
+    return found
+
+
+class CutInTheMiddle(L.Callback):
+    """Saves while responses are being written, and ends the run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step < CUT_AT:
+            return
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            trainer.save_checkpoint(self.path)
+            if half_written(self.path):
+                raise RuntimeError("power cut")
+            time.sleep(0.005)
+
+
+class FirstStep(L.Callback):
+    """Remembers what the run logs of its resume at its first step; put it behind `RolloutLog`."""
+
+    def __init__(self) -> None:
+        self.logged: tuple[float, float] | None = None
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self.logged is None:
+            metrics = trainer.callback_metrics
+            self.logged = float(metrics["rollouts/resumed_responses"]), float(metrics["rollouts/resumed_tokens"])
+
+
+def test_a_resumed_run_goes_on_in_the_middle_of_its_answers(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    path, first, told = tmp_path / "cut.ckpt", Witness(), FirstStep()
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(lent_server, policy_folder, tmp_path, callbacks=[first, CutInTheMiddle(path)], max_lag=2)
+    begun = half_written(path)
+    rest = fit(lent_server, policy_folder, tmp_path, callbacks=[RolloutLog(), told], max_lag=2, ckpt_path=str(path))
+    written = {
+        (group.index, place): rollout for _, group in rest.groups for place, rollout in enumerate(group.rollouts)
+    }
+    for answer, (token_ids, logprobs, versions) in begun.items():
+        rollout, length = written[answer], len(token_ids)
+        assert rollout.token_ids[:length] == token_ids and len(rollout.token_ids) > length
+        assert rollout.logprobs[:length] == logprobs and rollout.versions[:length] == versions
+        assert all(version >= CUT_AT for version in rollout.versions[length:])
+    assert told.logged == (len(begun), sum(len(token_ids) for token_ids, _, _ in begun.values()))
+    trained = [group.index for _, group in [*first.groups, *rest.groups]]
+    assert sorted(trained) == list(range(STEPS * GROUPS))
+    assert all(step - version <= 2 for step, rollout in rest.rollouts for version in rollout.versions)
+
+
+def test_before_there_is_a_controller_the_state_is_what_was_loaded() -> None:
+    data = data_module()
+    state = {"ledger": {"steps_done": 3}, "advantages": data.advantages.state_dict()}
+    data.load_state_dict(state)
+    assert data.state_dict() == state

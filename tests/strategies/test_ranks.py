@@ -1,0 +1,93 @@
+"""Several ranks that train a step together: real processes, real collectives, no generators."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lrl
+from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
+from tests.strategies.test_shutdown import ROOT
+from tests.test_policy import gradient, opened, pack
+
+ALONE = """
+import sys
+from datetime import timedelta
+import lightning as L
+import lrl
+from lrl import data_parallel
+from lrl.callbacks import WeightSync
+
+data_parallel.MEETING = timedelta(seconds=2)
+quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": sys.argv[2]}
+trainer = L.Trainer(
+    accelerator="cpu", devices=3, strategy=lrl.AsyncDDP(), callbacks=[WeightSync()], max_steps=1, max_epochs=-1, **quiet
+)
+rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
+trainer.fit(lrl.PolicyModule(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+"""
+"""The script of a run of two ranks."""
+
+
+def start(policy: Path, results: Path, ranks: int) -> list[subprocess.Popen[str]]:
+    words = [sys.executable, "-m", "tests.strategies.gradient_of_ranks", str(policy), str(results)]
+    how: Any = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return [subprocess.Popen([*words, str(rank), str(ranks)], **how) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_gradient_does_not_depend_on_the_number_of_ranks(policy_folder: Path, tmp_path: Path, ranks: int) -> None:
+    processes = start(policy_folder, tmp_path, ranks)
+    assert [process.wait(400) for process in processes] == [0] * ranks
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    alone = gradient(opened(str(policy_folder)), pack(GROUPS, BUDGET))
+    assert alone.abs().max() > 0.01
+    for rank in found:
+        torch.testing.assert_close(rank["gradient"], alone, atol=1e-6, rtol=1e-4)
+        assert rank["passes"] > 1 and rank["sequences"] == sum(len(group.rollouts) for group in GROUPS)
+
+
+def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOW", "60")
+    first, second = start(policy_folder, tmp_path, 2)
+    assert second.stdout is not None
+    while second.stdout.readline() != "trains\n":
+        assert second.poll() is None
+    first.kill()
+    said, _ = second.communicate(timeout=120)
+    assert second.returncode == 1 and "Rank 0 does not take part in the step any more" in said
+
+
+def test_a_rank_that_never_comes_ends_the_run_and_is_named(policy_folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(policy_folder), str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | place | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 1
+    assert "The 2 ranks did not meet (Timed out" in done.stderr and "1/2 clients joined" in done.stderr
+    assert "what rank 0 saw, which waits 0:00:02 at most. Look for another rank's error" in done.stderr
+
+
+@pytest.mark.parametrize("name, value", [("model_averaging_period", 2), ("static_graph", True)])
+def test_a_setting_of_torchs_wrapper_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"strategy.{name} is {value}.*Leave it out"):
+        lrl.AsyncDDP(**{name: value})
+
+
+def test_what_the_command_line_gives_to_torchs_wrapper_by_itself_is_not_refused() -> None:
+    assert lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)

@@ -1,0 +1,48 @@
+"""Before the ranks have met: none stays behind, and none is deaf."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.leftovers import nothing_left, wait_for
+from tests.strategies.test_shutdown import ROOT
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from nothing_left(monkeypatch)
+
+
+def run(policy: Path, folder: Path, strategy: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "tests.strategies.ranks_before_they_meet", str(policy), str(folder), strategy]
+    with (folder / "output").open("w") as output:
+        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, text=True)
+
+
+def test_a_rank_ends_with_its_rank_0_and_when_it_is_told_to_before_they_have_met(
+    policy_folder: Path, tmp_path: Path, mark: str
+) -> None:
+    process = run(policy_folder, tmp_path, "AsyncDDP")
+    wait_for(lambda: len(list(tmp_path.glob("*.waits"))) == 2, 400.0, "both ranks that wait for rank 0")
+    one, other = (psutil.Process(int(file.stem)) for file in tmp_path.glob("*.waits"))
+    one.terminate()
+    wait_for(lambda: one.status() == psutil.STATUS_ZOMBIE, 120.0, "the end of a rank that got SIGTERM")
+    assert other.status() != psutil.STATUS_ZOMBIE
+    process.kill()
+    process.wait(120)
+    wait_for(lambda: not other.is_running(), 120.0, "the end of a rank whose rank 0 is gone")
+
+
+def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
+    policy_folder: Path, tmp_path: Path, mark: str
+) -> None:
+    assert run(policy_folder, tmp_path, "auto").wait(400) == 1
+    said = (tmp_path / "output").read_text()
+    assert said.count("trainer.strategy is DDPStrategy, which has no generators") == 1, said
+    assert "GLOBAL_RANK: 1" not in said and "Traceback" not in said

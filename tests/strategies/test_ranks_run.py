@@ -1,0 +1,98 @@
+"""A run with two trainer ranks and a real generator: what holds for one rank holds for two, through two bad ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lrl.strategies.ddp import PATIENCE
+from tests.leftovers import nothing_left
+from tests.lent_server import LentServer
+from tests.strategies.run_of_ranks import RANKS
+from tests.strategies.test_shutdown import ROOT, wait_for_step
+
+STEPS, GROUPS = 10, 4
+"""One pass over the 40 prompts."""
+
+
+@pytest.fixture
+def mark(lent_server: LentServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from nothing_left(monkeypatch)
+
+
+def run(policy: Path, server: LentServer, folder: Path, checkpoint: str = "") -> subprocess.Popen[str]:
+    where = json.dumps({"url": server.url, "token": server.token})
+    words = [
+        sys.executable,
+        "-m",
+        "tests.strategies.run_of_ranks",
+        str(policy),
+        str(folder),
+        str(STEPS),
+        checkpoint,
+        where,
+    ]
+    with (folder / "output").open("w") as errors:
+        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def resumes_from(folder: Path) -> str:
+    """The checkpoint that the run named when it ended."""
+    return (folder / "output").read_text().rpartition("--ckpt_path ")[2].split()[0]
+
+
+def told(folder: Path) -> list[list[dict[str, Any]]]:
+    """The lines of each rank, by step; a step that was trained again counts as it was at last."""
+    files = [folder / f"rank-{rank}.jsonl" for rank in range(RANKS)]
+    found = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [list({line["step"]: line for line in lines}.values()) for lines in found]
+
+
+def test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichever_way_it_is_broken(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str
+) -> None:
+    process = run(policy_folder, lent_server, tmp_path)
+    wait_for_step(process, 3)
+    (other,) = ranks_of(process.pid)
+    other.kill()
+    assert process.wait(300) == 1
+    assert "Another rank does not take part in the step any more" in (tmp_path / "output").read_text()
+
+    process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path))
+    wait_for_step(process, 6)
+    (other,) = ranks_of(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 128 + signal.SIGTERM
+    assert not other.is_running()
+
+    process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path))
+    wait_for_step(process, STEPS)
+    assert process.wait(300) == 0
+    first, second = told(tmp_path)
+    assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, STEPS + 1))
+    assert [line["weights"] for line in first] == [line["weights"] for line in second]
+    assert len({line["weights"] for line in first}) == STEPS
+    assert all(line["passes"] > 0 for line in [*first, *second])
+    assert sorted(prompt for line in first for prompt in line["prompts"]) == list(range(STEPS * GROUPS))
+    lags = [lag for line in first for lag in line["lags"]]
+    assert min(lags) >= 0 and max(lags) <= 1
+    assert {line["patience_s"] for line in [*first, *second]} == {PATIENCE.total_seconds()}, "not that of the meeting"
+    assert (tmp_path / "policy" / "config.json").exists()
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The ranks that a rank 0 has started."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):  # another child may end while it is looked at
+            found += [child] if "tests.strategies.run_of_ranks" in " ".join(child.cmdline()) else []
+    return found

@@ -1,0 +1,88 @@
+"""No process outlives its run, and nothing of it stays in /dev/shm, whichever way it ends. Each end is a whole run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lrl.generators.supervisor import SHM
+from tests.leftovers import living, nothing_left, prefixes, wait_for
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from nothing_left(monkeypatch)
+
+
+def run(policy: Path, folder: Path, *, steps: int = 1_000_000, fail_at: int = -1) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "tests.strategies.run_that_ends", str(policy), str(folder), str(steps), str(fail_at)]
+    with (folder / "output").open("w") as errors:
+        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == f"step {step}":
+            return
+    pytest.fail(f"the run ended before step {step}")
+
+
+def weights_in_shared_memory(mark: str) -> list[str]:
+    return [name for name in os.listdir(SHM) if name.startswith(prefixes(living(mark)))]
+
+
+def test_a_run_that_ends_well_leaves_nothing(policy_folder: Path, tmp_path: Path, mark: str) -> None:
+    process = run(policy_folder, tmp_path, steps=3)
+    wait_for_step(process, 3)
+    assert process.wait(400) == 0
+
+
+def test_a_run_whose_module_fails_leaves_nothing_and_says_why(policy_folder: Path, tmp_path: Path, mark: str) -> None:
+    process = run(policy_folder, tmp_path, fail_at=2)
+    wait_for_step(process, 2)
+    assert process.wait(400) == 1
+    assert "RuntimeError: the module fails" in (tmp_path / "output").read_text()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_told_to_end_leaves_nothing(
+    policy_folder: Path, tmp_path: Path, mark: str, signum: signal.Signals
+) -> None:
+    process = run(policy_folder, tmp_path)
+    wait_for_step(process, 2)
+    assert len(living(mark)) >= 5, "trainer, reward worker, supervisor, API server, engine"
+    assert weights_in_shared_memory(mark)
+    process.send_signal(signum)
+    status = process.wait(400)
+    if signum == signal.SIGKILL:
+        return
+    assert status == 128 + signum
+    path = next((tmp_path / "checkpoints").glob("*"))
+    assert (tmp_path / "output").read_text().splitlines()[-1].endswith(f"Resume with --ckpt_path {path}")
+    assert torch.load(path, weights_only=True)["global_step"] >= 2
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+def test_a_run_that_is_told_to_end_while_its_server_starts_leaves_nothing(
+    policy_folder: Path, tmp_path: Path, mark: str, signals: list[signal.Signals]
+) -> None:
+    process = run(policy_folder, tmp_path)
+    wait_for(lambda: list(tmp_path.glob("generator-0.log")), 300.0, "the server's log")
+    wait_for(lambda: len(living(mark)) >= 3, 300.0, "trainer, supervisor and API server")
+    process.send_signal(signals[0])
+    if len(signals) > 1:
+        wait_for(lambda: "A second signal" in (tmp_path / "output").read_text(), 300.0, "the word on the first signal")
+        process.send_signal(signals[1])
+    told_once = signals == [signal.SIGTERM]
+    assert process.wait(400) == (128 + signal.SIGTERM if told_once else -signals[-1])
+    assert not list(tmp_path.glob("**/*.ckpt"))

@@ -1,0 +1,47 @@
+"""A run on a real vLLM server that a signal ends in the middle of a step, and its resume."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from tests.lent_server import LentServer
+from tests.runs.test_async_run import STEPS, Witness, fit
+
+STOPPED = 3
+
+
+class SignalWithin(L.Callback):
+    """Sends SIGTERM at one moment of step `STOPPED`."""
+
+    def __init__(self, moment: str) -> None:
+        setattr(self, moment, self._send)
+
+    def _send(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == STOPPED:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("moment", ["on_before_backward", "on_train_batch_end"])
+def test_a_run_stopped_within_a_step_resumes_with_that_steps_prompts(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, moment: str
+) -> None:
+    small: dict[str, Any] = {"micro_batch_tokens": 256}
+    whole = fit(lent_server, policy_folder, tmp_path / "whole", **small)
+    none_due, first = ModelCheckpoint(every_n_train_steps=1000), Witness()
+    with pytest.raises(SystemExit) as end:
+        fit(lent_server, policy_folder, tmp_path, callbacks=[none_due, SignalWithin(moment), first], **small)
+    assert end.value.code == 143
+    path = tmp_path / "checkpoints" / f"last-step={STOPPED}.ckpt"
+    rest = fit(lent_server, policy_folder, tmp_path / "rest", ckpt_path=str(path), **small)
+    trained = [group.prompt.id for _, group in [*first.groups, *rest.groups]]
+    assert sorted(trained) == sorted(group.prompt.id for _, group in whole.groups)
+    assert [step for step, _ in rest.groups] == sorted(2 * [*range(STOPPED, STEPS)])
+    assert [*first.lrs, *rest.lrs] == pytest.approx(whole.lrs)
+    for name, weights in first.weights[STOPPED].items():
+        assert weights.equal(rest.weights[STOPPED][name])

@@ -62,7 +62,7 @@ def described(args: argparse.Namespace, kind: str, once: bool) -> tuple[RunSetti
 
     settings = RunSettings(
         seed=args.seed, max_lag=1, lr=args.lr, schedule="linear", steps=args.steps, groups=args.groups,
-        answers=args.responses,
+        responses=args.responses,
     )  # fmt: skip
     share = args.share if kind else 0.0
     return settings, {"fault": kind, "first_try_only": once, "share": share, **asdict(settings)}

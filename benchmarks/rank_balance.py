@@ -25,7 +25,7 @@ from statistics import fmean
 
 from benchmarks import records
 from lrl.planning.simulator.length_sampling import Lognormal
-from lrl.planning.simulator.trainer_model import Piece
+from lrl.planning.simulator.trainer_model import TrainedResponse
 from lrl.rollouts.bin_packing import Cuts, Rows
 
 RANKS = (2, 4, 8, 16)
@@ -34,19 +34,19 @@ MEAN, SIGMA, LONGEST = 2000, 1.0, 20_000
 MICRO_BATCH_TOKENS = 32_768
 HEAD = "| ranks | responses | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"
 
-Round = Sequence[Rows[Piece]]
+Round = Sequence[Rows[TrainedResponse]]
 
 
-def pass_cost(rows: Rows[Piece]) -> float:
+def pass_cost(rows: Rows[TrainedResponse]) -> float:
     """Of one forward and backward pass."""
     lengths = [[len(piece) for piece in row] for row in rows]
     padded = len(rows) * max(map(sum, lengths), default=0)
     return padded + sum(length**2 for row in lengths for length in row) / LONGEST
 
 
-def rounds_of(groups: Sequence[Sequence[Piece]], ranks: int) -> list[Round]:
+def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
     """What is cut for so many ranks while the groups arrive."""
-    cuts = Cuts[Piece](MICRO_BATCH_TOKENS, ranks=ranks)
+    cuts = Cuts[TrainedResponse](MICRO_BATCH_TOKENS, ranks=ranks)
     found: list[Round] = []
     for group in groups:
         for piece in group:
@@ -55,7 +55,7 @@ def rounds_of(groups: Sequence[Sequence[Piece]], ranks: int) -> list[Round]:
     return found + list(cuts.flush())
 
 
-def in_turn(groups: Sequence[Sequence[Piece]], ranks: int) -> list[Round]:
+def in_turn(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
     """The micro-batches of one rank, dealt to so many."""
     alone = [rows for (rows,) in rounds_of(groups, 1)]
     return [alone[first : first + ranks] for first in range(0, len(alone), ranks)]
@@ -76,11 +76,11 @@ def in_lockstep(rounds: Sequence[Round]) -> float:
     return sum(max(map(pass_cost, each)) for each in rounds)
 
 
-def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[Piece]]:
+def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedResponse]]:
     """The groups of a step."""
     lengths = Lognormal(MEAN / math.exp(SIGMA**2 / 2), SIGMA, LONGEST, seed=seed)
     return [
-        [Piece(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, RESPONSES)]
+        [TrainedResponse(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, RESPONSES)]
         for index in range(ranks * groups_per_rank)
     ]
 

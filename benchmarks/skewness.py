@@ -38,7 +38,7 @@ from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.simulator.length_sampling import LengthSampler as Drawn
 from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailBatching
-from lrl.routing.length_predictor import LengthSampler
+from lrl.routing.length_predictor import LengthPredictor
 
 log = logging.getLogger(__name__)
 
@@ -161,14 +161,14 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: st
     on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))  # with lag, steps are written ahead of their waits
     decode_latency, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
     drawn = long_tailed(args.seed, args.prompt_share)
-    before = LengthSampler()
-    generate(servers, args, Before(drawn), args.groups, args.responses, {"lengths": before})
+    before = LengthPredictor()
+    generate(servers, args, Before(drawn), args.groups, args.responses, {"length_predictor": before})
     oracle = Oracle(drawn, args.steps * args.groups, args.responses)
     for repeat in range(args.repeats):
         for case in args.cases:
             rule, knows = case.split(":")
-            data: dict[str, Any] = {"dispatch": RULES[rule](decode_latency), "lengths": LengthSampler()}
-            data["lengths"].load_state_dict(before.state_dict())
+            data: dict[str, Any] = {"dispatch": RULES[rule](decode_latency), "length_predictor": LengthPredictor()}
+            data["length_predictor"].load_state_dict(before.state_dict())
             told = oracle if knows == "oracle" else None
             seconds = generate(servers, args, drawn, args.groups, args.responses, data, told)
             log.info("%s, repeat %d: %s s", case, repeat, ", ".join(f"{step:.2f}" for step in seconds))

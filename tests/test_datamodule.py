@@ -14,7 +14,7 @@ class InARun(RolloutDataModule):
     """A data module whose strategy has this fleet."""
 
     def __init__(self, fleet: Fleet | None) -> None:
-        super().__init__([{"prompt": "1+1="}], rewards=lambda response: 0.0)
+        super().__init__([{"prompt": "1+1="}], rewards="tests.odd_lengths:brevity")
         self.trainer: Any = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet))
 
 

@@ -36,7 +36,7 @@ from benchmarks import records, timed_run
 from benchmarks.against_trl.environment import ROOT, TRL, trl_python
 from benchmarks.against_trl.settings import SpeedJob
 from benchmarks.lent_server import LentServer
-from benchmarks.timed_run import ANSWERS, GROUPS, LENGTHS, WARM_UP, System
+from benchmarks.timed_run import GROUPS, LENGTHS, RESPONSES, WARM_UP, System
 from lrl.quickstart.task import problems
 
 CORES = len(os.sched_getaffinity(0))
@@ -107,13 +107,13 @@ def make_job(args: argparse.Namespace, lengths: str, pieces: int = 1) -> tuple[S
     folder.mkdir(parents=True, exist_ok=True)
     first = (WARM_UP - TRL_WARM_UP) * GROUPS
     groups = range(first, first + (TRL_WARM_UP + args.steps) * GROUPS)
-    drawn = [LENGTHS[lengths].of(group % len(problems()), group, ANSWERS) for group in groups]
+    drawn = [LENGTHS[lengths].of(group % len(problems()), group, RESPONSES) for group in groups]
     by_step = [sum(drawn[start : start + GROUPS], []) for start in range(0, len(drawn), GROUPS)]
     prompts, paths = folder / "prompts.jsonl", {"folder": str(folder), "lengths": str(folder / "lengths.json")}
     prompts.write_text("".join(json.dumps(problems()[group % len(problems())]) + "\n" for group in groups))
     Path(paths["lengths"]).write_text(json.dumps(by_step))
     policy = str(timed_run.policy_5m(args.folder).resolve())
-    shape = {"groups": GROUPS, "rollouts": ANSWERS, "steps": len(by_step), "lr": timed_run.LR}
+    shape = {"groups": GROUPS, "rollouts": RESPONSES, "steps": len(by_step), "lr": timed_run.LR}
     job = SpeedJob(seed=0, max_lag=0, policy=policy, prompts=str(prompts), pieces=pieces, **paths, **shape)
     job.clock.unlink(missing_ok=True)
     return job, by_step
@@ -145,7 +145,7 @@ def record(runs: list[dict[str, float]]) -> dict[str, Any]:
     """Least, median and most of the repeats, and answers a second of the median."""
     found = {part: [run[part] for run in runs] for part in PARTS}
     spread = {part: [records.rounded(f(values)) for f in (min, median, max)] for part, values in found.items()}
-    return spread | {"answers_per_s": records.rounded(GROUPS * ANSWERS / median(found["step"])), "trl": TRL}
+    return spread | {"answers_per_s": records.rounded(GROUPS * RESPONSES / median(found["step"])), "trl": TRL}
 
 
 def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:

@@ -95,7 +95,7 @@ class Witness(L.Callback):
 
         pool._write = watched  # type: ignore[method-assign]
 
-    def prove(self, network: torch.nn.Module, temperature: float) -> Proof:
+    def verify(self, network: torch.nn.Module, temperature: float) -> Proof:
         """Compute every trained token again; `network` is loaded with one version after the other."""
         network.eval()
         found = {version: self._under(network, version, temperature) for version in sorted(self.weights)}

@@ -147,6 +147,17 @@ class GeneratorDevices(GracefulShutdown):
         with best_effort("What generators need to join", registry.files.path):
             admit_others(self.fleet, registry, self._terms(servers))
 
+    def stop_generators(self) -> None:
+        """Ends the run's generators and sends away those of other processes; idempotent."""
+        fleet, registry, self.fleet, self.registry = self.fleet, self.registry, None, None
+        try:
+            if fleet is not None:
+                fleet.stop()
+        finally:
+            if registry is not None:
+                with best_effort("The end of the run", registry.files.path):
+                    registry.close()
+
     def plan(self) -> tuple[str, list[list[int]]]:
         """The transport, and the CUDA indices of each generator; raises ValueError if the devices do not allow it."""
         on_cuda = self.root_device.type == "cuda"
@@ -224,14 +235,7 @@ class GeneratorDevices(GracefulShutdown):
     def teardown(self) -> None:
         """Stop the generators, then what the base strategy holds."""
         gc.unfreeze()
-        try:
-            if self.fleet is not None:
-                self.fleet.stop()
-        finally:
-            self.fleet, registry, self.registry = None, self.registry, None
-            if registry is not None:
-                with best_effort("The end of the run", registry.files.path):
-                    registry.close()
+        self.stop_generators()
         super().teardown()
         self.claim.give_up()
 

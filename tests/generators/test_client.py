@@ -211,7 +211,7 @@ def test_a_client_closed_twice_can_still_be_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"prompt_logprobs": None}, {"prompt_logprobs": [None, {"9": {"logprob": -1.0}}]}, []]
+    "response", [{}, {"prompt_logprobs": None}, {"prompt_logprobs": [None, {"9": {"logprob": -1.0}}]}, []]
 )
 def test_a_probe_without_its_logprobs_is_the_generators_failure(response: Any) -> None:
     with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"):

@@ -38,7 +38,8 @@ class LiveRun:
             server.token = TOKEN
         self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
-        admission.admit_others(self.fleet, Registry(folder), TERMS)
+        self.registry = Registry(folder)
+        admission.admit_others(self.fleet, self.registry, TERMS)
         self.others = Registry(folder)
         self.sync(0)
 
@@ -95,6 +96,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
     made = LiveRun(tmp_path)
     yield made
     made.fleet.stop()
+    made.registry.close()
     assert not (tmp_path / "fleet").exists()
 
 

@@ -71,9 +71,11 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     made = Fleet([own], capacity=4)
     try:
         made.start()
-        admission.admit_others(made, Registry(tmp_path), TERMS)
+        registry = Registry(tmp_path)
+        admission.admit_others(made, registry, TERMS)
         sync(made, 0)
         yield made
+        registry.close()
     finally:
         made.stop()
 
@@ -204,8 +206,7 @@ def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, mon
         assert found == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
         assert Registry(tmp_path).token(spec) == strategy.token
     finally:
-        assert strategy.fleet is not None
-        strategy.fleet.stop()
+        strategy.stop_generators()
     assert not (tmp_path / "fleet").exists()
 
 

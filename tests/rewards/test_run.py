@@ -11,7 +11,7 @@ import pytest
 from lrl.callbacks import RolloutLog
 from lrl.rewards import RewardFailuresError
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import ANSWERS, GROUPS, fit
+from tests.runs.test_async_run import GROUPS, RESPONSES, fit
 
 
 class Logged(L.Callback):
@@ -31,7 +31,7 @@ def test_failed_answers_are_counted_by_kind_and_leave_the_others_their_rewards(
     run = fit(lent_server, policy_folder, tmp_path, steps=2, callbacks=[RolloutLog(), logged], **settings)
     rollouts = [rollout for _, rollout in run.rollouts]
     even = [rollout for rollout in rollouts if len(rollout.text) % 2 == 0]
-    assert len(rollouts) == 2 * GROUPS * ANSWERS and 0 < len(even) < len(rollouts)
+    assert len(rollouts) == 2 * GROUPS * RESPONSES and 0 < len(even) < len(rollouts)
     assert all(rollout.reward is None and rollout.reward_failure.startswith("nan: ") for rollout in even)
     assert all(rollout.reward == float(len(rollout.text)) for rollout in rollouts if rollout not in even)
     # Groups of the step that never came are counted, too.

@@ -107,7 +107,7 @@ class ModelledRun:
         self.request: asyncio.Task[Group] | None = None
         self.judges = Judges()
         self.pool = GeneratorPool([make_generator() for _ in range(GENERATORS)])
-        self.pool.lost = self.replace
+        self.pool.on_evicted = self.replace
         self.unverified: dict[Generator, dict[Answer, int]] = {}
         """Of each generator that nobody has proved since its resume: what was unfinished then, and its tokens."""
         self.ledger = Ledger(self.pacing)
@@ -197,7 +197,7 @@ class ModelledRun:
             }
             self.run(generator.pause())
             self.run(generator.resume(self.version))
-        self.run(self.pool.settle({}))
+        self.run(self.pool.finish_sync({}))
         self.run(self.controller.new_version(self.version))
         self.settle()
 

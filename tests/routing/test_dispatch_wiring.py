@@ -33,11 +33,11 @@ def test_the_crew_that_writes_rollouts_sends_by_the_datas_rule() -> None:
 
 
 def test_lengths_are_there_only_for_what_needs_them() -> None:
-    assert data_module().lengths is None and isinstance(data_module().dispatch, LeastLoaded)
-    assert data_module(dispatch=RoundRobin()).lengths is None
-    assert isinstance(data_module(migration=Migration()).lengths, LengthPredictor)
+    assert data_module().length_predictor is None and isinstance(data_module().dispatch, LeastLoaded)
+    assert data_module(dispatch=RoundRobin()).length_predictor is None
+    assert isinstance(data_module(migration=Migration()).length_predictor, LengthPredictor)
     mine = LengthPredictor(seen_prompts=7)
-    data = data_module(dispatch=TailBatching(), lengths=mine)
+    data = data_module(dispatch=TailBatching(), length_predictor=mine)
     assert data.length_predictor is mine and data.dispatch.lengths is mine
 
 
@@ -50,4 +50,4 @@ def test_what_was_learnt_of_lengths_is_in_the_checkpoint_and_needs_not_be() -> N
     plain = data_module()
     plain.load_state_dict(state)
     resumed.load_state_dict(through_a_file(plain.state_dict()))
-    assert "lengths" not in plain.state_dict()
+    assert "length_predictor" not in plain.state_dict()

@@ -125,8 +125,7 @@ def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_i
         assert strategy.fleet.call(look_after_a_while(), "a long wait") == [before, before]
         assert cores() == [others, others] and os.sched_getaffinity(0) == before
     finally:
-        assert strategy.fleet is not None
-        strategy.fleet.stop()
+        strategy.stop_generators()
 
 
 def test_the_command_line_has_them_sleep_before_torch_is_there() -> None:

@@ -181,7 +181,7 @@ def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThrea
     assert rollout.token_ids == [1] and rollout.versions == [2]
 
 
-@pytest.mark.parametrize("ways", ["recompute", "keep"])
+@pytest.mark.parametrize("attempts", ["recompute", "keep"])
 def test_tokens_that_are_read_again_are_those_in_flight_and_only_when_they_are(
     loop: LoopThread, attempts: KeysAndValues, verify: Proving
 ) -> None:

@@ -30,8 +30,8 @@ from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
 from lrl.planning.profiling.linear_costs import LinearTrainer
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Loaded, SkewnessAware
+from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import LONG, REST
 
 PAPER = {"7B": (0.90, 0.81), "32B": (0.82, 0.67), "72B": (0.79, 0.69)}

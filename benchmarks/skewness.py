@@ -36,8 +36,8 @@ from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from benchmarks.skewness_report import draw, table
 from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.simulator.length_sampling import LengthSampler as Drawn
-from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailBatching
+from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.length_predictor import LengthPredictor
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
-from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import LeastLoaded, Loaded, Request
+from lrl.routing.dispatch.decode_latency import DecodeLatency
 
 PROMPTS = 1024
 PROMPT_TOKENS = 512

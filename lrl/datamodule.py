@@ -29,8 +29,9 @@ from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.step_observers import StepObservers
 from lrl.rollouts.stream import RankStream, StepLoader, StepStream
-from lrl.routing.dispatch import Dispatch, LeastLoaded, Migration
+from lrl.routing.dispatch import Dispatch, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
+from lrl.routing.migration import Migration
 from lrl.runtime import lightning_warnings
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint

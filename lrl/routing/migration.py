@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch.base import ExpectedLengths, Loaded, Request
+from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.runtime.config_errors import above, at_least
 from lrl.types import Rollout
 

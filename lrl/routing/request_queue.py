@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from lrl.routing.dispatch import Dispatch, Migration, Request
+from lrl.routing.dispatch import Dispatch, Request
 from lrl.routing.dispatch.base import has_room
-from lrl.routing.migration import MigrationSource
+from lrl.routing.migration import Migration, MigrationSource
 from lrl.types import Rollout
 
 

@@ -17,9 +17,9 @@ from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailBatching
 from lrl.routing.dispatch.base import longest_first
+from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
 from tests.generators.test_pool import make_crew, resync

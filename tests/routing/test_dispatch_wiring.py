@@ -7,8 +7,9 @@ import pytest
 
 import lrl
 from lrl.generators.fleet import Fleet
-from lrl.routing.dispatch import LeastLoaded, Migration, RoundRobin, TailBatching
+from lrl.routing.dispatch import LeastLoaded, RoundRobin, TailBatching
 from lrl.routing.length_predictor import LengthPredictor
+from lrl.routing.migration import Migration
 from tests.routing.test_length_predictor import answered, make_prompt
 from tests.runtime.checkpoint_file import through_a_file
 

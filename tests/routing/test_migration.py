@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
-from lrl.routing.dispatch import LeastLoaded, Loaded, Migration, Request
+from lrl.routing.dispatch import LeastLoaded, Loaded, Request
+from lrl.routing.migration import Migration
 from lrl.types import Prompt
 from tests.generators.test_pool import Known, ModelClient, ask, gather, make_crew, resync
 

@@ -23,8 +23,8 @@ from lrl.planning.planner.search import Plan
 from lrl.planning.profiling.timeline import GeneratorRecord, Record, StepRecord
 from lrl.planning.simulator.length_sampling import LengthSampler, ObservedLengths
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
+from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.types import Prompt
 
 COUNTED = 4

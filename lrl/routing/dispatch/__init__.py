@@ -9,7 +9,6 @@ from lrl.routing.dispatch.least_tokens import LeastTokens
 from lrl.routing.dispatch.round_robin import RoundRobin
 from lrl.routing.dispatch.skewness_aware import SkewnessAware
 from lrl.routing.dispatch.tail_batching import TailBatching
-from lrl.routing.migration import Migration
 
 __all__ = [
     "Dispatch",
@@ -17,7 +16,6 @@ __all__ = [
     "LeastLoaded",
     "LeastTokens",
     "Loaded",
-    "Migration",
     "Request",
     "RoundRobin",
     "SkewnessAware",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch.base import Dispatch, Line, Loaded, Request, has_room, longest_first
+from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.runtime.config_errors import fault
 
 LONG, REST = 0.9, 0.5

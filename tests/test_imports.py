@@ -1,0 +1,98 @@
+"""No file and no folder of lrl imports, through others, itself; imports for type checking count."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+Graph = dict[str, set[str]]
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """The files of lrl by dotted name; the links `lrl/callbacks` and `lrl/recipes` are followed."""
+    files = [Path(folder, name) for folder, _, names in os.walk(root / "lrl", followlinks=True) for name in names]
+    found = {}
+    for path in (file for file in files if file.suffix == ".py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path: Path, package: str, known: Mapping[str, Path]) -> Iterator[str]:
+    """The modules that a file imports anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = ".".join(part for part in (above, node.module) if part)
+            yield from (one if (one := f"{base}.{alias.name}") in known else base for alias in node.names)
+
+
+def imports(root: Path) -> Graph:
+    """Each file with the files that it imports; `lrl/__init__.py`, which names what users import, is left out."""
+    known = modules(root)
+    graph = {}
+    for name, path in known.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        graph[name] = {one for one in imported(path, package, known) if one in known} - {name, "lrl"}
+    del graph["lrl"]
+    return graph
+
+
+def of_folders(files: Graph, known: Mapping[str, Path]) -> Graph:
+    """The same for folders; a file at the top of lrl counts as one."""
+
+    def folder(name: str) -> str:
+        package = name if known[name].name == "__init__.py" else name.rpartition(".")[0]
+        return name if package == "lrl" else package
+
+    graph: Graph = {}
+    for name, others in files.items():
+        graph.setdefault(folder(name), set()).update(map(folder, others))
+    return {name: others - {name} for name, others in graph.items()}
+
+
+def circle(graph: Graph) -> list[str]:
+    """The shortest way from a name back to it; empty if there is none."""
+    found: list[list[str]] = []
+    for start in sorted(graph):
+        ways, seen = [[start]], {start}
+        for way in ways:
+            for other in sorted(graph.get(way[-1], ())):
+                if other == start:
+                    found.append([*way, start])
+                elif other not in seen:
+                    seen.add(other)
+                    ways.append([*way, other])
+    return min(found, key=len, default=[])
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    found = circle(imports(ROOT))
+    assert not found, " -> ".join(found)
+
+
+def test_no_folder_imports_itself_through_others() -> None:
+    found = circle(of_folders(imports(ROOT), modules(ROOT)))
+    assert not found, " -> ".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from lrl.a import one", "import lrl.a.one", "from ..a import one", "if TYPE_CHECKING:\n    import lrl.a.one"],
+)
+def test_a_circle_is_found_in_every_form_of_an_import(line: str, tmp_path: Path) -> None:
+    for file, text in {"a/one.py": "def f():\n    import lrl.b.two", "b/two.py": line, "b/three.py": ""}.items():
+        (tmp_path / "lrl" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lrl" / file).write_text(text)
+        (tmp_path / "lrl" / file).with_name("__init__.py").touch()
+    (tmp_path / "lrl" / "__init__.py").touch()
+    files = imports(tmp_path)
+    assert circle(files) == ["lrl.a.one", "lrl.b.two", "lrl.a.one"]
+    assert circle(of_folders(files, modules(tmp_path))) == ["lrl.a", "lrl.b", "lrl.a"]

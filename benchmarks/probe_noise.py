@@ -31,7 +31,8 @@ from benchmarks.quickstart_run import policy_of, server_settings
 from lrl.generators.generator import Generator
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.runtime.event_loop import LoopThread
-from lrl.weights import Control, make_transport
+from lrl.weights.control import Control
+from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import Sync
 from lrl.weights.yardstick import Yardstick, off
 
@@ -84,7 +85,7 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
     optimizer = torch.optim.AdamW(module.network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     loop, found = LoopThread(), Probed()
     generator = Generator(server, 1)
-    sync = Sync(Control(loop, 60.0, 60.0), lambda: make_transport("shared_memory"), f"{server.run_id}-noise")
+    sync = Sync(Control(loop, 60.0, 60.0), SharedMemory, f"{server.run_id}-noise")
     try:
         for version in range(steps + 1):
             with torch.no_grad():

@@ -23,7 +23,7 @@ from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.strategies.base import raise_if_stopped
-from lrl.weights import Control, make_transport
+from lrl.weights.control import Control
 from lrl.weights.pool_sync import PoolSync
 from lrl.weights.probe import Probes
 from lrl.weights.sync import Failures, Sync
@@ -193,7 +193,7 @@ class WeightSync(OnRankZero):
             control = Control(fleet.loop, self.deadline_s, 2 * fleet.heartbeat_s)
             name = f"{strategy.run_id}-{len(self._syncs)}"
             entered = trainer.datamodule.stopwatch.enter  # type: ignore[attr-defined]
-            sync = Sync(control, lambda: make_transport(strategy.transport), name, entered, self.keys_and_values)
+            sync = Sync(control, strategy.transport, name, entered, self.keys_and_values)
             self._syncs[pool] = PoolSync(pool, sync, lambda: raise_if_stopped(trainer))
         return self._syncs[pool]
 

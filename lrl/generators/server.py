@@ -14,7 +14,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ class Server:
         folder: The run's folder; the log is `generator-<number>.log` in it.
         number: Number of the generator in the fleet.
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
-        token: Who has it may call the generator (`lrl.generators.auth`); None makes one.
+        token: Opens the generator's routes (`lrl.generators.auth`); None makes one.
+        transport_environment: Variables that the transport needs (`Transport.server_environment`).
 
     Raises:
         ValueError: If there are not as many devices as the tensor-parallel size, one is not visible to the trainer, or
@@ -70,12 +71,13 @@ class Server:
         number: int,
         run_id: str,
         token: str | None = None,
+        transport_environment: Mapping[str, str] | None = None,
     ) -> None:
         if devices and len(devices) != settings.tensor_parallel_size:
             size = settings.tensor_parallel_size
             raise ConfigError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
         self.model, self.settings, self.backend = model, settings, backend
-        self.number, self.run_id = number, run_id
+        self.number, self.run_id, self.transport_environment = number, run_id, transport_environment or {}
         self.token = token or secrets.token_urlsafe(32)
         self.log_path = Path(folder) / f"generator-{number}.log"
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
@@ -211,10 +213,7 @@ class Server:
         """The trainer's environment without its place in the trainer's world, with what vLLM needs."""
         apart = {name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))} | set(TRAINER_ONLY)
         environment = {name: value for name, value in os.environ.items() if name not in apart}
-        if self.backend == "nccl" and "NCCL_HOSTID" in environment:
-            environment["NCCL_HOSTID"] += f"-generator-{self.number}"  # see lrl.weights.choose_transport
-        if self.backend == "ipc":  # CUDA handles arrive pickled; see lrl.weights.ipc
-            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        environment |= self.transport_environment
         if self._on_cpu:
             environment |= cpu_backend.environment(self.settings, environment)
         return environment | {

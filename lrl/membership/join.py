@@ -6,6 +6,7 @@ the foreground for as long as the generator lives, and the generator dies with i
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.membership.discovery import NotRunning
 from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
+from lrl.weights import find_transport
 
 LOOK_S = 0.5
 """How often the register is looked into."""
@@ -84,7 +86,8 @@ def join(run: Path, own: LocalOverrides) -> int:
     try:
         # A run id of its own: what stands in /dev/shm under the run's is not this supervisor's to remove.
         run_id = f"{spec.run_id}-joined-{number}"
-        server = Server(spec.model, settings, spec.transport, own.devices, run, number, run_id, token)
+        environment = find_transport(spec.transport).server_environment(number, os.environ)
+        server = Server(spec.model, settings, spec.transport, own.devices, run, number, run_id, token, environment)
         return JoinSession(registry, spec, server).stay()
     finally:
         registry.withdraw(number)
@@ -92,27 +95,19 @@ def join(run: Path, own: LocalOverrides) -> int:
 
 def settings_here(run: Path, spec: JoinSpec, own: LocalOverrides) -> ServerSettings:
     """The run's settings with what is this machine's own; raises ValueError if they cannot be met here."""
-    if spec.transport == "ipc":
-        raise ValueError(
-            f"{run} moves its weights within one GPU (ipc), which its one generator shares with the trainer. For a "
-            "fleet that grows, start it with strategy.generator_devices above 0."
-        )
+    if why := find_transport(spec.transport).join_refusal(spec.owner.here):
+        raise ValueError(f"{run} {why}")
     if spec.on_cpu == bool(own.devices):
         needed = "are on the CPU: leave it out" if spec.on_cpu else "are on GPUs: give the indices of this one's"
         raise ValueError(
             f"--devices {','.join(map(str, own.devices)) or '(not given)'}: the run's generators {needed}."
         )
     if not spec.owner.here:
-        _check_other_machine(run, spec, own.listening.get("host", ""))
+        _check_other_machine(own.listening.get("host", ""))
     return ServerSettings(**spec.settings | own.listening)
 
 
-def _check_other_machine(run: Path, spec: JoinSpec, host: str) -> None:
-    if spec.transport == "shared_memory":
-        raise ValueError(
-            f"{run} moves its weights through shared memory, which only its own machine has, and this is another one. "
-            "Join there, or start the run on GPUs with strategy.weight_transfer: nccl."
-        )
+def _check_other_machine(host: str) -> None:
     if not host or is_loopback(host) or host in ("0.0.0.0", "::"):
         raise ValueError(
             f"--host {host or '(not given)'}: the run is on another machine. Give the address by which it reaches this "

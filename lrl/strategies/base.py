@@ -38,7 +38,7 @@ from lrl.runtime.ranks import Ranks
 from lrl.runtime.run_folder import Claim, run_folder
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.schedule import check_optimizers
-from lrl.weights import choose_transport
+from lrl.weights import Machine, Transport, choose_transport
 
 if TYPE_CHECKING:
     import lightning as L
@@ -87,7 +87,7 @@ class GeneratorDevices(GracefulShutdown):
         self.fleet: Fleet | None = None
         self.registry: Registry | None = None
         """Where other processes' generators ask to join and to leave."""
-        self.transport: str | None = None
+        self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
         self.token = secrets.token_urlsafe(32)
         self.ranks = Ranks()
@@ -158,20 +158,24 @@ class GeneratorDevices(GracefulShutdown):
                 with best_effort("The end of the run", registry.files.path):
                     registry.close()
 
-    def plan(self) -> tuple[str, list[list[int]]]:
+    def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """The transport, and the CUDA indices of each generator; raises ValueError if the devices do not allow it."""
         on_cuda = self.root_device.type == "cuda"
         shares_device = on_cuda and not self.generator_devices
-        transport = choose_transport(self.weight_transfer, on_cuda=on_cuda, shares_device=shares_device)
+        transport = choose_transport(self.weight_transfer, Machine(on_cuda, shares_device))
         return transport, self._placements(on_cuda)
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """One server, not started, for each list of CUDA indices; their logs go to the run's folder."""
         policy: Any = trainer.lightning_module
         folder, settings = run_folder(trainer), self._settings(trainer)
-        assert self.transport is not None, "chosen before the servers are made"
+        transport = self.transport
+        assert transport is not None, "chosen before the servers are made"
         return [
-            Server(policy.policy_folder, settings, self.transport, devices, folder, number, self.run_id, self.token)
+            Server(
+                *(policy.policy_folder, settings, transport.backend, devices, folder, number, self.run_id, self.token),
+                transport.server_environment(number, os.environ),
+            )
             for number, devices in enumerate(placements)
         ]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
-from lrl.weights.base import Control
+from lrl.weights.control import Control
+from lrl.weights.transport import Machine
 from lrl.weights.vllm_engine import VllmTransport
 
 
@@ -35,6 +37,26 @@ class Ipc(VllmTransport):
     """For a generator that shares the trainer's GPU."""
 
     backend = "ipc"
+
+    @classmethod
+    def refusal(cls, machine: Machine) -> str:
+        """CUDA handles are opened on the device that they point to."""
+        if not machine.on_cuda:
+            return "which needs a CUDA GPU"
+        return "" if machine.shares_device else "but the generator has a GPU of its own"
+
+    @classmethod
+    def join_refusal(cls, same_machine: bool) -> str:
+        """The one generator on the trainer's GPU is the run's own."""
+        return (
+            "moves its weights within one GPU (ipc), which its one generator shares with the trainer. For a fleet that "
+            "grows, start it with strategy.generator_devices above 0."
+        )
+
+    @classmethod
+    def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        """vLLM unpickles the handles (`_PickledHandles`)."""
+        return {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
     def init_info(self, control: Control) -> Any:
         """Packed: one bounded staging buffer instead of a second copy of the policy."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from lrl.generators.endpoint import LOOPBACK, is_loopback
-from lrl.weights.base import Control
+from lrl.weights.control import Control
+from lrl.weights.transport import Machine
 from lrl.weights.vllm_engine import VllmTransport
 
 
@@ -16,6 +18,24 @@ class Nccl(VllmTransport):
     """For generators on other GPUs than the trainer's."""
 
     backend = "nccl"
+
+    @classmethod
+    def refusal(cls, machine: Machine) -> str:
+        """NCCL refuses two processes on one GPU, unless it takes them for two machines.
+
+        NCCL_HOSTID in the trainer's environment asks for that (not run yet).
+        """
+        if not machine.on_cuda:
+            return "which needs a CUDA GPU"
+        if machine.shares_device and "NCCL_HOSTID" not in os.environ:
+            return "but the generator shares the trainer's GPU"
+        return ""
+
+    @classmethod
+    def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Another host for each generator, where the trainer's environment names one (`refusal`)."""
+        host = inherited.get("NCCL_HOSTID")
+        return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
 
     def init_info(self, control: Control) -> Any:
         """Rank 0 is the trainer; the workers of all generators follow (`Control` hands out their offsets)."""

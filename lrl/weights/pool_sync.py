@@ -16,7 +16,7 @@ from typing import Any
 
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.pool import GeneratorPool, Probe
-from lrl.weights.base import Weights
+from lrl.weights.control import Weights
 from lrl.weights.sync import Failures, Sync
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from lrl.weights.base import Control, Transport, Weights
 from lrl.weights.checksum import checksum
+from lrl.weights.control import Control, Weights
+from lrl.weights.transport import Transport
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -27,6 +28,16 @@ class SharedMemory(Transport):
     backend = "shared_memory"
     copies = True
     attempts = (False, False, True)
+
+    @classmethod
+    def join_refusal(cls, same_machine: bool) -> str:
+        """Shared memory ends at the machine."""
+        if same_machine:
+            return ""
+        return (
+            "moves its weights through shared memory, which only its own machine has, and this is another one. Join "
+            "there, or start the run on GPUs with strategy.weight_transfer: nccl."
+        )
 
     def __init__(self) -> None:
         self._name = ""

@@ -21,7 +21,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from lrl.generators.generator import Generator, KeysAndValues
-from lrl.weights.base import CollectiveBroken, Control, Transport, Weights
+from lrl.weights.control import CollectiveBroken, Control, Weights
+from lrl.weights.transport import Transport
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lrl.weights.base import Control, Transport, Weights
+from lrl.weights.control import Control, Weights
+from lrl.weights.transport import Transport
 
 
 def source_of(weights: Weights) -> Any:

@@ -13,13 +13,13 @@ from lrl.generators.generator import Generator
 from lrl.generators.health import OutageLimit
 from lrl.generators.pool import GeneratorPool
 from lrl.runtime.event_loop import LoopThread
-from tests.weights.model_sync import Client, make_generators, weights
+from tests.weights.model_sync import Client, Direct, make_generators, weights
 
 
 class ModelRun:
     """A trainer with two generators that serve version 0, and a `WeightSync`."""
 
-    def __init__(self, max_lag: int = 1) -> None:
+    def __init__(self, max_lag: int = 1, transport: type[Direct] = Direct) -> None:
         self.loop, self.pool = LoopThread(), GeneratorPool(make_generators())
         self.fleet = SimpleNamespace(
             loop=self.loop,
@@ -38,7 +38,7 @@ class ModelRun:
         self.data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
         self.sync = WeightSync(deadline_s=60.0)
         self.trainer: Any = SimpleNamespace(
-            strategy=SimpleNamespace(fleet=self.fleet, transport="direct", run_id="run"),
+            strategy=SimpleNamespace(fleet=self.fleet, transport=transport, run_id="run"),
             datamodule=self.data,
             callbacks=[self.sync],
             global_step=0,
@@ -48,6 +48,7 @@ class ModelRun:
             ),
         )
         self.data.trainer = self.trainer
+        self.sync.setup(self.trainer, self.trainer.lightning_module, "fit")
 
     @property
     def clients(self) -> list[Client]:

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.callbacks import weight_sync
 from lrl.weights.pool_sync import RunEnded
 from tests.callbacks.model_run import ModelRun, proved, until
-from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, Direct, make_generators
+from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, make_generators
 
 
 @pytest.fixture
-def model_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelRun]:
-    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Copying())
-    run = ModelRun()
+def model_run() -> Iterator[ModelRun]:
+    run = ModelRun(transport=Copying)
     run.step(0)
     yield run
     run.end()
@@ -82,17 +80,15 @@ def test_others_wait_until_it_is_over_and_proved(model_run: ModelRun, what: str)
     assert done
 
 
-def test_a_trainer_that_has_nothing_to_do_beside_a_sync_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Copying())
-    run = ModelRun(max_lag=0)
+def test_a_trainer_that_has_nothing_to_do_beside_a_sync_waits_for_it() -> None:
+    run = ModelRun(max_lag=0, transport=Copying)
     run.step(0)
     run.step(1)
     assert run.versions == [0, 1] and len(run.pool.alive) == 2
     run.end()
 
 
-def test_a_transport_that_sends_the_policy_itself_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Direct())
+def test_a_transport_that_sends_the_policy_itself_is_waited_for() -> None:
     run = ModelRun()
     run.step(0)
     run.step(1)

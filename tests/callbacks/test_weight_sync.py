@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from lrl.callbacks import WeightSync, weight_sync
+from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
 from tests.callbacks.model_run import ModelRun, proved, until
-from tests.weights.model_sync import PAUSE, Direct
+from tests.weights.model_sync import PAUSE
 
 
 @pytest.fixture
-def model_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelRun]:
-    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Direct())
+def model_run() -> Iterator[ModelRun]:
     run = ModelRun()
     run.step(0)
     yield run
@@ -67,10 +66,7 @@ def test_who_fails_a_probe_that_nobody_waits_for_is_taken_out_at_once_and_the_ot
     assert model_run.pool.generators == [healthy] and not liar.open
 
 
-def test_a_run_whose_first_sync_nobody_can_prove_ends_with_the_reason_and_replaces_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(weight_sync, "make_transport", lambda name: Direct())
+def test_a_run_whose_first_sync_nobody_can_prove_ends_with_the_reason_and_replaces_nobody() -> None:
     run, lost = ModelRun(), list[Generator]()
     run.pool.on_evicted = lost.append
     for client in run.clients:

@@ -95,25 +95,9 @@ def test_a_generator_is_not_in_the_trainers_world(tmp_path: Path, monkeypatch: p
     assert not placed & build(tmp_path).environment().keys()
 
 
-def test_a_generator_is_on_another_nccl_host_where_the_trainer_names_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NCCL_HOSTID", raising=False)
-    server = build(tmp_path)
-    server.backend = "nccl"
-    assert "NCCL_HOSTID" not in server.environment()
-    monkeypatch.setenv("NCCL_HOSTID", "a")
-    assert server.environment()["NCCL_HOSTID"] not in {"", "a"}
-    server.backend = "ipc"
-    assert server.environment()["NCCL_HOSTID"] == "a"
-
-
-def test_only_cuda_handles_may_arrive_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
-    server = build(tmp_path)
-    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in server.environment()
-    server.backend = "ipc"
-    assert server.environment()["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+def test_a_server_has_the_variables_of_its_transport(tmp_path: Path) -> None:
+    server = Server("model", ServerSettings(), "nccl", [], tmp_path, 0, "run", None, {"NCCL_HOSTID": "a-generator-0"})
+    assert server.environment()["NCCL_HOSTID"] == "a-generator-0"
 
 
 @pytest.mark.parametrize(

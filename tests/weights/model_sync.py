@@ -12,7 +12,8 @@ import torch
 
 from lrl.generators.client import GeneratorError, TooLate
 from lrl.generators.generator import Generator
-from lrl.weights import Control, Transport, Weights
+from lrl.weights import Transport
+from lrl.weights.control import Control, Weights
 
 INIT, PAUSE, UPDATE = "/init_weight_transfer_engine", "/pause?mode=keep&clear_cache=true", "/update_weights"
 

@@ -11,8 +11,7 @@ import pytest
 
 from lrl.generators.client import GeneratorError
 from lrl.runtime.event_loop import LoopThread
-from lrl.weights import Control
-from lrl.weights.base import CollectiveBroken
+from lrl.weights.control import CollectiveBroken, Control
 from lrl.weights.ipc import Ipc
 
 

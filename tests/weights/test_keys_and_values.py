@@ -19,7 +19,8 @@ from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.runtime.event_loop import LoopThread
 from lrl.types import Prompt, Rollout, Sampling
-from lrl.weights import Control, make_transport
+from lrl.weights.control import Control
+from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import Sync
 from tests.lent_server import LentServer
 
@@ -37,7 +38,7 @@ class OneGenerator:
         self.generator = Generator(server, 64)  # type: ignore[arg-type]
         control = Control(self.loop, 60.0, 60.0)
         name = f"{server.run_id}-keys"
-        self.syncs = Sync(control, lambda: make_transport("shared_memory"), name, keys_and_values=keys_and_values)
+        self.syncs = Sync(control, SharedMemory, name, keys_and_values=keys_and_values)
 
     def sync(self, model: Any, version: int) -> None:
         assert self.syncs.move(model.named_parameters, [self.generator], version, self._verify) == {}

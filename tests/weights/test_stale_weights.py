@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.runtime.event_loop import LoopThread
-from lrl.weights import Control
-from lrl.weights.base import Weights
+from lrl.weights.control import Control, Weights
 from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import Sync

@@ -14,7 +14,7 @@ from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator, KeysAndValues
 from lrl.runtime.event_loop import LoopThread
 from lrl.types import Rollout
-from lrl.weights import Control
+from lrl.weights.control import Control
 from lrl.weights.sync import Sync
 from tests.weights.model_sync import Collective, Direct, make_generators, weights
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lrl.weights import TRANSPORTS, Weights, make_transport, shared_memory
+from lrl.weights import TRANSPORTS, find_transport, shared_memory
 from lrl.weights.checksum import PIECE, checksum
+from lrl.weights.control import Weights
 from lrl.weights.shared_memory import SharedMemory
 
 
 def test_every_name_has_its_transport() -> None:
-    assert [make_transport(name).backend for name in TRANSPORTS] == list(TRANSPORTS)
+    assert [find_transport(name).backend for name in TRANSPORTS] == list(TRANSPORTS)
 
 
 class Calls:

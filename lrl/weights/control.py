@@ -1,13 +1,8 @@
-"""What a weight transport is: the trainer's end of a sync. vLLM's engine of the same name is the other end.
-
-A transport moves tensors and nothing else. When to pause, what the version is called and whether it worked are decided
-by `callbacks/weight_sync.py`, which is the same for all transports.
-"""
+"""The control plane of a sync: vLLM's routes, called on all generators of a pool at once."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -22,22 +17,22 @@ Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 
 
 class CollectiveBroken(RuntimeError):
-    """One generator failed in a transfer that all take part in at once, so nobody has the weights."""
+    """A collective transfer failed for one generator, so no generator has the weights."""
 
 
 class Control:
-    """The control plane of a sync: a phase goes to all generators at once, and who fails it is left out of the next.
+    """Sends each phase of a sync to all generators at once, and leaves those that fail out of the next phase.
 
-    Has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it. They keep hold of it,
-    and ask for no version: `begin` sets it before each sync. The four calls raise CollectiveBroken if one generator
-    fails and the transfer needs them all.
+    It has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it. They keep a
+    reference to it and pass no version: `begin` sets the version before each sync. The four calls of that client raise
+    CollectiveBroken if one generator fails and the transfer needs them all.
 
     Args:
-        loop: What carries the calls.
+        loop: The event loop that carries the calls.
         deadline_s: Seconds for each phase.
         silence_s: Seconds for a call that takes milliseconds when nothing is wrong; at most `deadline_s`.
         interrupted: Called while waiting; it raises to end the wait.
-        collective: Whether the transfer needs every generator, so that one failure is everybody's.
+        collective: Whether the transfer needs every generator, so that one failure fails all.
     """
 
     def __init__(
@@ -55,20 +50,20 @@ class Control:
         self.collective = collective
         self.version = 0
         self.taking_part: list[Generator] = []
-        """Who has not failed so far, in their order."""
+        """Generators that have not failed so far, in their order."""
         self.failed: dict[Generator, str] = {}
-        """Who has, and at what."""
+        """Generators that have failed, with the reason."""
         self.opened: set[Generator] = set()
-        """Where an update may be open: it was started, and not finished as far as is known."""
+        """Generators in which an update may be open: it was started, and no finish was confirmed."""
         self.silent: set[Generator] = set()
-        """Who of these let the deadline of a short call pass: it stands still, and would not hear a second one."""
+        """Failed generators that let the deadline of a short call pass: their event loop stands still."""
 
     def begin(self, generators: Sequence[Generator], version: int) -> None:
-        """From here on, the calls go to `generators`."""
+        """Directs the next calls to `generators`."""
         self.version, self.taking_part, self.failed, self.silent = version, list(generators), {}, set()
 
     def each(self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]], short: bool = False) -> None:
-        """Run one phase for all that take part, at once; `short` if its calls are given `silence_s`."""
+        """Runs one phase for all that take part, at once; the calls of a `short` one have `silence_s`."""
         started, asked = time.monotonic(), [generator for generator in self.taking_part if generator.out is None]
         self.failed |= {generator: generator.out for generator in self.taking_part if generator.out is not None}
         what = f"{phase} for weight version {self.version}"
@@ -82,12 +77,12 @@ class Control:
         self.taking_part = [generator for generator in asked if generator not in self.failed]
 
     def fail(self, why: str) -> None:
-        """Note that all who still take part have failed."""
+        """Marks all generators that still take part as failed."""
         self.failed |= dict.fromkeys(self.taking_part, why)
         self.taking_part = []
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Prepare the engines. With NCCL every worker of every generator needs a rank of its own."""
+        """Prepares the engines. With NCCL every worker of every generator needs its own rank."""
 
         def body(generator: Generator) -> dict[str, Any]:
             info = dict(init_info)
@@ -99,25 +94,25 @@ class Control:
         self._post("/init_weight_transfer_engine", body)
 
     def start_weight_update(self) -> None:
-        """Open the update."""
+        """Opens the update."""
         self.opened |= set(self.taking_part)
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        """Have the workers take the weights `update_info` describes."""
+        """Makes the workers load the weights that `update_info` describes."""
         self._post("/update_weights", lambda generator: {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Close the update: from here on tokens carry the new version."""
+        """Closes the update: from then on tokens carry the new version."""
         body = {"weight_version": weight_version or str(self.version)}
         self._post("/finish_weight_update", lambda generator: body)
         self.opened -= set(self.taking_part)
 
     def close_update(self) -> None:
-        """Close the update that a failed attempt may have left open: an engine opens no other meanwhile.
+        """Closes an update that a failed attempt may have left open: vLLM refuses a second start until then.
 
-        Where the start was not heard none is open, and the engine answers with an error, which says nothing. What the
-        update left of the weights is overwritten by the next one, and a version of this name is never confirmed.
+        If the start never arrived, the engine answers with an error, which is ignored. The next update overwrites
+        whatever this one loaded, and no generator is ever confirmed under the version `abandoned`.
         """
         route, body = "/finish_weight_update", {"weight_version": "abandoned"}
         open_at = [generator for generator in self.taking_part if generator in self.opened]
@@ -131,34 +126,3 @@ class Control:
         self.each(route, lambda generator: generator.client.post(route, body(generator), deadline_s=self.deadline_s))
         if self.failed and self.collective:
             raise CollectiveBroken(f"{route} failed for another generator, and all take part in one transfer.")
-
-
-class Transport(ABC):
-    """One way for weights to reach the generators; subclasses name vLLM's engine in `backend`."""
-
-    backend: str
-    collective = False
-    """Whether all generators take part in one transfer; then a new one means that all connect anew."""
-    copies = False
-    """Whether `stage` copies the weights, so that the policy may change while they are sent."""
-    attempts: tuple[bool, ...] = (False, False)
-    """The attempts at a sync: for each, whether it goes by the transport's second-best way."""
-
-    @abstractmethod
-    def connect(self, control: Control, weights: Weights, name: str) -> None:
-        """Join the engines of the generators that take part; called before the first sync of each. `name` is unique on
-        this machine."""
-
-    def stage(self, weights: Weights, use_fallback: bool) -> None:  # noqa: B027 - most have nothing to do ahead
-        """Do what can be done while the generators still write; called right before the pause.
-
-        Raises:
-            OSError: There is no room for the weights on this way.
-        """
-
-    @abstractmethod
-    def send(self, control: Control) -> None:
-        """Move the weights: start, update, finish. The generators are paused."""
-
-    def close(self) -> None:  # noqa: B027
-        """Release what `connect` took; idempotent."""

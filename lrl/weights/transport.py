@@ -1,0 +1,74 @@
+"""The base of a weight transport: the trainer's end of a transfer. vLLM's engine of the same name is the other end.
+
+A transport is one file with all that is particular to it: what it refuses, what its servers need, how it connects and
+sends. When to pause, the version's name and the check of the outcome are the same for all (`lrl.weights.sync`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lrl.weights.control import Control, Weights
+
+
+class Machine(NamedTuple):
+    """The hardware between trainer and generators."""
+
+    on_cuda: bool
+    """Both are on GPUs."""
+    shares_device: bool
+    """A generator has the trainer's own GPU."""
+
+
+class Transport(ABC):
+    """One way for weights to reach the generators."""
+
+    backend: str
+    """Name of vLLM's engine, of the setting `strategy.weight_transfer` and of this transport."""
+    collective = False
+    """All generators take part in one transfer; a change of the pool then means that all connect anew."""
+    copies = False
+    """`stage` copies the weights, so that the policy may change while they are sent."""
+    attempts: tuple[bool, ...] = (False, False)
+    """The attempts at a sync; true for one that uses the transport's fallback."""
+
+    @classmethod
+    def refusal(cls, machine: Machine) -> str:
+        """Returns why the transport cannot work on `machine`, as words behind its name; empty if it can."""
+        return ""
+
+    @classmethod
+    def join_refusal(cls, same_machine: bool) -> str:
+        """Returns why a generator of another process cannot join by this transport; empty if it can."""
+        return ""
+
+    @classmethod
+    def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment variables that generator `number` needs besides those it inherits."""
+        return {}
+
+    @abstractmethod
+    def connect(self, control: Control, weights: Weights, name: str) -> None:
+        """Joins the engines of the generators that take part, before the first sync of each.
+
+        Args:
+            control: The control plane.
+            weights: The policy's weights.
+            name: Of the connection, unique on this machine.
+        """
+
+    def stage(self, weights: Weights, use_fallback: bool) -> None:  # noqa: B027 - most have nothing to do ahead
+        """Does what can be done while the generators still write; called right before the pause.
+
+        Raises:
+            OSError: There is no room for the weights.
+        """
+
+    @abstractmethod
+    def send(self, control: Control) -> None:
+        """Moves the weights into paused generators: start, update, finish."""
+
+    def close(self) -> None:  # noqa: B027
+        """Releases what `connect` took; idempotent."""

@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import records
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.length_sampling import fill
@@ -66,7 +66,7 @@ def make_controller(in_flight: int, steps: int) -> Controller:
     server: Any = SimpleNamespace(url="", name="generator", token="", trust=None)
     generators = [Generator(server, CAPACITY) for _ in range(-(-in_flight // CAPACITY))]
     for generator in generators:
-        generator.open, generator.version = True, 0
+        generator.state, generator.version = State.SERVING, 0
         generator.client = ModelClient()  # type: ignore[assignment]
     pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // RESPONSES, max_lag=0, last_step=steps)
     prompts, sampling = Row(10**9, 1), Sampling(n=RESPONSES)

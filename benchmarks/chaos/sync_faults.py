@@ -219,7 +219,7 @@ class BreakingSync(WeightSync):
         Who is to be taken out is waited for: the log says so a moment before it is done.
         """
         end = time.monotonic() + self._settle_s
-        while time.monotonic() < end and target.out is None:
+        while time.monotonic() < end and target.eviction is None:
             if planned.kind != "late" and not planned.takes_out and self._said_of(planned, target):
                 return
             time.sleep(0.1)
@@ -242,7 +242,7 @@ class BreakingSync(WeightSync):
             hits=len(fault.hits),
             detected_by=next((word for sign, word in SIGNS.items() if sign in first[1]), "log") if first else None,
             detected_s=round(first[0] - fault.hits[0], 2) if first else None,
-            outcome="taken out" if target.out else ("no effect", "retried", "other way")[min(attempts, 2)],
+            outcome="taken out" if target.eviction else ("no effect", "retried", "other way")[min(attempts, 2)],
             sync_s=round(sync_s, 2),
             said=first[1].splitlines()[0][:300] if first else "",
         )

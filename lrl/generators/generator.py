@@ -1,9 +1,13 @@
-"""One generator as its pool sees it: what it writes, which version it holds, and whether it may be trusted.
+"""One generator as its pool sees it: its state, its version, and the responses it writes.
 
-    closed -> (sync, probe) -> open -> pause -> resume -> proved -> open ...        and, once, taken out
+                        ┌────────── verify ──────────┐
+                        │                            ▼
+    PAUSED ─ resume ─▶ UNVERIFIED                 SERVING ─ drain ─▶ DRAINING
+      ▲                                              │                  │
+      └──────────────────── pause ───────────────────┴──────────────────┘        any state ─ evict ─▶ EVICTED
 
-What it writes between a resume and the probe behind it is unproved: should the probe fail, the responses are cut back
-to what they had at the resume, and nobody has seen the rest.
+An unverified generator writes under weights that no probe has compared with the policy's. If the probe fails, its
+responses are cut back to their length at the resume, before anybody else has seen the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
+from enum import Enum
 from typing import Any, Literal, Protocol
 
 from lrl.generators.client import GeneratorClient, GeneratorError
@@ -21,7 +26,7 @@ from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Prompt, Rollout, Sampling
 
 KeysAndValues = Literal["recompute", "keep"]
-"""What a pause does with the keys and values of what is being written."""
+"""The fate of the keys and values of half-written responses at a pause."""
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
 
@@ -52,8 +57,23 @@ class ServerHandle(Protocol):
         """The last lines of its log."""
 
 
+class State(Enum):
+    """The states of a generator (drawing at the top of the file)."""
+
+    PAUSED = "paused"
+    """Writes nothing: before its first sync, and from a pause to the resume."""
+    UNVERIFIED = "unverified"
+    """Writes on after a resume; takes no new request."""
+    SERVING = "serving"
+    """Writes, and takes requests."""
+    DRAINING = "draining"
+    """Writes on, and takes no new request: a sync is about to pause it."""
+    EVICTED = "evicted"
+    """Has ended for this run."""
+
+
 class Generator(Slots):
-    """One server, its client, and what it is writing.
+    """One server, its client, and the responses in flight.
 
     Args:
         server: The vLLM process, started by the run or by another process.
@@ -64,35 +84,38 @@ class Generator(Slots):
         super().__init__(capacity)
         self.server = server
         self.client = GeneratorClient(server.url, server.name, server.token, server.trust)
+        self.state = State.PAUSED
         self.version = -1
-        """What it holds; -1 before its first sync."""
-        self.open = False
-        """Whether it may be asked: it holds a version that is proved, and is not paused."""
-        self.out: str | None = None
-        """Why it was taken out; it never serves again."""
+        """The policy version of its weights; -1 before its first sync."""
+        self.eviction: str | None = None
+        """The reason of its eviction; None before."""
         self.pauses = 0
-        """How often it was paused so far."""
+        """Number of pauses so far."""
         self.stopwatch = Stopwatch(lambda: asyncio.get_running_loop().time())
-        """What it does at this moment (`lrl.runtime.stopwatch.GENERATOR`)."""
+        """Seconds by activity (`lrl.runtime.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
-        """When it first served, on the clock of the loop."""
-        self._stands = True
+        """Time of its first verification, on the clock of the loop."""
         self.stats = GeneratorStats()
-        """What it has done so far."""
+        """Counts of its work."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
-        self._unverified: list[tuple[Rollout, int]] = []
-        self._proved = asyncio.Event()
-        self._proved.set()
+        self._lengths_at_resume: list[tuple[Rollout, int]] = []
+        self._verified = asyncio.Event()
+        self._verified.set()
 
     @property
     def name(self) -> str:
-        """What errors and logs call it."""
+        """Its name in errors and logs."""
         return self.server.name
 
     @property
+    def serving(self) -> bool:
+        """Whether it takes requests."""
+        return self.state is State.SERVING
+
+    @property
     def unverified(self) -> bool:
-        """Whether it writes on under a version that no probe has proved yet."""
-        return not self._proved.is_set()
+        """Whether it may write under a version that no probe has verified yet."""
+        return self.state is State.UNVERIFIED
 
     @property
     def outstanding_tokens(self) -> float:
@@ -113,12 +136,12 @@ class Generator(Slots):
         deadline_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write `rollouts` to their end or to `interrupt`, and wait until the version that wrote them is proved.
+        """Writes `rollouts` to their end or to `interrupt`, and waits until the version that wrote them is verified.
 
-        `ended` is told of each response's end, proved or not.
+        Calls `ended` at the end of each response, verified or not.
 
         Raises:
-            GeneratorError: A request failed, or the generator was taken out; the rollouts keep what is proved.
+            GeneratorError: A request failed, or the generator was evicted; the rollouts keep their verified tokens.
         """
         how: dict[str, Any] = {"version": lambda: self.version, "priority": priority, "deadline_s": deadline_s}
         requests = {
@@ -130,17 +153,17 @@ class Generator(Slots):
         self._note()
         try:
             await _all(list(requests))
-            await self._proved.wait()
+            await self._verified.wait()
         finally:
             for request in requests:
                 del self._requests[request]
             self.stats.end(rollouts)
             self._note()
-        if self.out is not None:
-            raise GeneratorError(self.out)
+        if self.eviction is not None:
+            raise GeneratorError(self.eviction)
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stop writing `rollouts`: their `write` returns soon, and they keep what has come.
+        """Stops writing `rollouts`: their `write` returns soon, and they keep their tokens.
 
         Returns:
             Whether any was being written.
@@ -150,96 +173,97 @@ class Generator(Slots):
         return any(cancelled)
 
     def drain(self) -> None:
-        """Take nothing new; what is being written goes on."""
-        self.open = False
-        self._note()
+        """Takes no new request; the responses in flight continue."""
+        if self.state is State.SERVING:
+            self._enter(State.DRAINING)
 
     async def pause(self, keys_and_values: KeysAndValues = "recompute", deadline_s: float = CONTROL_DEADLINE_S) -> int:
-        """Take nothing new and freeze what is being written; it goes on where it was after `resume`.
+        """Freezes the responses in flight; they continue at `resume`.
 
         Args:
-            keys_and_values: `recompute` drops those of what is being written, so that it is read again under the new
+            keys_and_values: `recompute` drops those of the responses in flight, which are read again under the new
                 weights after the resume; `keep` leaves them.
             deadline_s: Seconds.
 
         Returns:
             Tokens that will be read again.
         """
-        stood, self.open, self._stands = self._stands, False, True
-        self._note()
+        wrote = self.state is not State.PAUSED
+        if self.state is not State.EVICTED:
+            self._enter(State.PAUSED)
         self.pauses += 1
         clears = keys_and_values == "recompute"
         await self.client.post(f"/pause?mode=keep&clear_cache={str(clears).lower()}", deadline_s=deadline_s)
-        return self.stats.held_tokens if clears and not stood else 0  # a second pause finds nothing to drop
+        return self.stats.held_tokens if clears and wrote else 0  # a second pause finds nothing to drop
 
     async def confirm(self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Raise GeneratorError unless GET `route` answers `expected`: a call that came back was not always done."""
+        """Raises GeneratorError unless GET `route` returns `expected`: an answered call is no proof of its effect."""
         found = await self.client.get(route, deadline_s=deadline_s)
         if found != expected:
             raise GeneratorError(f"{self.name}: {route} says {str(found)[:200]}; it should be {expected}.")
 
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Write on under `version`, unproved until `verify`; new requests wait for that.
+        """Continues under `version`, unverified until `verify`. May be repeated when the call fails.
 
-        A response that has ended by now was written by versions that are proved: it is final, whatever comes. After a
-        call that failed it may be told again: it may have heard the first one and have written since.
+        A response that has ended by now has verified tokens alone: no eviction cuts it (invariant 10).
         """
-        if not self.unverified:
+        if not self.unverified:  # else a call before may have been heard, and tokens written since
             unfinished = [rollout for rollout in self.stats.rollouts if not rollout.finished]
-            self._unverified = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
-            self._proved.clear()
+            self._lengths_at_resume = [(rollout, len(rollout.token_ids)) for rollout in unfinished]
+            self._verified.clear()
+            self.state = State.UNVERIFIED
         self.version = version
         await self.client.post("/resume", deadline_s=deadline_s)
-        self._stands = False
         self._note()
 
     def verify(self) -> None:
-        """The generator computes what the policy computes: what it has written counts, and it may be asked.
-
-        For one that was taken out meanwhile this comes too late.
-        """
-        if self.out is not None:
+        """Accepts all tokens written so far, and takes requests. Comes too late for an evicted generator."""
+        if self.state is State.EVICTED:
             return
-        self._unverified.clear()
-        self._proved.set()
-        self.open, self._stands = True, False
-        self._note()
+        self._lengths_at_resume.clear()
+        self._verified.set()
+        self._enter(State.SERVING)
         self.served_from = self.served_from or asyncio.get_running_loop().time()
 
-    def _note(self) -> None:
-        """Tell the stopwatch what is done from now on."""
-        writes = not (self.stats.is_empty or self._stands)
-        nothing = "idle" if self.passed_over else "starved"
-        self.stopwatch.enter("writing" if writes else nothing if self.open else "paused")
-        self.stats.set_active(writes, asyncio.get_running_loop().time())
+    def evict(self, why: str) -> None:
+        """Ends all requests and cuts unverified tokens; does nothing the second time."""
+        if self.state is State.EVICTED:
+            return
+        self.state, self.eviction = State.EVICTED, why
+        for request in self._requests:
+            request.cancel()
+        for rollout, length in self._lengths_at_resume:
+            del rollout.token_ids[length:], rollout.logprobs[length:], rollout.versions[length:]
+            rollout.finish_reason = ""
+        self._lengths_at_resume.clear()
+        self._verified.set()
 
     def note_waiting(self, waiting: bool) -> None:
         """See `Slots.note_waiting`."""
         super().note_waiting(waiting)
         self._note()
 
-    def evict(self, why: str) -> None:
-        """End all it was asked, and cut what is unproved; does nothing the second time."""
-        if self.out is not None:
-            return
-        self.out, self.open = why, False
-        for request in self._requests:
-            request.cancel()
-        for rollout, proved in self._unverified:
-            del rollout.token_ids[proved:], rollout.logprobs[proved:], rollout.versions[proved:]
-            rollout.finish_reason = ""
-        self._unverified.clear()
-        self._proved.set()
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._note()
+
+    def _note(self) -> None:
+        """Tells the stopwatch and the stats what the generator does from now on."""
+        writes = self.state is not State.PAUSED and not self.stats.is_empty
+        nothing = "idle" if self.passed_over else "starved"
+        self.stopwatch.enter("writing" if writes else nothing if self.serving else "paused")
+        self.stats.set_active(writes, asyncio.get_running_loop().time())
 
 
 def in_requests(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-    """`rollouts` by request: the fresh ones share one, which costs the server less; each other has its own prompt."""
+    """Divides rollouts into requests: the fresh ones share one, which costs the server less; the others have prompts of
+    different lengths, one request each."""
     fresh = [rollout for rollout in rollouts if not rollout.token_ids]
     return [part for part in (fresh, *([rollout] for rollout in rollouts if rollout.token_ids)) if part]
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all, cancelled ones too; the first error, or the end of this task, ends the others."""
+    """Waits for all tasks, cancelled ones too; the first error, or the end of this task, ends the others."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
@@ -252,7 +276,7 @@ async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def gather(works: Sequence[Coroutine[Any, Any, Any]]) -> list[GeneratorError | None]:
-    """Run all at once and say in their order which failed; what is no generator's failure is raised."""
+    """Runs all at once and returns the failure of each, or None; raises any error that is not a GeneratorError."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, GeneratorError):

@@ -26,13 +26,13 @@ async def watch(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -
 
     A paused generator sends none; the phases of a sync have deadlines of their own.
     """
-    while generator.out is None:
+    while generator.eviction is None:
         await asyncio.sleep(min(LOOK_S, heartbeat_s))
-        if not generator.server.alive and generator.out is None:
+        if not generator.server.alive and generator.eviction is None:
             pool.evict(generator, f"{generator.name}: its process has ended.")
             break
         silent_s = asyncio.get_running_loop().time() - generator.client.heard_at
-        if generator.open and silent_s > heartbeat_s:
+        if generator.serving and silent_s > heartbeat_s:
             await _ask(pool, generator, heartbeat_s)
 
 

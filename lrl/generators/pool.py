@@ -59,12 +59,12 @@ class GeneratorPool:
     @property
     def serving(self) -> list[Generator]:
         """The members that may be asked."""
-        return [generator for generator in self.generators if generator.open]
+        return [generator for generator in self.generators if generator.serving]
 
     @property
     def alive(self) -> list[Generator]:
         """The members that serve, that wait for their proof, or that a sync has in hand."""
-        return [one for one in self.generators if one.open or one.unverified or self.syncing]
+        return [one for one in self.generators if one.serving or one.unverified or self.syncing]
 
     @property
     def capacity(self) -> int:
@@ -102,7 +102,7 @@ class GeneratorPool:
             request = Request(prompt, len(unfinished), priority, due, written)
             generator = await self.requests.enter(request, unfinished, target)
             try:
-                if generator.open:  # the door may have closed since it was chosen
+                if generator.serving:  # the door may have closed since it was chosen
                     ended = partial(self.requests.release, generator, request)
                     await self._write(generator, prompt, unfinished, sampling, priority, deadline_s, ended)
             finally:
@@ -142,7 +142,7 @@ class GeneratorPool:
 
     def evict(self, generator: Generator, why: str) -> None:
         """Leave out a generator that failed, for good; does nothing when it is out already."""
-        if generator.out is not None:
+        if generator.eviction is not None:
             return
         state = "is running" if generator.server.alive else "has ended"
         tail = generator.server.log_tail(LOG_LINES_IN_ERRORS)

@@ -149,7 +149,7 @@ def why_it_stays(fleet: Fleet, generator: Generator) -> str:
     name = generator.name.capitalize()
     if fleet.evaluation is not None and generator in fleet.evaluation.generators:
         return f"{name} is kept for evaluations (strategy.evaluation_generators); only those that write rollouts leave."
-    if generator.out is not None:
+    if generator.eviction is not None:
         return f"{name} is being replaced at this moment: ask again when it is back."
     if fleet.rollouts.generators == [generator]:  # who waits for a sync is not among them: nobody may rely on it yet
         return f"{name} is the last one that serves. Have another one join before, or end the run."
@@ -158,6 +158,6 @@ def why_it_stays(fleet: Fleet, generator: Generator) -> str:
 
 def status_of(generator: Generator) -> MemberStatus:
     """Where a generator that came is by now."""
-    if generator.out is None:
+    if generator.eviction is None:
         return MemberStatus("waits" if generator.served_from is None else "serves", generator.version)
-    return MemberStatus("refused" if generator.served_from is None else "lost", generator.version, generator.out)
+    return MemberStatus("refused" if generator.served_from is None else "lost", generator.version, generator.eviction)

@@ -58,8 +58,9 @@ class Slots:
 class SlotHolder(MigrationSource, Protocol):
     """A generator as the desk sees it; it has `Slots`."""
 
-    open: bool
-    """Whether it may be asked."""
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests."""
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
         """A place for each response of `request` is taken until that has ended, or until `free`."""
@@ -113,7 +114,7 @@ class RequestQueue(Generic[G]):
         Returns:
             `target`, or the generator that dispatch chooses, as soon as it does.
         """
-        if target is not None and target.open and has_room(target, request):
+        if target is not None and target.serving and has_room(target, request):
             self.dispatch.estimate(request)
             self._under[request] = target.version
             self.moved += request.responses

@@ -64,8 +64,10 @@ class Control:
 
     def each(self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]], short: bool = False) -> None:
         """Runs one phase for all that take part, at once; the calls of a `short` one have `silence_s`."""
-        started, asked = time.monotonic(), [generator for generator in self.taking_part if generator.out is None]
-        self.failed |= {generator: generator.out for generator in self.taking_part if generator.out is not None}
+        started, asked = time.monotonic(), [generator for generator in self.taking_part if generator.eviction is None]
+        self.failed |= {
+            generator: generator.eviction for generator in self.taking_part if generator.eviction is not None
+        }
         what = f"{phase} for weight version {self.version}"
         works = gather([work(generator) for generator in asked])
         errors = self.loop.wait(works, self.deadline_s + 5.0, what, self.interrupted)

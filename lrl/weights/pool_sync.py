@@ -140,7 +140,7 @@ class PoolSync:
         """Let newcomers join; who needs the weights."""
         self._call(self.pool.admit_pending(), "taking generators in")
         members = self.pool.generators
-        stale = [generator for generator in members if generator.version != version or not generator.open]
+        stale = [generator for generator in members if generator.version != version or not generator.serving]
         return list(members) if stale and self.sync.control.collective else stale
 
     def _deliver(self, probe: Probe, moved: Callable[[], Any]) -> Failures:

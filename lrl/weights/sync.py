@@ -135,7 +135,7 @@ class Sync:
         except CollectiveBroken as error:
             self.control.fail(str(error))
         known = self._connected | set(self.control.taking_part)
-        self._connected = {generator for generator in known if generator.out is None}
+        self._connected = {generator for generator in known if generator.eviction is None}
         return dict(self.control.failed)
 
     def _stage(self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool) -> None:
@@ -200,7 +200,7 @@ class Sync:
             self._confirm("/is_paused", {"is_paused": False})
             resumed += control.taking_part
             failed = control.failed | failed  # what failed at first says most
-            todo = [one for one in control.failed if one.out is None and one not in control.silent]
+            todo = [one for one in control.failed if one.eviction is None and one not in control.silent]
             if not todo:
                 break
             self._say(attempt + 1, {generator: control.failed[generator] for generator in todo})

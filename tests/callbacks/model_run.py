@@ -84,4 +84,4 @@ def until(done: Callable[[], object]) -> None:
 
 def proved(generators: list[Generator]) -> list[int]:
     """The versions of those that may be asked."""
-    return [generator.version for generator in generators if generator.open]
+    return [generator.version for generator in generators if generator.serving]

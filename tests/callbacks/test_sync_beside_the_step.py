@@ -108,7 +108,7 @@ def test_who_is_not_reached_stands_still_and_a_waiting_trainer_gives_it_the_weig
     model_run.clients[0].failing = {UPDATE: 2}
     model_run.step(1)
     until(lambda: model_run.versions == [0, 1] and proved([healthy]) == [1])
-    assert not behind.open and behind.out is None and behind.client.posted.count("/resume") == 1  # type: ignore[attr-defined]
+    assert not behind.serving and behind.eviction is None and behind.client.posted.count("/resume") == 1  # type: ignore[attr-defined]
     model_run.poll()
     until(lambda: proved(model_run.pool.generators) == [1, 1])
 
@@ -118,9 +118,9 @@ def test_who_is_never_reached_is_taken_out_by_name(model_run: ModelRun) -> None:
     model_run.clients[0].failing = {UPDATE: 100}
     model_run.step(1)
     until(lambda: model_run.versions == [0, 1])
-    assert behind.out is None
+    assert behind.eviction is None
     model_run.step(2)
-    assert UPDATE in (behind.out or "") and model_run.pool.generators == [healthy]
+    assert UPDATE in (behind.eviction or "") and model_run.pool.generators == [healthy]
     until(lambda: proved([healthy]) == [2])
 
 
@@ -129,7 +129,7 @@ def test_who_does_not_hear_of_the_pause_is_taken_out_beside_the_step(model_run: 
     model_run.clients[0].silent = {PAUSE}
     model_run.step(1)
     until(lambda: proved(model_run.pool.generators) == [1])
-    assert silent.out and model_run.pool.generators == [healthy]
+    assert silent.eviction and model_run.pool.generators == [healthy]
 
 
 def test_a_newcomer_that_cannot_connect_is_said_and_connected_while_the_trainer_waits(

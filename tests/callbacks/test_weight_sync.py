@@ -59,11 +59,13 @@ def test_who_fails_a_probe_that_nobody_waits_for_is_taken_out_at_once_and_the_ot
     liar.client.logprobs = [-1.0, -9.0]  # type: ignore[attr-defined]
     model_run.step(1)
     until(lambda: lost)
-    assert lost == [liar] and not liar.unverified and "does not compute what the policy computes" in (liar.out or "")
-    assert "probe for weight version 1 failed after" in (liar.out or "")
+    assert (
+        lost == [liar] and not liar.unverified and "does not compute what the policy computes" in (liar.eviction or "")
+    )
+    assert "probe for weight version 1 failed after" in (liar.eviction or "")
     model_run.step(2)
     until(lambda: proved([healthy]) == [2])
-    assert model_run.pool.generators == [healthy] and not liar.open
+    assert model_run.pool.generators == [healthy] and not liar.serving
 
 
 def test_a_run_whose_first_sync_nobody_can_prove_ends_with_the_reason_and_replaces_nobody() -> None:
@@ -83,7 +85,7 @@ def test_a_run_that_ends_before_a_proof_takes_back_what_is_unproved_and_does_not
     model_run.hold(True)
     model_run.step(1)
     model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())
-    assert all(generator.out for generator in model_run.pool.generators)
+    assert all(generator.eviction for generator in model_run.pool.generators)
     assert not any(generator.unverified for generator in model_run.pool.generators)
     model_run.data.state_dict()  # does not wait: the probes are held still
 

@@ -11,6 +11,7 @@ import pytest
 from lrl.generators import fleet as fleet_module
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
+from lrl.generators.generator import State
 from lrl.generators.health import NoGenerators
 from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
@@ -86,10 +87,10 @@ def test_a_process_that_ended_is_taken_out_and_its_replacement_waits_for_a_sync(
     survivor, lost = made.rollouts.generators
     servers[1].alive = False
     until(lambda: bool(made.rollouts.pending))
-    assert made.rollouts.generators == [survivor] and "its process has ended" in (lost.out or "")
+    assert made.rollouts.generators == [survivor] and "its process has ended" in (lost.eviction or "")
     (newcomer,) = made.rollouts.pending
     assert newcomer is not lost and newcomer.server is lost.server and newcomer in made.generators
-    assert not newcomer.open and newcomer.version == -1 and made.restarts == 1
+    assert not newcomer.serving and newcomer.version == -1 and made.restarts == 1
     assert len(servers[1].starts) == servers[1].looks == 2
 
 
@@ -129,12 +130,12 @@ def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, li
     made.rollouts.has_served = True
     made.patience.check_outage(made.rollouts)
     time.sleep(0.06)
-    made.rollouts.generators[0].open = True
+    made.rollouts.generators[0].state = State.SERVING
     if looked:
         made.patience.check_outage(made.rollouts)
     else:
         made.call(made.rollouts.finish_sync({}), "a sync that went well")
-    made.rollouts.generators[0].open = False
+    made.rollouts.generators[0].state = State.DRAINING
     made.patience.check_outage(made.rollouts)
     time.sleep(0.06)
     with pytest.raises(NoGenerators):

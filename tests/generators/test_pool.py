@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.generators.client import GeneratorError, Refused
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import Deadlock, run
 from lrl.routing.dispatch import Dispatch, LeastLoaded, Loaded, Request
@@ -83,7 +83,7 @@ class Known:
 def make_crew(*capacities: int, dispatch: Dispatch | None = None) -> tuple[GeneratorPool, list[ModelClient]]:
     generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
     for generator in generators:
-        generator.version, generator.open = 0, True
+        generator.version, generator.state = 0, State.SERVING
     return GeneratorPool(generators, dispatch), [generator.client for generator in generators]  # type: ignore[misc]
 
 
@@ -260,7 +260,7 @@ def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_ba
     pool, _ = make_crew(2, dispatch=Holding())
 
     async def scene() -> dict[str, float]:
-        pool.generators[0].open = False
+        pool.generators[0].state = State.DRAINING
         held = asyncio.create_task(ask(pool, seconds=4))
         await asyncio.sleep(1.0)
         await resync(pool, 0)
@@ -280,7 +280,7 @@ def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door()
             if (chosen := super().send(generators)) is not None:
                 self.sent += 1
                 if self.sent == 2:
-                    pool.generators[0].open = False
+                    pool.generators[0].state = State.DRAINING
             return chosen
 
     pool, (client,) = make_crew(2, dispatch=ClosesBehindTheSecond())
@@ -414,7 +414,7 @@ def test_what_no_generator_can_answer_is_an_error_and_takes_nobody_out() -> None
     client.error = Refused("generator 0: /inference/v1/generate answered 400: no such token")
     with pytest.raises(Refused, match="no such token"):
         run(ask(pool))
-    assert pool.generators[0].in_flight == 0 and pool.generators[0].open
+    assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
 
 
 def test_without_a_generator_everybody_waits_for_a_newcomer_and_its_first_sync() -> None:
@@ -468,16 +468,16 @@ def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back
     async def scene() -> list[Rollout]:
         short, long = (asyncio.create_task(ask(pool, seconds=seconds)) for seconds in (4, 9))
         await asyncio.sleep(2.5)
-        pool.generators[1].open = False  # both are at the liar's
+        pool.generators[1].state = State.DRAINING  # both are at the liar's
         await liar.pause()
         await liar.resume(1)
         await asyncio.sleep(3)
         assert not short.done()  # its responses are written, but by weights that nobody has proved
-        pool.generators[1].open = True
+        pool.generators[1].state = State.SERVING
         await pool.finish_sync({liar: "it does not compute what the policy computes"})
         return [*await short, *await long]
 
-    pool.generators[1].open = False
+    pool.generators[1].state = State.DRAINING
     for rollout in run(scene()):
         assert 1 not in rollout.versions
     assert [had for _, had in second.requests] == [2] * 4
@@ -495,7 +495,7 @@ def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(even
         raise GeneratorError("it does not compute what the policy computes")
 
     async def scene() -> None:
-        second.open = False
+        second.state = State.DRAINING
         prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
         asking = asyncio.create_task(pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
         await asyncio.sleep(1.5)
@@ -514,7 +514,7 @@ def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(even
             case "the run is told to end":
                 await pool.drop_unverified(event)
         assert [rollout.finished for rollout in rollouts] == [True, False, False]
-        second.open = True
+        second.state = State.SERVING
         pool.requests.send_soon()
         await asking
 

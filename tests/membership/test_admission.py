@@ -103,7 +103,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
 def test_a_generator_joins_at_a_sync_and_serves_with_the_token_in_no_file(live: LiveRun, tmp_path: Path) -> None:
     number, newcomer = live.newcomer()
     assert number == 2 and newcomer.server.token == TOKEN and newcomer.capacity == 4
-    assert not newcomer.open and newcomer not in live.fleet.rollouts.generators and live.fleet.joined == 0
+    assert not newcomer.serving and newcomer not in live.fleet.rollouts.generators and live.fleet.joined == 0
     live.sync(7)
     until(lambda: live.others.status(number) == MemberStatus("serves", 7))
     until(lambda: live.fleet.joined == 1)
@@ -145,7 +145,7 @@ def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: L
     live.others.withdraw(number)
     until(lambda: (live.others.status(number) or MemberStatus("")).state == "lost")
     until(lambda: live.fleet.left == 1)
-    assert "its process has ended" in (generator.out or "") and len(live.fleet.generators) == 2
+    assert "its process has ended" in (generator.eviction or "") and len(live.fleet.generators) == 2
     assert live.fleet.restarts == 0 and [len(server.starts) for server in live.servers] == [1, 1]
     assert live.others.claim(2) == number + 1, "a number is never given twice"
 
@@ -154,8 +154,8 @@ def test_whose_process_is_gone_without_a_word_is_known_to_be_dead(live: LiveRun)
     number, generator = live.serving()
     gone = replace(Address("http://127.0.0.1:1").owner, started=1)
     live.others.announce(number, Address("http://127.0.0.1:1", owner=gone))
-    until(lambda: generator.out is not None)
-    assert "its process has ended" in (generator.out or "")
+    until(lambda: generator.eviction is not None)
+    assert "its process has ended" in (generator.eviction or "")
 
 
 def test_who_leaves_is_out_for_good_and_its_process_ends_if_the_run_had_started_it(live: LiveRun) -> None:
@@ -165,7 +165,7 @@ def test_who_leaves_is_out_for_good_and_its_process_ends_if_the_run_had_started_
     assert [generator.server.number for generator in live.fleet.generators] == [1] and live.fleet.left == 2
     live.sync(8)
     assert live.fleet.alive == 1 and len(live.servers[0].starts) == 1
-    assert joined.out == "generator 2 has left the run."
+    assert joined.eviction == "generator 2 has left the run."
     assert live.others.status(number) == MemberStatus("left", 7), "and not lost"
 
 
@@ -185,7 +185,7 @@ def test_nobody_leaves_in_the_middle_of_a_sync(live: LiveRun) -> None:
     live.others.ask_to_leave(number)
     looks = threading.Event()
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
-    assert looks.wait(60) and live.others.refusal(number) is None and generator.out is None
+    assert looks.wait(60) and live.others.refusal(number) is None and generator.eviction is None
     live.end_sync(8)
     until(lambda: live.others.status(number) == MemberStatus("left", 8))
 

@@ -189,7 +189,7 @@ class ModelledRun:
         self.verify()  # no sync begins before the last one is proved
         self.version = self.record.step
         self.run(self.pool.admit_pending())
-        stale = [one for one in self.pool.generators if one.version != self.version or not one.open]
+        stale = [one for one in self.pool.generators if one.version != self.version or not one.serving]
         for generator in stale:
             unfinished = [response for response, _, rollout in self.responses(generator) if not rollout.finished]
             self.unverified[generator] = {

@@ -34,7 +34,7 @@ class Stand:
     """A generator that is only its server and its client."""
 
     def __init__(self, server: Any, client: Recorder) -> None:
-        self.server, self.client, self.out = server, client, None
+        self.server, self.client, self.eviction = server, client, None
 
 
 def make_generator(workers: int) -> Any:

@@ -74,7 +74,7 @@ def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopTh
     assert sync.move(weights, generators, 3, verify) == {}
     for generator in generators:
         assert posted(generator) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
-        assert generator.open and generator.version == 3
+        assert generator.serving and generator.version == 3
     assert sync.pause_seconds > 0
 
 
@@ -92,7 +92,7 @@ def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
     assert posted(failing)[-9:] == ([*AGAIN, *RESUME] if opened else [phase, *PHASES, *RESUME])
     assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]  # the other's failure costs it nothing
     assert sync._transport.staged == [False, False, True][: times + 1]  # type: ignore[attr-defined]
-    assert failing.open and failing.version == 3
+    assert failing.serving and failing.version == 3
 
 
 @pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES, "/resume"])
@@ -104,7 +104,7 @@ def test_who_fails_every_attempt_is_named_with_phase_and_seconds_and_never_opens
     failed = sync.move(weights, [healthy, failing], 3, verify)
     assert list(failed) == [failing]
     assert phase.split("?")[0] in failed[failing] and "version 3 failed after" in failed[failing]
-    assert healthy.open and not failing.open
+    assert healthy.serving and not failing.serving
     if phase != "/resume":
         assert "/resume" not in posted(failing)
 
@@ -117,7 +117,7 @@ def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_wa
     unheard.client.unanswered = {phase}  # type: ignore[attr-defined]
     assert sync.move(weights, [healthy, unheard], 3, verify) == {}
     assert posted(unheard)[-9:] == [*AGAIN, *RESUME] and posted(unheard).count(PHASES[0]) == 2
-    assert unheard.open and healthy.open
+    assert unheard.serving and healthy.serving
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"])
@@ -128,8 +128,8 @@ def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(
     frozen.client.silent = {phase}  # type: ignore[attr-defined]
     failed = sync.move(weights, [healthy, frozen], 3, verify)
     assert list(failed) == [frozen] and phase.split("?")[0] in failed[frozen]
-    assert posted(frozen).count(phase) == 1 and not frozen.open
-    assert posted(healthy).count("/resume") == 1 and healthy.open
+    assert posted(frozen).count(phase) == 1 and not frozen.serving
+    assert posted(healthy).count("/resume") == 1 and healthy.serving
 
 
 @pytest.mark.parametrize("kind", ["failing", "unanswered"])
@@ -144,7 +144,7 @@ def test_a_resume_that_fails_is_told_again_and_the_others_write_on(
     again = times if kind == "failing" else 1
     assert posted(failing)[-again - 2 :] == ["/resume"] * again + RESUME
     assert posted(failing).count("/update_weights") == 1 and posted(healthy)[-2:] == RESUME
-    assert failing.open and healthy.open
+    assert failing.serving and healthy.serving
 
 
 def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_by_name(
@@ -154,14 +154,14 @@ def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_b
     liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
     failed = sync.move(weights, [healthy, liar], 3, verify)
     assert list(failed) == [liar] and "/is_paused for weight version 3" in failed[liar]
-    assert posted(liar)[-6:] == RESUME * 3 and healthy.open and not liar.open
+    assert posted(liar)[-6:] == RESUME * 3 and healthy.serving and not liar.serving
 
 
 def test_who_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, verify: Proving) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {"/resume"}  # type: ignore[attr-defined]
     failed = sync.move(weights, [healthy, frozen], 3, verify)
-    assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.open
+    assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.serving
 
 
 def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThread) -> None:
@@ -210,7 +210,7 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, ver
     assert sync.move(weights, [healthy, failing], 3, verify) == {}
     assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, *RESUME]
     assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
-    assert failing.open and failing.version == 3
+    assert failing.serving and failing.version == 3
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"])
@@ -218,7 +218,7 @@ def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, p
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}  # type: ignore[attr-defined]
     failed = sync.move(weights, [healthy, liar], 3, verify) | verify.failed
-    assert list(failed) == [liar] and not liar.open and healthy.open
+    assert list(failed) == [liar] and not liar.serving and healthy.serving
     if phase == "/pause?mode=keep&clear_cache=true":
         assert "/update_weights" not in posted(liar)
 
@@ -237,7 +237,7 @@ def test_a_newcomer_connects_and_the_others_do_not_again(loop: LoopThread, verif
     sync.move(weights, [newcomer], 1, verify)
     sync.move(weights, [first, newcomer], 2, verify)
     assert posted(first).count("/init_weight_transfer_engine") == 1
-    assert posted(newcomer)[0] == "/init_weight_transfer_engine" and newcomer.open
+    assert posted(newcomer)[0] == "/init_weight_transfer_engine" and newcomer.serving
     assert posted(newcomer).count("/init_weight_transfer_engine") == 1
 
 
@@ -247,14 +247,14 @@ def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: Loo
     before = sync._transport
     sync.move(weights, [first, newcomer], 2, verify)
     assert before.closed == 1 and sync._transport is not before  # type: ignore[attr-defined]
-    assert posted(first).count("/init_weight_transfer_engine") == 2 and first.open and newcomer.open
+    assert posted(first).count("/init_weight_transfer_engine") == 2 and first.serving and newcomer.serving
 
 
 def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread, verify: Proving) -> None:
     sync, (first, leaver) = make_sync(loop, Collective)
     sync.move(weights, [first, leaver], 1, verify)
     assert sync.move(weights, [first], 2, verify) == {}
-    assert posted(first).count("/init_weight_transfer_engine") == 2 and first.open and first.version == 2
+    assert posted(first).count("/init_weight_transfer_engine") == 2 and first.serving and first.version == 2
     sync.move(weights, [first], 3, verify)
     assert posted(first).count("/init_weight_transfer_engine") == 2
 
@@ -263,5 +263,5 @@ def test_a_broken_collective_gives_up_everybody_at_once(loop: LoopThread, verify
     sync, generators = make_sync(loop, Collective)
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
     failed = sync.move(weights, generators, 3, verify)
-    assert set(failed) == set(generators) and not any(generator.open for generator in generators)
+    assert set(failed) == set(generators) and not any(generator.serving for generator in generators)
     assert "/resume" not in posted(generators[0])

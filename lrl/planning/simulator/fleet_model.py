@@ -42,7 +42,7 @@ class ModelFleet:
         self._arrivals = 0
 
     def _serving(self) -> list[ModelGenerator]:
-        return [generator for generator in self.generators if generator.open]
+        return [generator for generator in self.generators if generator.serving]
 
     async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
@@ -53,7 +53,7 @@ class ModelFleet:
         while not written:
             generator = await self.requests.enter(request, rollouts)
             try:
-                if written := generator.open:  # the door may have closed since it was chosen
+                if written := generator.serving:  # the door may have closed since it was chosen
                     await self._write(generator, request, rollouts)
             finally:
                 self.requests.leave(generator, request)

@@ -48,7 +48,7 @@ class ModelGenerator(Slots):
         self.costs = costs
         self.version = 0
         """What it holds."""
-        self.open = True
+        self.serving = True
         self.tokens = 0
         """Tokens written so far."""
         self.busy_s = 0.0
@@ -101,7 +101,7 @@ class ModelGenerator(Slots):
 
     async def pause(self) -> None:
         """Stand still from the end of the decode step under way; ends when it does."""
-        self.open = False
+        self.serving = False
         self._paused = self._loop.create_future()
         if self._timer is None:
             self._at(self._loop.time(), self._idled)
@@ -114,7 +114,7 @@ class ModelGenerator(Slots):
         self.paused_s += self._passed()
         self._versions.append((self._steps, version))
         self.version = version
-        self._paused, self.open = None, True
+        self._paused, self.serving = None, True
         self._next()
 
     def end(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record
@@ -270,7 +270,7 @@ def test_the_model_sends_the_same_groups_to_the_same_generators_at_the_same_time
         server: Any = SimpleNamespace(url="", name="", token="", trust=None)
         pool = GeneratorPool([Generator(server, 6) for _ in range(generators)], dispatch)
         for generator in pool.generators:
-            generator.open, generator.client = True, Client(lengths)  # type: ignore[assignment]
+            generator.state, generator.client = State.SERVING, Client(lengths)  # type: ignore[assignment]
         return pool
 
     async def scene(make: Any) -> Journal:

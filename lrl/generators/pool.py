@@ -1,8 +1,7 @@
-"""Generators that hold the same version: asked through one door, which finds another one when one fails.
+"""Generators that are synced together and hold the same version.
 
-A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a sync, and serves when
-that is proved; it leaves at its first failure, and the responses it was writing go on elsewhere with the tokens they
-have.
+A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a sync and serves once
+it is verified. It is evicted at its first failure, and its half-written responses continue on another generator.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from lrl.types import Prompt, Rollout, Sampling
 log = logging.getLogger(__name__)
 
 Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
-"""Compares a generator with the policy; raises GeneratorError if they disagree."""
+"""Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
 SPARE_SLOTS = 32
 """Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
@@ -40,35 +39,35 @@ class GeneratorPool:
     def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
         self.generators = list(generators)
         self.pending: list[Generator] = []
-        """They answer already and wait for the next sync, at which they join."""
+        """Generators that are ready and join at the next sync."""
         self.requests = RequestQueue(dispatch or LeastLoaded(), lambda: self.serving)
         self.reissued = 0
-        """Responses that went on elsewhere because their generator was taken out."""
+        """Responses that continued on another generator after an eviction."""
         self.on_evicted: Callable[[Generator], None] = lambda generator: None
-        """Told of each generator that was taken out."""
+        """Called with each evicted generator."""
         self.syncing = False
-        """Whether a sync is going on."""
+        """Whether a sync is under way."""
         self.has_served = False
-        """Whether any of them was ever proved to hold a version."""
+        """Whether any generator was ever verified."""
         self.alone_since: float | None = None
-        """When a trainer first found none of them serving, since one last did; on `time.monotonic`."""
+        """Start of the current outage, as a waiting trainer saw it, on `time.monotonic`; None while one serves."""
         self.last_loss = ""
-        """Why the last one was."""
+        """The reason of the last eviction."""
         self._changed = asyncio.Condition()
 
     @property
     def serving(self) -> list[Generator]:
-        """The members that may be asked."""
+        """The members that take requests."""
         return [generator for generator in self.generators if generator.serving]
 
     @property
     def alive(self) -> list[Generator]:
-        """The members that serve, that wait for their proof, or that a sync has in hand."""
+        """The members that serve, are unverified, or take part in a sync."""
         return [one for one in self.generators if one.serving or one.unverified or self.syncing]
 
     @property
     def capacity(self) -> int:
-        """Responses that the whole pool writes at once."""
+        """Responses that all members together write at once."""
         return sum(generator.capacity for generator in self.generators)
 
     async def generate(
@@ -81,14 +80,14 @@ class GeneratorPool:
         deadline_s: float,
         due: int = 0,
     ) -> None:
-        """Have every unfinished rollout written to its end, by whichever generator dispatch picks and has room.
+        """Writes every unfinished rollout to its end, on the generator that the dispatch policy picks.
 
-        Should that one fail, another goes on with what is there; so this waits as long as there is none.
+        If that generator fails, another one continues with the tokens so far; without any this waits.
 
         Args:
-            prompt: What to answer.
+            prompt: The prompt of all of them.
             rollouts: They grow in place.
-            sampling: How to draw.
+            sampling: Sampling settings.
             priority: Lower goes first.
             deadline_s: Seconds for a request, once it has a generator.
             due: The step that trains the responses, for dispatch.
@@ -102,7 +101,7 @@ class GeneratorPool:
             request = Request(prompt, len(unfinished), priority, due, written)
             generator = await self.requests.enter(request, unfinished, target)
             try:
-                if generator.serving:  # the door may have closed since it was chosen
+                if generator.serving:  # a sync may have drained it since it was chosen
                     ended = partial(self.requests.release, generator, request)
                     await self._write(generator, prompt, unfinished, sampling, priority, deadline_s, ended)
             finally:
@@ -129,7 +128,7 @@ class GeneratorPool:
         deadline_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have one generator write; its failure takes it out, and leaves rollouts unfinished."""
+        """Writes on one generator; a failure evicts it and leaves rollouts unfinished."""
         try:
             await generator.write(prompt, rollouts, sampling, priority, deadline_s, ended)
         except TooLate as error:
@@ -141,48 +140,48 @@ class GeneratorPool:
             self.reissued += sum(not rollout.finished for rollout in rollouts)
 
     def evict(self, generator: Generator, why: str) -> None:
-        """Leave out a generator that failed, for good; does nothing when it is out already."""
+        """Evicts a failed generator for good, with the end of its log; does nothing the second time."""
         if generator.eviction is not None:
             return
         state = "is running" if generator.server.alive else "has ended"
         tail = generator.server.log_tail(LOG_LINES_IN_ERRORS)
         name = generator.name.capitalize()
-        log.warning("%s is taken out: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail)
+        log.warning("%s is evicted: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail)
         self.last_loss = why
         self.remove(generator, why)
         self.on_evicted(generator)
 
     def remove(self, generator: Generator, why: str) -> None:
-        """Leave out a generator; what it writes goes on elsewhere, with the tokens it has."""
+        """Removes a generator; its half-written responses continue on another one."""
         generator.evict(why)
         members = self.pending if generator in self.pending else self.generators
         members.remove(generator)
 
     async def admit_pending(self) -> None:
-        """A sync begins: make the newcomers members; they are closed until it is proved."""
+        """Begins a sync: pending generators become members."""
         self.syncing = True
         self.generators += self.pending
         self.pending.clear()
 
     async def drain(self, generators: Sequence[Generator]) -> None:
-        """Nothing begins any more under what these hold."""
+        """Makes these generators take no new requests."""
         for generator in generators:
             generator.drain()
 
     async def finish_sync(self, failed: Mapping[Generator, str]) -> None:
-        """A sync is over: leave out who failed it."""
+        """Ends a sync and evicts the generators that failed it."""
         for generator, why in failed.items():
             self.evict(generator, why)
         self.syncing = False
         await self._wake()
 
     async def verify(self, generators: Sequence[Generator], probe: Probe) -> dict[Generator, str]:
-        """Open the door to each of `generators` as soon as it passes the probe; who fails is taken out.
+        """Verifies each of `generators` by the probe; a failure evicts it.
 
-        Until one has ever passed, nobody is: the run is set up wrongly then, which whoever waits for this will say.
+        Before the first one ever passed, a failure evicts nothing: the run is set up wrongly, and the caller says so.
 
         Returns:
-            Who failed, and why.
+            The generators that failed, with the reason.
         """
         failed: dict[Generator, str] = {}
         clock = asyncio.get_running_loop().time
@@ -205,13 +204,13 @@ class GeneratorPool:
         return failed
 
     async def drop_unverified(self, why: str) -> None:
-        """End what is written since a resume that nobody has proved, and take it back; the run is ending."""
+        """Ends the unverified generators and cuts their unverified tokens; the run is ending."""
         for generator in self.generators:
             if generator.unverified:
                 generator.evict(why)
 
     async def lap(self) -> dict[str, float]:
-        """Generator-seconds by what they went into since the last lap (`lrl.runtime.stopwatch.GENERATOR`)."""
+        """Returns generator-seconds by activity since the last lap (`lrl.runtime.stopwatch.GENERATOR`)."""
         seconds = defaultdict[str, float](float)
         for generator in self.generators:
             for state, of_one in generator.stopwatch.lap().items():
@@ -221,7 +220,7 @@ class GeneratorPool:
     async def _wake(self) -> None:
         if self.serving:
             self.has_served, self.alone_since = True, None
-        for generator in self.serving:  # while its door was closed the desk did not tell it
+        for generator in self.serving:  # the request queue tells only those that serve
             generator.note_waiting(self.requests.keeps)
         self.requests.send_soon()
         async with self._changed:

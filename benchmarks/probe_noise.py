@@ -29,11 +29,12 @@ from benchmarks import records
 from benchmarks.lent_server import lent_server
 from benchmarks.quickstart_run import policy_of, server_settings
 from lrl.generators.generator import Generator
+from lrl.generators.pool import GeneratorPool
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.runtime.event_loop import LoopThread
 from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import Sync
+from lrl.weights.sync import PoolSync
 from lrl.weights.yardstick import Yardstick, off
 
 POLICIES = ("random", "quickstart")
@@ -85,12 +86,12 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
     optimizer = torch.optim.AdamW(module.network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     loop, found = LoopThread(), Probed()
     generator = Generator(server, 1)
-    sync = Sync(Control(loop, 60.0, 60.0), SharedMemory, f"{server.run_id}-noise")
+    sync = PoolSync(GeneratorPool([generator]), Control(loop, 60.0, 60.0), SharedMemory, f"{server.run_id}-noise")
     try:
         for version in range(steps + 1):
             with torch.no_grad():
                 expected = module.prompt_logprobs(tokens)
-            if failed := sync.move(module.named_weights, [generator], version, lambda resumed: None):
+            if failed := sync.give(module.named_weights, [generator], version, lambda resumed: None):
                 raise RuntimeError(str(failed))
             asking = generator.client.prompt_logprobs(tokens, salt=f"probe-{version}", deadline_s=60.0)
             found.append((expected, loop.wait(asking, 60.0, "a probe")))

@@ -1,6 +1,6 @@
 """Moves every new version of the policy into the generators, and proves that it arrived.
 
-    sync (lrl.weights.pool_sync) -> take out who failed -> admit more prompts        -> prove, beside the next step
+    sync (lrl.weights.sync) -> take out who failed -> admit more prompts        -> prove, beside the next step
 
 The pause is short because everything that can be done before it is. What was being written goes on under the new
 weights; every token knows its version. A generator that cannot be proved to hold them is taken out: rollouts by unknown
@@ -24,9 +24,8 @@ from lrl.generators.pool import GeneratorPool, Probe
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.strategies.base import raise_if_stopped
 from lrl.weights.control import Control
-from lrl.weights.pool_sync import PoolSync
 from lrl.weights.probe import Probes
-from lrl.weights.sync import Failures, Sync
+from lrl.weights.sync import Failures, PoolSync
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -192,9 +191,12 @@ class WeightSync(OnRankZero):
             fleet = strategy.fleet
             control = Control(fleet.loop, self.deadline_s, 2 * fleet.heartbeat_s)
             name = f"{strategy.run_id}-{len(self._syncs)}"
-            entered = trainer.datamodule.stopwatch.enter  # type: ignore[attr-defined]
-            sync = Sync(control, strategy.transport, name, entered, self.keys_and_values)
-            self._syncs[pool] = PoolSync(pool, sync, lambda: raise_if_stopped(trainer))
+            self._syncs[pool] = PoolSync(
+                *(pool, control, strategy.transport, name),
+                interrupted=lambda: raise_if_stopped(trainer),
+                entered=trainer.datamodule.stopwatch.enter,  # type: ignore[attr-defined]
+                keys_and_values=self.keys_and_values,
+            )
         return self._syncs[pool]
 
     def _maker(self, trainer: L.Trainer, policy: Any) -> Callable[[], Probe]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.weights.pool_sync import RunEnded
+from lrl.weights.sync import RunEnded
 from tests.callbacks.model_run import ModelRun, proved, until
 from tests.weights.model_sync import INIT, PAUSE, UPDATE, Copying, make_generators
 
@@ -38,9 +38,9 @@ def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_h
 
 
 def test_when_the_trainer_goes_on_nothing_begins_any_more_under_the_version_before(model_run: ModelRun) -> None:
-    sync, begins = model_run.sync._syncs[model_run.pool].sync, threading.Event()
-    deliver: Any = sync.deliver_with_retry
-    sync.deliver_with_retry = lambda resumed: begins.wait(60) and deliver(resumed)  # type: ignore[assignment]
+    sync, begins = model_run.sync._syncs[model_run.pool], threading.Event()
+    deliver: Any = sync._deliver_beside
+    sync._deliver_beside = lambda *parts: begins.wait(60) and deliver(*parts)  # type: ignore[assignment]
     model_run.step(1)
     assert model_run.pool.serving == [] and len(model_run.pool.alive) == 2
     begins.set()
@@ -145,7 +145,7 @@ def test_a_newcomer_that_cannot_connect_is_said_and_connected_while_the_trainer_
 
 
 def test_without_room_for_the_copy_the_other_way_is_taken(model_run: ModelRun) -> None:
-    transport: Any = model_run.sync._syncs[model_run.pool].sync._transport
+    transport: Any = model_run.sync._syncs[model_run.pool]._transport
     transport.full = True
     model_run.step(1)
     assert transport.staged[-1] is True and model_run.versions == [0, 1]
@@ -160,7 +160,7 @@ def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: 
     sync: Any = model_run.sync._syncs[model_run.pool]
     delivery = sync._delivery
     if trainer == "waits for it":
-        sync._interrupted = signal
+        sync.interrupted = signal
         with pytest.raises(KeyboardInterrupt):
             model_run.step(2)
     model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())

@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from lrl.generators.generator import Generator, KeysAndValues
+from lrl.generators.pool import GeneratorPool
 from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.runtime.event_loop import LoopThread
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import Sync
+from lrl.weights.sync import PoolSync
 from tests.lent_server import LentServer
 
 PROMPTS = [Prompt(id=number, token_ids=[5 + number] * 40, text="") for number in range(3)]
@@ -38,10 +39,12 @@ class OneGenerator:
         self.generator = Generator(server, 64)  # type: ignore[arg-type]
         control = Control(self.loop, 60.0, 60.0)
         name = f"{server.run_id}-keys"
-        self.syncs = Sync(control, SharedMemory, name, keys_and_values=keys_and_values)
+        self.syncs = PoolSync(
+            GeneratorPool([self.generator]), control, SharedMemory, name, keys_and_values=keys_and_values
+        )
 
     def sync(self, model: Any, version: int) -> None:
-        assert self.syncs.move(model.named_parameters, [self.generator], version, self._verify) == {}
+        assert self.syncs.give(model.named_parameters, [self.generator], version, self._verify) == {}
 
     def _verify(self, resumed: list[Generator]) -> None:
         self.loop.wait(self._open(resumed), 5.0, "opening")

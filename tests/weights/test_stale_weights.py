@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
+from lrl.generators.pool import GeneratorPool
 from lrl.runtime.event_loop import LoopThread
 from lrl.weights.control import Control, Weights
 from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.sync import Sync
+from lrl.weights.sync import PoolSync
 from tests.lent_server import LentServer, start_server
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
@@ -61,13 +62,16 @@ class Scene:
         self.policy, self.loop, self.version = Policy(folder), LoopThread(), 0
         self.generator = Generator(server, 8)  # type: ignore[arg-type]
         self.transport, self.probes = Stale(), Probes(None, 60.0)
-        self.syncs = Sync(Control(self.loop, 60.0, 60.0), lambda: self.transport, f"{server.run_id}-stale")
+        self.syncs = PoolSync(
+            *(GeneratorPool([self.generator]), Control(self.loop, 60.0, 60.0)),
+            *(lambda: self.transport, f"{server.run_id}-stale"),
+        )
 
     def sync(self) -> None:
         """Raises GeneratorError if it is not proved."""
         probe = self.probes.make(self.policy.prompt_logprobs, "float32", TOKENS, self.version)
         weights = self.policy.network.named_parameters
-        failed = self.syncs.move(weights, [self.generator], self.version, lambda resumed: None)
+        failed = self.syncs.give(weights, [self.generator], self.version, lambda resumed: None)
         assert failed == {}
         self.version += 1
         self.loop.wait(probe(self.generator), 60.0, "the probe")

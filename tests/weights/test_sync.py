@@ -12,10 +12,11 @@ import torch
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator, KeysAndValues
+from lrl.generators.pool import GeneratorPool
 from lrl.runtime.event_loop import LoopThread
 from lrl.types import Rollout
 from lrl.weights.control import Control
-from lrl.weights.sync import Sync
+from lrl.weights.sync import PoolSync
 from tests.weights.model_sync import Collective, Direct, make_generators, weights
 
 PHASES = [
@@ -61,8 +62,9 @@ def verify(loop: LoopThread) -> Proving:
     return Proving(loop)
 
 
-def make_sync(loop: LoopThread, kind: type[Direct] = Direct) -> tuple[Sync, list[Generator]]:
-    return Sync(Control(loop, 5.0, 5.0), kind, "run-0"), make_generators()
+def make_sync(loop: LoopThread, kind: type[Direct] = Direct) -> tuple[PoolSync, list[Generator]]:
+    generators = make_generators()
+    return PoolSync(GeneratorPool(generators), Control(loop, 5.0, 5.0), kind, "run-0"), generators
 
 
 def posted(generator: Generator) -> list[str]:
@@ -71,7 +73,7 @@ def posted(generator: Generator) -> list[str]:
 
 def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopThread, verify: Proving) -> None:
     sync, generators = make_sync(loop)
-    assert sync.move(weights, generators, 3, verify) == {}
+    assert sync.give(weights, generators, 3, verify) == {}
     for generator in generators:
         assert posted(generator) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
         assert generator.serving and generator.version == 3
@@ -85,7 +87,7 @@ def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {phase: times}  # type: ignore[attr-defined]
-    assert sync.move(weights, [healthy, failing], 3, verify) == {}
+    assert sync.give(weights, [healthy, failing], 3, verify) == {}
     assert posted(failing).count("/resume") == posted(healthy).count("/resume") == 1
     assert posted(failing).count(PHASES[0]) == times + 1
     opened = phase in PHASES[2:5]
@@ -101,7 +103,7 @@ def test_who_fails_every_attempt_is_named_with_phase_and_seconds_and_never_opens
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {phase: 100}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, failing], 3, verify)
+    failed = sync.give(weights, [healthy, failing], 3, verify)
     assert list(failed) == [failing]
     assert phase.split("?")[0] in failed[failing] and "version 3 failed after" in failed[failing]
     assert healthy.serving and not failing.serving
@@ -115,7 +117,7 @@ def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_wa
 ) -> None:
     sync, (healthy, unheard) = make_sync(loop)
     unheard.client.unanswered = {phase}  # type: ignore[attr-defined]
-    assert sync.move(weights, [healthy, unheard], 3, verify) == {}
+    assert sync.give(weights, [healthy, unheard], 3, verify) == {}
     assert posted(unheard)[-9:] == [*AGAIN, *RESUME] and posted(unheard).count(PHASES[0]) == 2
     assert unheard.serving and healthy.serving
 
@@ -126,7 +128,7 @@ def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(
 ) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {phase}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, frozen], 3, verify)
+    failed = sync.give(weights, [healthy, frozen], 3, verify)
     assert list(failed) == [frozen] and phase.split("?")[0] in failed[frozen]
     assert posted(frozen).count(phase) == 1 and not frozen.serving
     assert posted(healthy).count("/resume") == 1 and healthy.serving
@@ -140,7 +142,7 @@ def test_a_resume_that_fails_is_told_again_and_the_others_write_on(
     sync, (healthy, failing) = make_sync(loop)
     client: Any = failing.client
     client.failing, client.unanswered = ({"/resume": times}, set()) if kind == "failing" else ({}, {"/resume"})
-    assert sync.move(weights, [healthy, failing], 3, verify) == {}
+    assert sync.give(weights, [healthy, failing], 3, verify) == {}
     again = times if kind == "failing" else 1
     assert posted(failing)[-again - 2 :] == ["/resume"] * again + RESUME
     assert posted(failing).count("/update_weights") == 1 and posted(healthy)[-2:] == RESUME
@@ -152,7 +154,7 @@ def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_b
 ) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, liar], 3, verify)
+    failed = sync.give(weights, [healthy, liar], 3, verify)
     assert list(failed) == [liar] and "/is_paused for weight version 3" in failed[liar]
     assert posted(liar)[-6:] == RESUME * 3 and healthy.serving and not liar.serving
 
@@ -160,7 +162,7 @@ def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_b
 def test_who_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, verify: Proving) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {"/resume"}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, frozen], 3, verify)
+    failed = sync.give(weights, [healthy, frozen], 3, verify)
     assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.serving
 
 
@@ -186,13 +188,13 @@ def test_tokens_that_are_read_again_are_those_in_flight_and_only_when_they_are(
     loop: LoopThread, attempts: KeysAndValues, verify: Proving
 ) -> None:
     generators = make_generators()
-    sync = Sync(Control(loop, 5.0, 5.0), Direct, "run-0", keys_and_values=attempts)
-    sync.move(weights, generators, 1, verify)
+    sync = PoolSync(GeneratorPool(generators), Control(loop, 5.0, 5.0), Direct, "run-0", keys_and_values=attempts)
+    sync.give(weights, generators, 1, verify)
     half, fresh, ended = Rollout(token_ids=[1, 2]), Rollout(), Rollout(token_ids=[1], finish_reason="stop")
     generators[0].stats.begin(10, [[half, fresh, ended]])
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
     generators[1].stats.begin(100, [[Rollout(token_ids=[1])]])
-    sync.move(weights, generators, 2, verify)
+    sync.give(weights, generators, 2, verify)
     pauses = {route for generator in generators for route in posted(generator) if "/pause" in route}
     assert pauses == {f"/pause?mode=keep&clear_cache={'true' if attempts == 'recompute' else 'false'}"}
     assert sync.recomputed_tokens == (12 + 8 + 101 + 8 if attempts == "recompute" else 0)  # 8 are on their way
@@ -207,7 +209,7 @@ def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> N
 def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, verify: Proving) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {"/init_weight_transfer_engine": times}  # type: ignore[attr-defined]
-    assert sync.move(weights, [healthy, failing], 3, verify) == {}
+    assert sync.give(weights, [healthy, failing], 3, verify) == {}
     assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, *RESUME]
     assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
     assert failing.serving and failing.version == 3
@@ -217,7 +219,7 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, ver
 def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, phase: str, verify: Proving) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}  # type: ignore[attr-defined]
-    failed = sync.move(weights, [healthy, liar], 3, verify) | verify.failed
+    failed = sync.give(weights, [healthy, liar], 3, verify) | verify.failed
     assert list(failed) == [liar] and not liar.serving and healthy.serving
     if phase == "/pause?mode=keep&clear_cache=true":
         assert "/update_weights" not in posted(liar)
@@ -226,16 +228,16 @@ def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, p
 def test_without_room_for_the_weights_the_other_way_is_taken(loop: LoopThread, verify: Proving) -> None:
     sync, generators = make_sync(loop)
     sync._transport.full = True  # type: ignore[attr-defined]
-    assert sync.move(weights, generators, 3, verify) == {}
+    assert sync.give(weights, generators, 3, verify) == {}
     assert sync._transport.staged == [False, False, True]  # type: ignore[attr-defined]
     assert all(posted(generator).count("/pause?mode=keep&clear_cache=true") == 1 for generator in generators)
 
 
 def test_a_newcomer_connects_and_the_others_do_not_again(loop: LoopThread, verify: Proving) -> None:
     sync, (first, newcomer) = make_sync(loop)
-    sync.move(weights, [first], 1, verify)
-    sync.move(weights, [newcomer], 1, verify)
-    sync.move(weights, [first, newcomer], 2, verify)
+    sync.give(weights, [first], 1, verify)
+    sync.give(weights, [newcomer], 1, verify)
+    sync.give(weights, [first, newcomer], 2, verify)
     assert posted(first).count("/init_weight_transfer_engine") == 1
     assert posted(newcomer)[0] == "/init_weight_transfer_engine" and newcomer.serving
     assert posted(newcomer).count("/init_weight_transfer_engine") == 1
@@ -243,25 +245,25 @@ def test_a_newcomer_connects_and_the_others_do_not_again(loop: LoopThread, verif
 
 def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: LoopThread, verify: Proving) -> None:
     sync, (first, newcomer) = make_sync(loop, Collective)
-    sync.move(weights, [first], 1, verify)
+    sync.give(weights, [first], 1, verify)
     before = sync._transport
-    sync.move(weights, [first, newcomer], 2, verify)
+    sync.give(weights, [first, newcomer], 2, verify)
     assert before.closed == 1 and sync._transport is not before  # type: ignore[attr-defined]
     assert posted(first).count("/init_weight_transfer_engine") == 2 and first.serving and newcomer.serving
 
 
 def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread, verify: Proving) -> None:
     sync, (first, leaver) = make_sync(loop, Collective)
-    sync.move(weights, [first, leaver], 1, verify)
-    assert sync.move(weights, [first], 2, verify) == {}
+    sync.give(weights, [first, leaver], 1, verify)
+    assert sync.give(weights, [first], 2, verify) == {}
     assert posted(first).count("/init_weight_transfer_engine") == 2 and first.serving and first.version == 2
-    sync.move(weights, [first], 3, verify)
+    sync.give(weights, [first], 3, verify)
     assert posted(first).count("/init_weight_transfer_engine") == 2
 
 
 def test_a_broken_collective_gives_up_everybody_at_once(loop: LoopThread, verify: Proving) -> None:
     sync, generators = make_sync(loop, Collective)
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
-    failed = sync.move(weights, generators, 3, verify)
+    failed = sync.give(weights, generators, 3, verify)
     assert set(failed) == set(generators) and not any(generator.serving for generator in generators)
     assert "/resume" not in posted(generators[0])

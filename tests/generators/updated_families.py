@@ -121,6 +121,7 @@ def off(one: list[float], other: list[float]) -> float:
 def measure(family: str, folder: Path) -> dict[str, Any]:
     """One family's line."""
     from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
 
     model = make(family)
     model.save_pretrained(folder / family)
@@ -141,6 +142,9 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
     for number, version in enumerate(updates):
         update(engine, version, f"{os.getpid()}-{family}-{number}")
     found_last, expected = found(engine, "updated"), updates[-1].logprobs
+    # Left to the garbage collector, a dense family's groups of processes now and then stood for the next one's experts.
+    del engine
+    cleanup_dist_env_and_memory()
     return line | {"updated": off(found_last, expected), "changed": off(updates[0].logprobs, expected)}
 
 

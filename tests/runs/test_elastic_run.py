@@ -68,7 +68,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_once(
     policy_folder: Path, tmp_path: Path, written: Counter[str]
 ) -> None:
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5)
+    # So few at once that requests always wait: the second generator gets some as soon as it serves.
+    settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.5)
     witness, guest = Witness(), Guest(tmp_path)
     trainer = L.Trainer(
         accelerator="cpu",

@@ -7,9 +7,9 @@ The real controller, ledger, pacing, dispatch and pool on the virtual clock; in 
 long as a response takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
 256 responses, responses of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. A response
 is one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
-time, with Python's garbage collector and without. As in a run (`lrl.strategies.base`), the collector is spared what was
-there before the first step. Memory is what tracemalloc counts when all responses are in flight, which have no token
-then.
+time, with Python's garbage collector and without. As in a run (`lrl.strategies.generator_devices`), the collector is
+spared what was there before the first step. Memory is what tracemalloc counts when all responses are in flight, which
+have no token then.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class System:
         server_threads: CPU threads of the generator.
         trainer_threads: CPU threads of the trainer.
         max_lag: See `lrl.RolloutDataModule`.
-        placement: See `lrl.strategies.base.GeneratorDevices`.
+        placement: See `lrl.strategies.generator_devices.GeneratorDevices`.
         micro_batch_tokens: See `lrl.RolloutDataModule`.
         trains: Whether the policy is trained and synced; otherwise responses are only taken.
         dtype: Of the generator; training is in float32.

@@ -19,7 +19,7 @@ from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.timeline import Timeline
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.strategies.base import GeneratorDevices
+from lrl.strategies.generator_devices import GeneratorDevices
 
 ORDER: tuple[type[L.Callback], ...] = (
     *(WeightSync, Evaluation, RolloutLog, Throughput),  # an evaluation asks for the version that was synced before it

@@ -1,13 +1,12 @@
-"""Moves every new version of the policy into the generators, and proves that it arrived.
+"""Syncs every new version of the policy into the generators, and verifies that it arrived.
 
-    sync (lrl.weights.sync) -> take out who failed -> admit more prompts        -> prove, beside the next step
+    sync (lrl.weights.sync) -> evict failed generators -> admit more prompts -> verify, beside the next step
 
-The pause is short because everything that can be done before it is. What was being written goes on under the new
-weights; every token knows its version. A generator that cannot be proved to hold them is taken out: rollouts by unknown
-weights are worth nothing. The trainer does not wait for the proof: until it is there nothing that was written under the
-new weights leaves its generator (`Generator.write`), none is saved, and no other sync begins. Nor does it wait for the
-pause, where its weights are copied before it. Only the first sync is waited for. A generator that comes back joins at
-the next sync, or at one of its own while the trainer waits.
+Half-written responses continue under the new weights; every token carries its version. A generator that fails the probe
+is evicted, because nobody knows which weights wrote its tokens. The trainer does not wait for the verification: until
+then no token of the new version leaves its generator (`Generator.write`), none is saved, and no other sync begins. If
+the transport copies the weights, the trainer does not wait for the pause either. Only the first sync is waited for. A
+replaced generator joins at the next sync, or at an extra one while the trainer waits.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lrl.callbacks.base import OnRankZero
 from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
 from lrl.runtime.config_errors import above, at_least, fault
-from lrl.strategies.base import raise_if_stopped
+from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.weights.control import Control
 from lrl.weights.probe import Probes
 from lrl.weights.sync import Failures, PoolSync
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 PROBE_TOKENS = 64
 LOOK_S = 0.2
-"""How often a trainer without a generator looks whether one came back."""
+"""Seconds between the looks of a trainer without any generator."""
 
 
 class WeightSync(OnRankZero):
@@ -65,11 +64,11 @@ class WeightSync(OnRankZero):
         self.deadline_s = deadline_s
         self.keys_and_values = keys_and_values
         self.version = -1
-        """The version the generators hold."""
+        """The version in the generators."""
         self.newest = -1
-        """The version they hold or are being given."""
+        """The version in the generators, or on its way."""
         self.pause_seconds = 0.0
-        """Seconds the generators stood still in the last sync that is over."""
+        """Seconds of pause in the last finished sync."""
         self.probes = Probes(probe_tolerance, deadline_s)
         self._syncs: dict[GeneratorPool, PoolSync] = {}
 
@@ -83,28 +82,28 @@ class WeightSync(OnRankZero):
         trainer.datamodule.weight_sync = self  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The first sync. By now a checkpoint is loaded, so it also serves a resumed run."""
+        """Runs the first sync. A checkpoint is loaded by now, so this also serves a resumed run."""
         self.sync(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Without training, what is evaluated is the policy in the trainer, whatever it was loaded from."""
+        """Syncs the trainer's policy for a validation without training."""
         if not trainer.training and not trainer.sanity_checking:
             self.sync(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """One Lightning batch is one optimizer step, so this is right after each new version."""
+        """Syncs after each optimizer step: one Lightning batch is one step."""
         if trainer.global_step % self.every_n_steps == 0:
             self.sync(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The policy after its last step is what an evaluation then asks. The last sync is proved, too."""
+        """Syncs the final policy, which an evaluation then samples, and waits until it is verified."""
         if self.newest != trainer.global_step:
             self.sync(trainer, pl_module)
         for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
             self.wait_until_verified(trainer, pool)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Take back what is unproved, for a checkpoint may be saved on the way out; release the transports."""
+        """Cuts unverified tokens, since a checkpoint may be saved on the way out; releases the transports."""
         fleet = getattr(trainer.strategy, "fleet", None)
         if fleet is not None and not fleet.loop.closed:
             for sync in self._syncs.values():
@@ -112,13 +111,13 @@ class WeightSync(OnRankZero):
         self._close()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Release the transports."""
+        """Releases the transports."""
         self._close()
 
     def sync(self, trainer: L.Trainer, policy: Any) -> None:
-        """Move the policy's weights into the generators that write rollouts, and start what may start under them.
+        """Syncs the pool that writes rollouts and admits the prompts of the new version.
 
-        With `max_lag` 0 the trainer has nothing to do beside it, and waits.
+        With `max_lag` 0 the trainer has no other work, and waits.
         """
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         pool, version = data.fleet.rollouts, trainer.global_step
@@ -137,11 +136,10 @@ class WeightSync(OnRankZero):
                 moved()
 
     def poll(self, trainer: L.Trainer) -> None:
-        """Take in generators that came back, and those that a sync did not reach; a waiting trainer calls it a few
-        times a second.
+        """Syncs replaced generators and those that a sync missed; a waiting trainer calls it a few times a second.
 
         Raises:
-            NoGenerators: None has served for longer than the run may wait.
+            NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
         """
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         for pool in fleet.pools:
@@ -152,18 +150,18 @@ class WeightSync(OnRankZero):
             self.move(trainer, trainer.lightning_module, fleet.evaluation)
 
     def move(self, trainer: L.Trainer, policy: Any, pool: GeneratorPool) -> None:
-        """Give `pool` the policy's weights, wait until it has them, and see to it that they are proved.
+        """Syncs `pool`, waits until it has the weights, and starts their verification.
 
         Raises:
-            RuntimeError: No generator could be proved in the first sync of the run: it is set up wrongly.
-            NoGenerators: None has served for longer than the run may wait.
+            RuntimeError: No generator passed the probe in the first sync of the run: it is set up wrongly.
+            NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
         """
         with trainer.datamodule.stopwatch.within("stage"):  # type: ignore[attr-defined]
             self.wait_until_verified(trainer, pool)
             self._move(trainer, policy, self._sync_of(trainer, pool))
 
     def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Failures:
-        """Wait until all that `pool` writes is proved or taken back; who failed since the last wait, and why."""
+        """Waits until all that `pool` writes is verified or cut; returns the probes' failures since the last wait."""
         if pool not in self._syncs:
             return {}
         with trainer.datamodule.stopwatch.within("probe"):  # type: ignore[attr-defined]

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from lrl.rollouts.prompts import Prompts
     from lrl.rollouts.replay import Replay
     from lrl.runtime.config_errors import ConfigError
-    from lrl.strategies.base import AsyncSingleDevice
     from lrl.strategies.ddp import AsyncDDP
+    from lrl.strategies.single_device import AsyncSingleDevice
     from lrl.training.reference import Reference
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 _HOME = {
     "Advantages": "lrl.advantages",
     "AsyncDDP": "lrl.strategies.ddp",
-    "AsyncSingleDevice": "lrl.strategies.base",
+    "AsyncSingleDevice": "lrl.strategies.single_device",
     "ConfigError": "lrl.runtime.config_errors",
     "Group": "lrl.types",
     "GroupMean": "lrl.advantages",

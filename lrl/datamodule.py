@@ -36,7 +36,7 @@ from lrl.runtime import lightning_warnings
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
 from lrl.runtime.stopwatch import Stopwatch
-from lrl.strategies.base import raise_if_stopped
+from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.types import Group, Sampling
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from docstring_parser import DocstringStyle, parse
 
 MODEL, DATA = "lrl.policy:PolicyModule", "lrl.datamodule:RolloutDataModule"
-STRATEGY, SERVER = "lrl.strategies.base:GeneratorDevices", "lrl.generators.settings:ServerSettings"
+STRATEGY, SERVER = "lrl.strategies.generator_devices:GeneratorDevices", "lrl.generators.settings:ServerSettings"
 TRAINER = "lightning.pytorch.trainer.trainer:Trainer"
 GROUPS = {
     "model": (MODEL, "the policy: lrl.PolicyModule"),

@@ -13,7 +13,7 @@ from lrl.preflight import inputs, resources, resume, run_folder, settings
 from lrl.preflight import trainer as trainers
 from lrl.runtime import config_errors
 from lrl.runtime.run_folder import run_folder as run_folder_of
-from lrl.strategies.base import GeneratorDevices
+from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.model import is_made
 

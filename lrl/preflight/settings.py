@@ -12,7 +12,7 @@ import lightning as L
 from lrl.advantages import GroupMean
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.runtime.config_errors import fault, noting
-from lrl.strategies.base import GeneratorDevices
+from lrl.strategies.generator_devices import GeneratorDevices
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation

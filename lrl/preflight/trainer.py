@@ -24,7 +24,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lrl.runtime.config_errors import ConfigError, fault, noting
-from lrl.strategies.base import AsyncSingleDevice, GeneratorDevices
+from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.single_device import AsyncSingleDevice
 from lrl.training.schedule import check_end
 
 if TYPE_CHECKING:

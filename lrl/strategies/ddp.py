@@ -1,13 +1,12 @@
 """Data parallel training: every rank has the whole policy and trains its share of a step's micro-batches.
 
-Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the others train what it hands out
-(`lrl.runtime.ranks`). Gradients are averaged once, behind the last micro-batch (`lrl.training.gradients`), so the
-policy is not wrapped in torch's DistributedDataParallel: that averages within every backward pass, and all ranks would
-need equally many.
+Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the other ranks only compute
+(`lrl.runtime.ranks`). Gradients are averaged once, after the last micro-batch (`lrl.training.gradients`). Torch's
+DistributedDataParallel is not used: it averages in every backward pass, and would need equally many on all ranks.
 
-At a bad end rank 0 is alone: it does not ask the others for anything, and ends those that it has started. Until all
-have met there is no connection that could close. So long the kernel ends a rank with the rank 0 that has started it,
-and the first signal ends any rank at once: nothing is there to save, and no handler runs while it waits.
+After an error rank 0 calls no collective and kills the ranks that it has started. Before the ranks have met there is no
+connection whose end they could notice. Until then the kernel ends a rank together with the rank 0 that has started it,
+and the first signal ends any rank at once: there is nothing to save, and no Python handler runs while it waits.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from torch.nn.parallel import DistributedDataParallel
 from lrl.runtime.config_errors import fault
 from lrl.runtime.parent_death import die_with, live_on
 from lrl.runtime.ranks import Ranks
-from lrl.strategies.base import GeneratorDevices
+from lrl.strategies.generator_devices import GeneratorDevices
 
 MEETING = timedelta(minutes=30)
-"""For all ranks to be there. A rank that fails before goes unseen: there is no connection yet that could close."""
+"""Longest wait for all ranks to connect; until then the failure of another rank cannot be seen."""
 
-PATIENCE = timedelta(hours=6)
-"""Rank 0 waits for responses with deadlines of its own, and a rank that ended is noticed by its closed connection: this
-is only for a machine that went away without a word."""
+RANK_TIMEOUT = timedelta(hours=6)
+"""Longest wait of one rank for another, for a machine that vanishes. Rank 0's waits for responses have deadlines of
+their own, and an ended rank is noticed by its closed connection."""
 
 STARTED_BY = "LRL_STARTED_BY"
-"""The environment variable that tells a rank which process is the rank 0 that has started it."""
+"""The environment variable with the process id of the rank 0 that has started a rank."""
 
 OF_THE_WRAPPER = {
     **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")),
     **{name: each.default for name, each in inspect.signature(DistributedDataParallel).parameters.items()},
 }
-"""Settings that Lightning's strategy passes on to torch's wrapper, and their defaults, which the command line gives."""
+"""Settings that Lightning passes on to torch's wrapper, with their defaults, which the command line always gives."""
 
 
 class AsyncDDP(GeneratorDevices, DDPStrategy):
@@ -54,12 +53,12 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
     `trainer.devices` minus `generator_devices` processes train.
 
     Args:
-        timeout: How long a rank waits for another, once all have met.
-        **kwargs: See `GeneratorDevices`, and Lightning's DDPStrategy, without what is for torch's wrapper.
+        timeout: Longest wait of one rank for another, once all have met.
+        **kwargs: See `GeneratorDevices`, and Lightning's DDPStrategy without the settings of torch's wrapper.
     """
 
-    def __init__(self, timeout: timedelta | None = PATIENCE, **kwargs: Any) -> None:
-        if rank_0 := os.environ.pop(STARTED_BY, None):  # out of the environment: it is not for this one's children
+    def __init__(self, timeout: timedelta | None = RANK_TIMEOUT, **kwargs: Any) -> None:
+        if rank_0 := os.environ.pop(STARTED_BY, None):  # removed: the children of this rank must not inherit it
             die_with(int(rank_0))
         super().__init__(timeout=timeout, **kwargs)
         for name, default in OF_THE_WRAPPER.items():
@@ -74,7 +73,7 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
         self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
-        """Connect the ranks. Signals are for rank 0: it stops between two steps, and the others with it."""
+        """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others with it."""
         super().setup_environment()
         policy: Any = self.lightning_module
         # Lightning's handler would call a collective wherever the signal finds this rank.
@@ -82,16 +81,16 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
         if not self.is_global_zero:
             self.signals.ignore()
         self.ranks = Ranks(dist.new_group(backend="gloo", timeout=self._timeout))
-        live_on()  # they have met; at a good end rank 0 may be the first to be done
+        live_on()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
 
     def setup_distributed(self) -> None:
-        """Meet the other ranks.
+        """Connects to the other ranks.
 
         Raises:
             RuntimeError: They were not all there within `MEETING`, or could not connect.
         """
-        patience, self._timeout = self._timeout, MEETING
+        timeout, self._timeout = self._timeout, MEETING
         try:
             with self.signals.at_once():
                 super().setup_distributed()
@@ -102,17 +101,17 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
                 "the address and a free port of rank 0's machine, MASTER_ADDR and MASTER_PORT."
             ) from error
         finally:
-            self._timeout = patience
-        if patience is not None:
-            _set_pg_timeout(patience)
+            self._timeout = timeout
+        if timeout is not None:
+            _set_pg_timeout(timeout)
 
     def configure_ddp(self) -> None:
-        """Have all ranks begin with rank 0's weights."""
+        """Copies rank 0's weights to all ranks."""
         assert self.model is not None, "connected by now"
         _sync_module_states(self.model)
 
     def teardown(self) -> None:
-        """End the generators, and at a bad end the ranks that rank 0 has started."""
+        """Ends the generators, and after an error the ranks that rank 0 has started."""
         super().teardown()
         module = self.lightning_module
         if module is not None and module.trainer.interrupted and isinstance(self._launcher, Launcher):
@@ -120,14 +119,13 @@ class AsyncDDP(GeneratorDevices, DDPStrategy):
 
 
 class Launcher(_SubprocessScriptLauncher):
-    """Starts the other ranks without Lightning's observer, which kills rank 0 as soon as one of them fails.
+    """Starts the other ranks without Lightning's observer, which would kill rank 0 as soon as one of them fails.
 
-    Rank 0 notices by itself, saves what can be saved, and ends its generators. Cores are shared by
-    `lrl.runtime.cpu_affinity`.
+    Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
     """
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """Start them unless somebody else does (torchrun, SLURM), and call `function`."""
+        """Starts the ranks, unless torchrun or SLURM does, and calls `function`."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[STARTED_BY] = str(os.getpid())

@@ -1,7 +1,6 @@
-"""How a run ends that is told to: the hooks of a strategy that set the handlers, look, and leave the right exit status.
+"""Strategy hooks for a graceful shutdown at SIGINT and SIGTERM, with the right exit status.
 
-The strategy has the first and the last word in a run, so that generators which are still starting can be stopped too.
-Lightning's own handler of SIGTERM stays beside ours. It would end the run with exit status 0.
+A strategy's hooks are the first and the last of a run, so a signal also stops generators that are still starting.
 """
 
 from __future__ import annotations
@@ -40,31 +39,31 @@ class GracefulShutdown(Strategy):
         self._checkpoint_io = io
 
     def setup_environment(self) -> None:
-        """The first hook of a run."""
+        """Installs the signal handlers; this is the first hook of a run."""
         self.signals.listen()
         super().setup_environment()
 
     def on_train_start(self) -> None:
-        """From the first step on, a signal waits until the trainer looks."""
+        """Defers signals from the first step on, until the trainer checks for them."""
         super().on_train_start()
         self.signals.raises = False
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Between micro-batches is a place to stop."""
+        """Stops the run between micro-batches, if a signal came."""
         self.signals.check()
         super().pre_backward(closure_loss)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Give an end that Lightning noticed before us its exit status."""
+        """Sets the exit status of a signal that Lightning's own SIGTERM handler saw first: it would exit with 0."""
         self.signals.raises = False
         if isinstance(exception, SIGTERMException) and self.signals.told is not None:
             exception.code = exit_status(self.signals.told)
         super().on_exception(exception)
 
     def teardown(self) -> None:
-        """The last hook. Lightning would put our handlers back after it, as those it found."""
+        """Restores the signal handlers; this is the last hook."""
         self.signals.raises = False
         super().teardown()
-        if self.lightning_module is not None:
+        if self.lightning_module is not None:  # else Lightning would install ours again, as those it found
             self.lightning_module.trainer._signal_connector.teardown()
         self.signals.put_back()

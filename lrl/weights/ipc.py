@@ -1,4 +1,4 @@
-"""Weights by CUDA IPC: the generator opens the trainer's tensors where they lie, on the one GPU both share."""
+"""Weights by CUDA IPC: the generator opens the trainer's tensors in place, on the GPU that both share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lrl.weights.vllm_engine import VllmTransport
 
 
 class _PickledHandles:
-    """The control plane with CUDA handles made fit for JSON, as vLLM's route expects them.
+    """The control plane with CUDA handles pickled for JSON, as vLLM's route expects them.
 
-    vLLM unpickles them only when VLLM_ALLOW_INSECURE_SERIALIZATION=1, which the server sets for this transport alone;
-    it listens on loopback.
+    vLLM unpickles them only with VLLM_ALLOW_INSECURE_SERIALIZATION=1, which only this transport's servers have; they
+    listen on loopback.
     """
 
     def __init__(self, control: Control) -> None:
@@ -26,7 +26,7 @@ class _PickledHandles:
         self.finish_weight_update = control.finish_weight_update
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Send one chunk of handles."""
+        """Sends one chunk of handles."""
         info = dict(update_info)
         handles = info.pop("ipc_handles")
         info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
@@ -34,7 +34,7 @@ class _PickledHandles:
 
 
 class Ipc(VllmTransport):
-    """For a generator that shares the trainer's GPU."""
+    """The transport to a generator that shares the trainer's GPU."""
 
     backend = "ipc"
 
@@ -59,7 +59,7 @@ class Ipc(VllmTransport):
         return {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
     def init_info(self, control: Control) -> Any:
-        """Packed: one bounded staging buffer instead of a second copy of the policy."""
+        """Returns packed transfer: one bounded staging buffer instead of a second copy of the policy."""
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
         return IPCTrainerInitInfo(packed=True, rank=0)

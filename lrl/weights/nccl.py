@@ -15,7 +15,7 @@ from lrl.weights.vllm_engine import VllmTransport
 
 
 class Nccl(VllmTransport):
-    """For generators on other GPUs than the trainer's."""
+    """The transport to generators on other GPUs than the trainer's."""
 
     backend = "nccl"
 
@@ -38,7 +38,7 @@ class Nccl(VllmTransport):
         return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
 
     def init_info(self, control: Control) -> Any:
-        """Rank 0 is the trainer; the workers of all generators follow (`Control` hands out their offsets)."""
+        """Returns the group: rank 0 is the trainer, the workers of all generators follow (`Control` numbers them)."""
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         address = local_address_for([generator.client.url for generator in control.taking_part])
@@ -52,10 +52,11 @@ class Nccl(VllmTransport):
 
 
 def local_address_for(urls: Sequence[str]) -> str:
-    """The address of this machine that generators at `urls` reach it by: loopback, unless one is elsewhere.
+    """Returns this machine's address as generators at `urls` see it: loopback, unless one is on another machine.
 
-    The kernel says by which address it would send there; nothing is sent. Not run between two machines yet.
+    Not run between two machines yet.
     """
+    # Connecting a datagram socket sends nothing; the kernel only chooses the address it would send from.
     seen = LOOPBACK
     for address in map(urlsplit, urls):
         family, kind, _, _, target = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)[0]

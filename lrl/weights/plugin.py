@@ -1,10 +1,10 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): it makes our engine known by name."""
+"""The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes: it registers lrl's engine."""
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Register the shared-memory engine; vLLM may call this more than once in a process."""
+    """Registers the shared-memory engine; vLLM may call this more than once in a process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if "shared_memory" not in WeightTransferEngineFactory._registry:

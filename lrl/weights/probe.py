@@ -1,4 +1,4 @@
-"""The proof of a sync: a few real prompts, whose log-probs the policy and a generator compute, each by itself."""
+"""The verification of a sync: log-probs of a few real prompts, computed by the policy and by a generator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Probes:
     """Makes a run's probes.
 
     Args:
-        tolerance: Largest mean difference in nats per token; None takes what each generator has shown to be its noise
-            (`lrl.weights.yardstick`).
+        tolerance: Largest mean difference in nats per token; None derives it from the noise of each
+            generator (`lrl.weights.yardstick`).
         deadline_s: Seconds for a generator's answer.
     """
 
@@ -24,7 +24,7 @@ class Probes:
         self.tolerance = tolerance
         self.deadline_s = deadline_s
         self.difference = 0.0
-        """Largest mean difference that the last probe saw in a generator, in nats per token."""
+        """Largest mean difference of the last probe over all generators, in nats per token."""
         self._made = 0
         self._yardsticks: WeakKeyDictionary[Generator, Yardstick] = WeakKeyDictionary()
 
@@ -42,7 +42,7 @@ class Probes:
         expected = prompt_logprobs(tokens)
         self.difference = 0.0
         self._made += 1
-        salt = f"probe-{self._made}"  # never the keys and values of an earlier probe
+        salt = f"probe-{self._made}"  # never reuses the keys and values of an earlier probe
 
         async def probe(generator: Generator) -> None:
             found = await generator.client.prompt_logprobs(tokens, salt=salt, deadline_s=self.deadline_s)

@@ -1,9 +1,9 @@
-"""Weights through a file in shared memory: works on any one machine, needs no GPU.
+"""Weights through a file in shared memory: for any single machine, with or without GPUs.
 
 The trainer writes one safetensors file while the generators still write responses; in the pause they only map and load
-it. The file replaces its predecessor by a rename, so a worker never sees half of one, and carries a checksum, so it
-loads no file that was damaged. Without room in shared memory the file goes to the temporary folder instead. Its name
-begins with the run's id: that is how whoever cleans up after a killed run finds it.
+it. A rename replaces the older file, so a worker never sees half of one, and a checksum makes a worker refuse a damaged
+file. The fallback is a file in the temporary folder. The name begins with the run's id, by which the supervisor finds
+the files of a killed run.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class SharedMemory(Transport):
         self._checksum = 0
 
     def connect(self, control: Control, weights: Weights, name: str) -> None:
-        """See `Transport.connect`; the two ends need no handshake beyond the engine's own."""
+        """See `Transport.connect`."""
         self._name = f"lrl-{name}.safetensors"
         control.init_weight_transfer_engine({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
-        """Write the weights next to the old file, then rename."""
+        """Writes the weights next to the older file, then renames."""
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights()}
         folder = Path(tempfile.gettempdir()) if use_fallback else SHARED_MEMORY
         _require_room(folder, sum(tensor.nbytes for tensor in tensors.values()))
@@ -77,14 +77,14 @@ class SharedMemory(Transport):
         control.finish_weight_update()
 
     def close(self) -> None:
-        """Remove the file."""
+        """Removes the file."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None
 
 
 def _require_room(folder: Path, needed: int) -> None:
-    """Raise OSError if `folder` has not `needed` bytes free."""
+    """Raises OSError if `folder` has not `needed` bytes free."""
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     if needed > free:
         raise OSError(

@@ -1,4 +1,4 @@
-"""What the transports over vLLM's own trainer engines share: the policy as vLLM's `WeightSource`.
+"""The base of the transports over vLLM's own trainer engines: the policy as vLLM's `WeightSource`.
 
 Importing vLLM takes about nine seconds, so it happens in `connect`, while the generators start anyway.
 """
@@ -15,7 +15,7 @@ from lrl.weights.transport import Transport
 
 
 def source_of(weights: Weights) -> Any:
-    """vLLM's view of the policy: names, dtypes and shapes first, then the tensors in the same order."""
+    """Returns the policy as vLLM sees it: names, dtypes and shapes first, then the tensors in the same order."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class PolicyWeights(WeightSource):
@@ -29,7 +29,7 @@ def source_of(weights: Weights) -> Any:
 
 
 class VllmTransport(Transport):
-    """A transport whose trainer's end is vLLM's: it is given its init info, and drives the control plane by itself."""
+    """A transport whose trainer's end is vLLM's engine, which drives the control plane by itself."""
 
     collective = True
     attempts = (False,)  # once a collective is broken, only new communicators help: the generators are replaced
@@ -38,11 +38,11 @@ class VllmTransport(Transport):
         self._engine: Any = None
 
     def init_info(self, control: Control) -> Any:
-        """vLLM's `TrainerInitInfo` for this backend."""
-        raise TypeError(f"{type(self).__name__} must say what its engine needs to start.")
+        """Returns vLLM's `TrainerInitInfo` for this backend."""
+        raise TypeError(f"{type(self).__name__} must return the init info of its engine.")
 
     def client(self, control: Control) -> Any:
-        """What the engine calls; the control plane itself, unless the payload has to be changed on its way."""
+        """Returns the object that the engine calls: the control plane, unless the payload must be changed."""
         return control
 
     def connect(self, control: Control, weights: Weights, name: str) -> None:
@@ -58,7 +58,7 @@ class VllmTransport(Transport):
         self._engine.send_weights()
 
     def close(self) -> None:
-        """Tear down the engine's communicators."""
+        """Tears down the engine's communicators."""
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None

@@ -1,4 +1,4 @@
-"""How far a generator's log-probs may be from the policy's when both hold the same weights.
+"""The tolerance of a probe: how far a generator's log-probs may be from the policy's with the same weights.
 
 Two programs differ by rounding: by 3e-6 nats a token at most in float32, and in bfloat16 by 0.005 for one policy and by
 0.03 for the same one after its training. Weights that are one step old differ by 0.0005 at lr 1e-6 and by 0.04 at lr
@@ -36,7 +36,7 @@ TELLING = 16
 
 
 class Yardstick:
-    """What one generator is held to, by what its probes have shown so far.
+    """The tolerance of one generator, from its earlier probes.
 
     Args:
         dtype: The less exact of the policy's and the generator's number formats.
@@ -44,10 +44,10 @@ class Yardstick:
 
     def __init__(self, dtype: str) -> None:
         self.noise: float | None = None
-        """Mean difference in nats a token when it was last measured; None before the first proof."""
+        """Mean difference in nats a token when it was last measured; None before the first verification."""
         self._first, self._least = FIRST[dtype], LEAST[dtype]
-        self._measured: list[float] = []  # what the policy computed then
-        self._before: tuple[list[float], list[float]] = [], []  # what both did when the policy had last moved
+        self._measured: list[float] = []  # the policy's log-probs then
+        self._before: tuple[list[float], list[float]] = [], []  # both log-probs when the policy had last moved
 
     @property
     def limit(self) -> float:
@@ -55,7 +55,7 @@ class Yardstick:
         return self._first if self.noise is None else min(self._first, max(self._least, TIMES * self.noise))
 
     def fault(self, policy: Sequence[float], found: Sequence[float]) -> str | None:
-        """Compare the log-probs of the same tokens, as the policy and the generator compute them.
+        """Compares the log-probs of the same tokens by the policy and by the generator.
 
         Returns:
             What speaks against the generator, which then must not be asked again; None if nothing does.
@@ -74,11 +74,11 @@ class Yardstick:
         return None
 
     def _moved(self, policy: Sequence[float]) -> list[bool]:
-        """Of which tokens the policy's log-prob has moved so far that the generator's must have, too."""
+        """Returns for which tokens the policy's log-prob has moved so far that the generator's must have moved, too."""
         least = max(MOVED_AT_LEAST, MOVED * (self.noise or 0.0))
         return [abs(now - then) >= least for now, then in zip(policy, self._before[0], strict=True)]
 
 
 def off(one: Sequence[float], other: Sequence[float]) -> float:
-    """Mean absolute difference of two lists that are equally long."""
+    """Returns the mean absolute difference of two equally long lists."""
     return fmean(abs(a - b) for a, b in zip(one, other, strict=True))

@@ -129,7 +129,8 @@ def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
 def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(run: Run, monkeypatch: Any) -> None:
     trainers: list[Any] = []
     monkeypatch.setattr(
-        "lrl.strategies.base.GeneratorDevices.start_generators", lambda self, trainer: trainers.append(trainer)
+        "lrl.strategies.generator_devices.GeneratorDevices.start_generators",
+        lambda self, trainer: trainers.append(trainer),
     )
     with pytest.raises(RuntimeError, match="There are no generators"):
         run("fit", "--config", "{in}/bare.yaml", "--trainer.callbacks+", "lrl.callbacks.Timeline")

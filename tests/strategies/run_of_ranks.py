@@ -80,7 +80,7 @@ class Telling(L.Callback):
             "weights": sum(float(weight.detach().double().sum()) for weight in pl_module.parameters()),
             "passes": pl_module.passes,
             "prompts": [group.prompt.id for group in groups],
-            "patience_s": _get_default_group()._get_backend(pl_module.device).options._timeout.total_seconds(),
+            "timeout_s": _get_default_group()._get_backend(pl_module.device).options._timeout.total_seconds(),
             "lags": [stream.step - v for group in groups for one in group.rollouts for v in one.versions],
         }
         pl_module.passes = 0

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.strategies.ddp import PATIENCE
+from lrl.strategies.ddp import RANK_TIMEOUT
 from tests.leftovers import nothing_left
 from tests.lent_server import LentServer
 from tests.strategies.run_of_ranks import RANKS
@@ -85,7 +85,9 @@ def test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichev
     assert sorted(prompt for line in first for prompt in line["prompts"]) == list(range(STEPS * GROUPS))
     lags = [lag for line in first for lag in line["lags"]]
     assert min(lags) >= 0 and max(lags) <= 1
-    assert {line["patience_s"] for line in [*first, *second]} == {PATIENCE.total_seconds()}, "not that of the meeting"
+    assert {line["patience_s"] for line in [*first, *second]} == {RANK_TIMEOUT.total_seconds()}, (
+        "not that of the meeting"
+    )
     assert (tmp_path / "policy" / "config.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""The division of the job's devices: the first ones train, the last ones are kept back for generators.
+"""The division of a job's devices: the first ones train, the last ones generate.
 
 `trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to agree. On a CPU a
 device is a process: `devices: 2, generator_devices: 1` is one trainer and one generator. With `generator_devices: 0`
@@ -7,10 +7,8 @@ one generator shares the trainer's device.
 `placement: shared` is the synchronous design that lrl is measured against: both sides take turns, each with the whole
 machine. A step waits for all of its groups, then trains, and nothing is written meanwhile.
 
-The mixin does it through the setter of `parallel_devices`, which Lightning's connector fills before anything is derived
-from it. Generators start in `setup`, when model and data are loaded: what is wrong with those is said before a server
-runs. They stop in `teardown`, the one hook Lightning calls at every end it lives to see; for the others there is the
-supervisor.
+Generators start in `setup`, after model and data have loaded, so that an error in those comes before a server starts.
+They stop in `teardown`, which Lightning calls at every end that it survives; the supervisor covers the other ends.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.generators.fleet import Fleet
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class GeneratorDevices(GracefulShutdown):
-    """Mixin for a Lightning strategy: keeps devices back and owns the generators on them.
+    """Mixin for a Lightning strategy: reserves devices for generators, and owns the generators.
 
     Args:
         generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
@@ -53,11 +50,12 @@ class GeneratorDevices(GracefulShutdown):
         placement: `split` has both sides work at once, each on its own devices or its half of the CPU's cores.
             `shared` has them take turns with all of them; it needs `data.max_lag: 0`, and `generator_devices: 0` on
             GPUs.
-        evaluation_generators: How many of the generators answer only evaluations, each at one pinned version.
-        heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds it has for that: it is
-            replaced if none comes.
-        generator_timeout_s: Seconds a run waits for a replacement when no generator is left, before it ends.
-        weight_transfer: How weights travel: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or `nccl`.
+        evaluation_generators: Generators that serve evaluations only, each evaluation at one version.
+        heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds for that token;
+            without it the generator is replaced.
+        generator_timeout_s: Seconds that a run without any generator waits for a replacement, before it ends.
+        weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or
+            `nccl`.
         server: Settings of the vLLM servers.
         **kwargs: The base strategy's own.
     """
@@ -86,20 +84,20 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_devices: list[torch.device] = []
         self.fleet: Fleet | None = None
         self.registry: Registry | None = None
-        """Where other processes' generators ask to join and to leave."""
+        """The registry through which generators of other processes join and leave."""
         self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
         self.token = secrets.token_urlsafe(32)
         self.ranks = Ranks()
-        """The processes that train."""
+        """The trainer processes."""
         self.claim = Claim()
-        """On the run's folder, from the checks before the run to its end."""
+        """The lock on the run's folder, from the preflight checks to the end of the run."""
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
-        """The devices that train."""
+        """The trainer's devices."""
         return self._parallel_devices
 
     @parallel_devices.setter
@@ -118,7 +116,7 @@ class GeneratorDevices(GracefulShutdown):
         self._parallel_devices, self.generator_devices = devices[:split], devices[split:]
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Set up training, then start the generators and wait until they answer."""
+        """Sets up training, then starts the generators and waits until they are ready."""
         super().setup(trainer)
         if trainer.state.fn == "fit":
             check_optimizers(trainer)
@@ -128,7 +126,7 @@ class GeneratorDevices(GracefulShutdown):
             self.start_generators(trainer)
 
     def start_generators(self, trainer: L.Trainer) -> None:
-        """Start one vLLM server per group of `server.tensor_parallel_size` generator devices."""
+        """Starts one vLLM server per group of `server.tensor_parallel_size` generator devices."""
         self.transport, placements = self.plan()
         servers = self.make_servers(trainer, placements)
         rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
@@ -144,11 +142,11 @@ class GeneratorDevices(GracefulShutdown):
         self.fleet.loop.interrupted = lambda: raise_if_stopped(trainer)
         self.fleet.start(lambda: raise_if_stopped(trainer))
         self.registry = registry = Registry(servers[0].log_path.parent)
-        with best_effort("What generators need to join", registry.files.path):
+        with best_effort("The registry for joining generators", registry.files.path):
             admit_others(self.fleet, registry, self._terms(servers))
 
     def stop_generators(self) -> None:
-        """Ends the run's generators and sends away those of other processes; idempotent."""
+        """Ends the run's generators and releases those of other processes; idempotent."""
         fleet, registry, self.fleet, self.registry = self.fleet, self.registry, None, None
         try:
             if fleet is not None:
@@ -159,14 +157,15 @@ class GeneratorDevices(GracefulShutdown):
                     registry.close()
 
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
-        """The transport, and the CUDA indices of each generator; raises ValueError if the devices do not allow it."""
+        """Returns the transport and the CUDA indices of each generator; raises ConfigError if the devices do not allow
+        it."""
         on_cuda = self.root_device.type == "cuda"
         shares_device = on_cuda and not self.generator_devices
         transport = choose_transport(self.weight_transfer, Machine(on_cuda, shares_device))
         return transport, self._placements(on_cuda)
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
-        """One server, not started, for each list of CUDA indices; their logs go to the run's folder."""
+        """Makes one server, not started, for each list of CUDA indices; their logs go to the run's folder."""
         policy: Any = trainer.lightning_module
         folder, settings = run_folder(trainer), self._settings(trainer)
         transport = self.transport
@@ -180,7 +179,7 @@ class GeneratorDevices(GracefulShutdown):
         ]
 
     def _settings(self, trainer: L.Trainer) -> ServerSettings:
-        """The servers' settings with what policy and data decide: so no two settings have to agree."""
+        """Returns the servers' settings, completed from policy and data: no two settings have to agree."""
         asked: Any = self.server_settings
         policy: Any = trainer.lightning_module
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -193,7 +192,7 @@ class GeneratorDevices(GracefulShutdown):
         )
 
     def _terms(self, servers: list[Server]) -> JoinSpec:
-        """What a generator must be to join: what those are that the run has started."""
+        """Returns the properties that a generator must have to join: those of the run's own."""
         first = servers[0]
         return JoinSpec(
             model=os.path.abspath(first.model) if os.path.exists(first.model) else first.model,
@@ -205,7 +204,7 @@ class GeneratorDevices(GracefulShutdown):
         )
 
     def _placements(self, on_cuda: bool) -> list[list[int]]:
-        """CUDA indices of each generator; an empty list is a generator on the CPU."""
+        """Returns the CUDA indices of each generator; an empty list is a generator on the CPU."""
         if not on_cuda:
             return self._enough([[] for _ in range(max(1, len(self.generator_devices)))])
         shared: torch.device = self.root_device
@@ -227,17 +226,13 @@ class GeneratorDevices(GracefulShutdown):
         return placements
 
     def on_train_start(self) -> None:
-        """Spare the garbage collector what is there by now, most of it the libraries' and there to stay.
-
-        A look at all of it took 0.3 s, in which no thread of Python moves, and came so rarely that garbage gathered for
-        minutes.
-        """
+        """Excludes all objects made so far from garbage collection; most belong to libraries and stay."""
         super().on_train_start()
-        gc.collect()
+        gc.collect()  # a full one took 0.3 s with all threads stopped, and came so rarely that garbage lay for minutes
         gc.freeze()
 
     def teardown(self) -> None:
-        """Stop the generators, then what the base strategy holds."""
+        """Stops the generators, then releases what the base strategy holds."""
         gc.unfreeze()
         self.stop_generators()
         super().teardown()
@@ -245,26 +240,6 @@ class GeneratorDevices(GracefulShutdown):
 
 
 def raise_if_stopped(trainer: L.Trainer) -> None:
-    """Raise `lrl.runtime.signals.Stopped` if a signal has told the run to end."""
+    """Raises `lrl.runtime.signals.Stopped` if a signal asked the run to end."""
     if isinstance(trainer.strategy, GracefulShutdown):
         trainer.strategy.signals.check()
-
-
-class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
-    """One trainer process on one device, and the rest of the job's devices for generators; see `GeneratorDevices`."""
-
-    @property
-    def root_device(self) -> torch.device:
-        """The one device that trains."""
-        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
-
-    @GeneratorDevices.parallel_devices.setter  # type: ignore[attr-defined]
-    def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        """Refuse a second trainer device: this strategy would leave it idle."""
-        GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
-        if self._parallel_devices and len(self._parallel_devices) > 1:
-            raise ConfigError(
-                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} minus "
-                f"strategy.generator_devices {self.num_generator_devices} leaves {len(self._parallel_devices)}. "
-                "Raise generator_devices, lower devices, or train on all of them with lrl.AsyncDDP."
-            )

@@ -1,0 +1,29 @@
+"""One trainer process on one device."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lrl.runtime.config_errors import ConfigError
+from lrl.strategies.generator_devices import GeneratorDevices
+
+
+class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
+    """One trainer process on one device, and the rest of the job's devices for generators; see `GeneratorDevices`."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """The trainer's device."""
+        return self.parallel_devices[0] if self.parallel_devices else torch.device("cpu")
+
+    @GeneratorDevices.parallel_devices.setter  # type: ignore[attr-defined]
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        """Refuses a second trainer device: this strategy would leave it idle."""
+        GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
+        if self._parallel_devices and len(self._parallel_devices) > 1:
+            raise ConfigError(
+                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} minus "
+                f"strategy.generator_devices {self.num_generator_devices} leaves {len(self._parallel_devices)}. "
+                "Raise generator_devices, lower devices, or train on all of them with lrl.AsyncDDP."
+            )

@@ -22,11 +22,7 @@ from lrl.runtime import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
 """Lines that only repeat how optional settings are typed."""
-LRL, CALLBACKS, LOGGERS = (
-    ("lrl", "lrl.strategies.generator_devices"),
-    "lightning.pytorch.callbacks",
-    "lightning.pytorch.loggers",
-)
+LRL, CALLBACKS, LOGGERS = ("lrl",), "lightning.pytorch.callbacks", "lightning.pytorch.loggers"
 ROOMS: dict[str, tuple[str, ...]] = {
     "model": LRL,
     "data": LRL,

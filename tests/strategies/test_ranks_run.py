@@ -85,7 +85,7 @@ def test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichev
     assert sorted(prompt for line in first for prompt in line["prompts"]) == list(range(STEPS * GROUPS))
     lags = [lag for line in first for lag in line["lags"]]
     assert min(lags) >= 0 and max(lags) <= 1
-    assert {line["patience_s"] for line in [*first, *second]} == {RANK_TIMEOUT.total_seconds()}, (
+    assert {line["timeout_s"] for line in [*first, *second]} == {RANK_TIMEOUT.total_seconds()}, (
         "not that of the meeting"
     )
     assert (tmp_path / "policy" / "config.json").exists()

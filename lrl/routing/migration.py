@@ -26,7 +26,7 @@ class Migration:
     goes on with them reads prompt and tokens first. The pool moves none twice under one version.
 
     Args:
-        decode_time: How long a generator takes for a token.
+        decode_latency: How long a generator takes for a token.
         prefill_ms: Milliseconds to read a token; the default is a 7B model at half of an H800's 990 TFLOPS.
         margin: Gain over cost, at least.
 

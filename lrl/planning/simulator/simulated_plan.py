@@ -183,7 +183,7 @@ def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
     if isinstance(dispatch, SkewnessAware):
         time = dispatch.decode_latency
         numbers = {"step_ms": float(f"{time.step_ms:.4g}"), "response_ms": float(f"{time.response_ms:.4g}")}
-        settings["init_args"] = {"decode_time": numbers}
+        settings["init_args"] = {"decode_latency": numbers}
     return settings
 
 

@@ -27,8 +27,8 @@ class DecodeLatency:
     response_ms: float = 0.056
 
     def __post_init__(self) -> None:
-        above(0, "decode_time", step_ms=self.step_ms)
-        at_least(0, "decode_time", response_ms=self.response_ms)
+        above(0, "decode_latency", step_ms=self.step_ms)
+        at_least(0, "decode_latency", response_ms=self.response_ms)
 
     def per_token(self, responses: int) -> float:
         """PTL(BS): milliseconds in which each of `responses` answers gets one token."""

@@ -27,7 +27,7 @@ class SkewnessAware(Dispatch):
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1); the paper's is 0.2.
         combine: What is minimised: `max` is the time at which both parts are done, `sum` is what the paper prints.
-        decode_time: How long a generator takes for a token.
+        decode_latency: How long a generator takes for a token.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -136,7 +136,7 @@ def generators_for_the_long(
         rest: The same of the others.
         generators: N_l + N_r; at least 2, and each part gets one.
         capacity: Responses that a generator writes at once.
-        decode_time: The time for a token.
+        decode_latency: The time for a token.
         combine: How the latencies of the two parts are combined.
     """
 

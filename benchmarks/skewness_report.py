@@ -46,7 +46,7 @@ def table(rows: Sequence[Row]) -> str:
     lines.append(f"| the longest group alone | {floor(rows):.2f} | |")
     times = {(row["step_ms"], row["response_ms"]) for row in rows}
     said = ", ".join(f"{step:.2f} ms and {answer:.3f} ms for each answer" for step, answer in sorted(times))
-    return "\n".join([*lines, "", f"decode_time: {said}"])
+    return "\n".join([*lines, "", f"decode_latency: {said}"])
 
 
 def spread(values: Sequence[float]) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
 from lrl.routing.decode_latency import DecodeLatency
-from lrl.routing.dispatch import LeastLoaded, Loaded, Request
+from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 
 PROMPTS = 1024
 PROMPT_TOKENS = 512
@@ -102,8 +102,8 @@ class Random(LeastLoaded):
         self._draw = random.Random(0)
         self._turn: list[int] = []
 
-    def pick(self, request: Request, generators: Sequence[Loaded]) -> int:
-        """See `Dispatch.pick`; all have room for all that is sent here."""
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int:
+        """See `DispatchPolicy.pick`; all have room for all that is sent here."""
         if not self._turn:
             self._turn = self._draw.sample(range(len(generators)), len(generators))
         return self._turn.pop()

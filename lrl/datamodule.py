@@ -29,7 +29,7 @@ from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.step_observers import StepObservers
 from lrl.rollouts.stream import RankStream, StepLoader, StepStream
-from lrl.routing.dispatch import Dispatch, LeastLoaded, Migration
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Migration
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.runtime import lightning_warnings
 from lrl.runtime.config_errors import above, at_least, fault
@@ -100,7 +100,7 @@ class RolloutDataModule(L.LightningDataModule):
         max_skipped_per_step: int = 0,
         mask_truncated: bool = False,
         replay: Replay | None = None,
-        dispatch: Dispatch | None = None,
+        dispatch: DispatchPolicy | None = None,
         migration: Migration | None = None,
         length_predictor: LengthPredictor | None = None,
         reward_workers: int = 1,
@@ -129,7 +129,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.length_predictor = length_predictor or (
             LengthPredictor() if migration or self.dispatch.needs_lengths else None
         )
-        self.dispatch.lengths = self.length_predictor
         self._observers = StepObservers(self.advantages, replay, self.length_predictor)
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
         self.reward_pool = RewardPool(
@@ -199,8 +198,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self._controller
 
     def _make_controller(self) -> Controller:
-        requests = self.fleet.rollouts.requests
-        requests.dispatch, requests.migration = self.dispatch, self.migration
+        self.fleet.rollouts.requests.use(self.dispatch, self.migration, self.length_predictor)
         controller = Controller(
             self.prompts,
             self.fleet.rollouts,

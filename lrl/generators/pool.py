@@ -16,7 +16,7 @@ from typing import Any
 
 from lrl.generators.client import GeneratorError, Refused, TooLate
 from lrl.generators.generator import Generator
-from lrl.routing.dispatch import Dispatch, LeastLoaded, Request
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -37,7 +37,7 @@ class GeneratorPool:
         dispatch: Which of them responses which prompt, and in which order.
     """
 
-    def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
+    def __init__(self, generators: Sequence[Generator], dispatch: DispatchPolicy | None = None) -> None:
         self.generators = list(generators)
         self.pending: list[Generator] = []
         """They answer already and wait for the next sync, at which they join."""
@@ -222,7 +222,7 @@ class GeneratorPool:
         if self.serving:
             self.has_served, self.alone_since = True, None
         for generator in self.serving:  # while its door was closed the desk did not tell it
-            generator.note_waiting(self.requests.keeps)
+            generator.note_waiting(self.requests.has_waiting)
         self.requests.send_soon()
         async with self._changed:
             self._changed.notify_all()

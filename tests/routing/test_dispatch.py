@@ -18,14 +18,22 @@ from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.routing.decode_latency import DecodeLatency
-from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailBatching
+from lrl.routing.dispatch import (
+    DispatchPolicy,
+    LeastLoaded,
+    LeastTokens,
+    Request,
+    RoundRobin,
+    SkewnessAware,
+    TailBatching,
+)
 from lrl.routing.dispatch.base import longest_first
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
 from tests.generators.test_pool import make_crew, resync
 from tests.rollouts.test_controller import ModelRewards
 
-RULES: dict[str, Callable[[], Dispatch]] = {
+RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "round robin": RoundRobin,
     "least loaded": LeastLoaded,
     "least tokens": LeastTokens,
@@ -68,12 +76,12 @@ def request(tokens: int, responses: int = 1, priority: int = 0, due: int = 0) ->
     return Request(Prompt(id=priority, token_ids=[tokens], text=""), responses, priority, due)
 
 
-def with_oracle(dispatch: Dispatch) -> Dispatch:
+def with_oracle(dispatch: DispatchPolicy) -> DispatchPolicy:
     dispatch.lengths = Oracle()
     return dispatch
 
 
-def send_all(dispatch: Dispatch, generators: list[Model]) -> list[tuple[Request, int]]:
+def send_all(dispatch: DispatchPolicy, generators: list[Model]) -> list[tuple[Request, int]]:
     sent = []
     while (chosen := dispatch.send(generators)) is not None:
         generators[chosen[1]].has.append(chosen[0])
@@ -81,7 +89,7 @@ def send_all(dispatch: Dispatch, generators: list[Model]) -> list[tuple[Request,
     return sent
 
 
-def goes_before(rule: Dispatch, waiting: Request, sent: Request, version: int) -> bool:
+def goes_before(rule: DispatchPolicy, waiting: Request, sent: Request, version: int) -> bool:
     """Whether `waiting` may not be passed over for `sent`."""
     if isinstance(rule, TailBatching) and waiting.due > version + rule.steps_ahead:
         return False  # it may be held
@@ -100,7 +108,7 @@ moves = st.lists(requests | st.sampled_from(["end", "end", "discard", "sync", "l
     moves=moves, capacities=st.lists(st.integers(1, 9), min_size=1, max_size=4), draw=st.randoms(use_true_random=False)
 )
 def test_what_waits_is_sent_once_in_order_and_within_capacity(
-    rule: Callable[[], Dispatch], moves: list[Request | str], capacities: list[int], draw: random.Random
+    rule: Callable[[], DispatchPolicy], moves: list[Request | str], capacities: list[int], draw: random.Random
 ) -> None:
     dispatch, generators = with_oracle(rule()), [Model(capacity) for capacity in capacities]
     waiting: list[Request] = []
@@ -176,7 +184,7 @@ async def a_run(controller: Controller, pool: object, every_n_steps: int, pacing
     seed=st.integers(0, 10**6),
 )
 def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
-    rule: Callable[[], Dispatch], max_lag: int, groups: int, wait: bool, max_skipped: int, seed: int
+    rule: Callable[[], DispatchPolicy], max_lag: int, groups: int, wait: bool, max_skipped: int, seed: int
 ) -> None:
     pacing = Pacing(prompts_per_epoch=7, groups_per_step=groups, max_lag=max_lag, last_step=7, wait_for_stragglers=wait)
     draw = random.Random(seed)

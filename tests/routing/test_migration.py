@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
-from lrl.routing.dispatch import LeastLoaded, Loaded, Migration, Request
+from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Migration, Request
 from lrl.types import Prompt
 from tests.generators.test_pool import Known, ModelClient, ask, gather, make_crew, resync
 
 
 def make_moving_crew(*capacities: int, migration: Migration) -> tuple[GeneratorPool, list[ModelClient]]:
     pool, clients = make_crew(*capacities)
-    pool.requests.migration, pool.requests.dispatch.lengths = migration, Known()
+    pool.requests.use(LeastLoaded(), migration, Known())
     return pool, clients
 
 
@@ -29,7 +29,7 @@ def test_half_written_answers_go_on_with_an_idle_generator_behind_their_tokens()
     assert pool.requests.moved == 2 and pool.reissued == 0
     assert (
         not pool.requests._targets
-        and not pool.requests._under
+        and not pool.requests._moved_at
         and all(not generator.load for generator in pool.generators)
     )
 
@@ -47,12 +47,12 @@ def test_what_gains_less_than_it_costs_stays(migration: Migration | None, known:
 
 def test_nothing_moves_while_something_waits() -> None:
     class HoldsThree(LeastLoaded):
-        def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
+        def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
             return None if request.responses == 3 and not released else super().pick(request, generators)
 
     pool, _ = make_moving_crew(8, 8, migration=Migration())
-    pool.requests.dispatch, released = HoldsThree(), False
-    pool.requests.dispatch.lengths = Known()
+    released = False
+    pool.requests.use(HoldsThree(), Migration(), Known())
 
     async def scene() -> None:
         nonlocal released
@@ -90,7 +90,7 @@ def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
     assert all(client.most <= max(capacity, 3) for client, capacity in zip(clients, capacities, strict=True))
     assert (
         not pool.requests._targets
-        and not pool.requests._under
+        and not pool.requests._moved_at
         and all(generator.in_flight == 0 for generator in pool.generators)
     )
 

@@ -121,12 +121,12 @@ def test_settings_on_the_command_line_change_what_they_say(build: Any, name: str
 def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: Path) -> None:
     config = tmp_path / "tails.yaml"
     rule = {"class_path": "lrl.routing.dispatch.SkewnessAware", "init_args": {"combine": "sum", "long_tail": 0.1}}
-    rule["init_args"]["decode_time"] = {"step_ms": 5.0}
+    rule["init_args"]["decode_latency"] = {"step_ms": 5.0}
     config.write_text(yaml.safe_dump({"data": {"init_args": {"dispatch": rule}}}))
     migration = ("--data.migration", "Migration", "--data.migration.prefill_ms", "0.5")
     _, _, data = build("--config", "quickstart", "--config", str(config), *migration)
     assert (data.dispatch.combine, data.dispatch.long_tail, data.dispatch.decode_latency.step_ms) == ("sum", 0.1, 5.0)
-    assert data.dispatch.lengths is data.length_predictor is not None and data.migration.prefill_ms == 0.5
+    assert data.length_predictor is not None and data.migration.prefill_ms == 0.5
 
     lengths = ("--data.length_predictor", "Lengths", "--data.length_predictor.seen_prompts", "9")
     _, _, data = build("--config", "quickstart", "--data.dispatch", "LeastLoaded", *lengths)

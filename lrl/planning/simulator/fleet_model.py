@@ -12,7 +12,7 @@ from lrl.planning.costs import GeneratorCosts
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.generator_model import ModelGenerator
 from lrl.planning.simulator.length_sampling import LengthSampler, SimulatedResponse, fill
-from lrl.routing.dispatch import Dispatch, Request
+from lrl.routing.dispatch import DispatchPolicy, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -33,7 +33,7 @@ class ModelFleet:
         costs: Sequence[GeneratorCosts],
         capacity: int,
         lengths: LengthSampler,
-        dispatch: Dispatch,
+        dispatch: DispatchPolicy,
         record: Callable[[GeneratorRecord], None] | None = None,
     ) -> None:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]

@@ -25,7 +25,7 @@ from lrl.rollouts.bin_packing import Cuts
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from lrl.routing.dispatch import Dispatch, LeastLoaded
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.types import Prompt, Rollout, Sampling
 
 
@@ -69,7 +69,7 @@ class Simulation:
     max_num_seqs: int = 256
     prompt_tokens: int = 256
     prompts: int = 1_000_000
-    dispatch: Callable[[], Dispatch] = LeastLoaded
+    dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
 
     def __post_init__(self) -> None:

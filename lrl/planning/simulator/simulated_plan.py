@@ -24,7 +24,7 @@ from lrl.planning.profiling.timeline import GeneratorRecord, Record, StepRecord
 from lrl.planning.simulator.length_sampling import LengthSampler, ObservedLengths
 from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.decode_latency import DecodeLatency
-from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
 from lrl.types import Prompt
 
 COUNTED = 4
@@ -42,7 +42,7 @@ class Outcome:
     """What the simulator says of a plan under one rule; shares are of the step."""
 
     rule: str
-    make: Callable[[], Dispatch]
+    make: Callable[[], DispatchPolicy]
     """Makes the rule."""
     step_s: float
     waits: dict[str, float]
@@ -70,7 +70,7 @@ class ByPrompt:
         return self.lengths.quantile(share)
 
 
-def rules(costs: RooflineGenerator, slots: int, context_tokens: float) -> dict[str, Callable[[], Dispatch]]:
+def rules(costs: RooflineGenerator, slots: int, context_tokens: float) -> dict[str, Callable[[], DispatchPolicy]]:
     """Makes of each rule, by its name; those that look at times are told the generators' own.
 
     Args:
@@ -97,11 +97,11 @@ def outcomes(plan: Plan, sides: Sides, cluster: Cluster) -> tuple[Outcome, ...]:
     return tuple(outcome(name, made[name], plan, sides, cluster) for name in names)
 
 
-def outcome(rule: str, make: Callable[[], Dispatch], plan: Plan, sides: Sides, cluster: Cluster) -> Outcome:
+def outcome(rule: str, make: Callable[[], DispatchPolicy], plan: Plan, sides: Sides, cluster: Cluster) -> Outcome:
     """The plan under one rule."""
     lengths = ObservedLengths([round(tokens) for tokens in sides.workload.lengths.values])
 
-    def informed() -> Dispatch:
+    def informed() -> DispatchPolicy:
         made = make()
         made.lengths = ByPrompt(lengths)
         return made
@@ -130,7 +130,7 @@ def outcome(rule: str, make: Callable[[], Dispatch], plan: Plan, sides: Sides, c
 
 
 def simulation(
-    plan: Plan, sides: Sides, cluster: Cluster, lengths: LengthSampler, dispatch: Callable[[], Dispatch]
+    plan: Plan, sides: Sides, cluster: Cluster, lengths: LengthSampler, dispatch: Callable[[], DispatchPolicy]
 ) -> Simulation:
     """The plan as a simulation; one of its micro-batches is what all ranks train at the same time."""
     training, workload = plan.training, sides.workload
@@ -183,7 +183,7 @@ def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
     if isinstance(dispatch, SkewnessAware):
         time = dispatch.decode_latency
         numbers = {"step_ms": float(f"{time.step_ms:.4g}"), "response_ms": float(f"{time.response_ms:.4g}")}
-        settings["init_args"] = {"decode_time": numbers}
+        settings["init_args"] = {"decode_latency": numbers}
     return settings
 
 

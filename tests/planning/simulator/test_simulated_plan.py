@@ -84,4 +84,4 @@ def test_a_recipe_gets_a_rule_only_if_it_is_worth_it() -> None:
         "class_path": "lrl.routing.dispatch.LeastTokens"
     }
     chosen = best_dispatch([usual, took("SkewnessAware", skewness, 8.0)])
-    assert chosen is not None and chosen["init_args"]["decode_time"] == {"step_ms": 8.4, "response_ms": 0.056}
+    assert chosen is not None and chosen["init_args"]["decode_latency"] == {"step_ms": 8.4, "response_ms": 0.056}

@@ -92,13 +92,13 @@ def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_
 ) -> None:
     ranker, resumed = rankers(), rankers()
     ranker.start()
-    assert correlation(ranker) == 0 and not ranker.figures()
+    assert correlation(ranker) == 0 and not ranker.metrics()
     live(ranker, 0, steps=6)
     assert correlation(ranker) > 0.9
     assert (
-        ranker.figures()["length_predictor/model_correlation"]
+        ranker.metrics()["length_predictor/model_correlation"]
         > 0.5
-        > ranker.figures()["length_predictor/ngrams_correlation"]
+        > ranker.metrics()["length_predictor/ngrams_correlation"]
     )
     state = through_a_file(ranker.state_dict())
     ranker.close()

@@ -4,14 +4,14 @@ import pytest
 
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import StepStream
+from lrl.rollouts.stream import RunParts, StepStream
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 
 
 class Scene:
-    """A trainer at a row of groups, and a clock that moves only when somebody waits or works."""
+    """A trainer with a row of groups, and a clock that moves only while it waits or works."""
 
     def __init__(self, groups: list[Group], replayed: list[Group] | None = None, gather: bool = False) -> None:
         self.groups = iter(groups)
@@ -22,18 +22,15 @@ class Scene:
         self.ended: list[list[Group]] = []
         self.stopwatch = Stopwatch(lambda: self.now)
         packer = Packer(64, GroupMean(), 1.0, oldest_version=0)
-        self.stream = StepStream(
-            self.next_group,
-            len(groups),
-            packer,
-            0,
-            self.given_up.append,
-            self.prepare,
-            self.ended.append,
-            self.stopwatch,
-            gather,
-            replayed or (),
+        run = RunParts(
+            next_group=lambda step: self.next_group(),
+            stopwatch=self.stopwatch,
+            prepare=self.prepare,
+            give_up=self.given_up.append,
+            end_step=lambda step, groups: self.ended.append(groups),
+            gather=gather,
         )
+        self.stream = StepStream(0, len(groups), packer, run, replayed or ())
 
     def next_group(self) -> Group:
         group = next(self.groups)
@@ -121,7 +118,7 @@ def test_a_wait_that_something_else_interrupts_counts_without_it() -> None:
             scene.now += 50.0
         return next_group()
 
-    scene.stream._next_group = interrupted
+    scene.next_group = interrupted
     scene.train()
     assert scene.stream.waits == [5.0]
 

@@ -44,7 +44,7 @@ def test_lengths_are_there_only_for_what_needs_them() -> None:
 
 def test_what_was_learnt_of_lengths_is_in_the_checkpoint_and_needs_not_be() -> None:
     data, resumed = data_module(dispatch=TailBatching()), data_module(dispatch=TailBatching())
-    data._observers.end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
+    data._end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
     state = through_a_file(data.state_dict())
     resumed.load_state_dict(state)
     assert resumed.length_predictor.expected(make_prompt(8, 8)) == pytest.approx(80) != 1

@@ -18,7 +18,7 @@ from lrl.types import Prompt, Rollout, Sampling
 
 
 class ModelFleet:
-    """Fulfils `lrl.rollouts.controller.Generates`.
+    """Fulfils `lrl.rollouts.controller.ResponseWriter`.
 
     Args:
         costs: Of each generator.
@@ -47,7 +47,7 @@ class ModelFleet:
     async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
-        """See `Generates.response`; the rollouts have no token yet."""
+        """See `ResponseWriter.generate`; the rollouts have no token yet."""
         request = Request(prompt, len(rollouts), priority, due)
         written = False
         while not written:

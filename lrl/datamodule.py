@@ -1,4 +1,4 @@
-"""The LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state is the ledger."""
+"""LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state is the ledger."""
 
 from __future__ import annotations
 

@@ -137,7 +137,10 @@ class Controller:
     async def _run(self, group: Group) -> None:
         try:
             await self._write(group)
-            await self._score(group)
+            clock = asyncio.get_running_loop().time
+            started = clock()
+            await score(group.prompt, group.rollouts, self.decode, self.rewards)
+            group.scoring_s = clock() - started
             if has_equal_rewards(group, self.min_rollouts) and self._may_skip():
                 self.ledger.skip(group)
                 self._admit()
@@ -164,13 +167,6 @@ class Controller:
             )
             group.written_s = clock()
         self.generated_tokens += group.num_tokens - before
-
-    async def _score(self, group: Group) -> None:
-        """Scores a group's responses and sets `scoring_s`."""
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        await score(group.prompt, group.rollouts, self.decode, self.rewards)
-        group.scoring_s = clock() - started
 
     def _may_skip(self) -> bool:
         """Counts one skip of this version, or returns False when none is left."""

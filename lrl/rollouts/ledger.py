@@ -37,8 +37,7 @@ DONE = -1
 class Ledger:
     """Groups of a run, by their index in its row of prompts.
 
-    It belongs to the thread of the controller's loop. Only `give_up` is called on the trainer's thread, which also waits
-    for the state.
+    It belongs to the thread of the controller's loop. The trainer's thread calls only `give_up`.
 
     Args:
         pacing: Decides which groups may start, and whether steps wait for older ones.
@@ -179,8 +178,14 @@ class Ledger:
             ValueError: `state` belongs to a run with other steps, whose groups would be trained too late, twice or
                 never; or to a run with other prompts.
         """
-        done = state["done_through"] + len(state["done_ahead"])
-        self._check_steps(state["steps_done"], trained=done - len(state["skipped"]))
+        done, steps_done = state["done_through"] + len(state["done_ahead"]), state["steps_done"]
+        trained, expected = done - len(state["skipped"]), self.pacing.groups_before(steps_done)
+        if trained != expected:
+            groups, prompts = self.pacing.groups_per_step, self.pacing.prompts_per_epoch
+            raise ValueError(
+                f"The checkpoint has trained {trained} groups in {steps_done} steps. With {prompts} prompts "
+                f"and data.groups_per_step {groups} it would be {expected}: resume with the ones it was made with."
+            )
         self._done_through = self.next_index = state["done_through"]
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
         self.given_up, self.skipped = dict(state["given_up"]), dict(state["skipped"])
@@ -192,8 +197,8 @@ class Ledger:
         self.running |= {group.index: group for group in running}
         self._open.update(group.admitted_by for group in [*finished, *running])
         self._started = done + len(finished) + len(running)
-        self._restart_late_groups(state["steps_done"])
-        for place, group in enumerate(self._in_order(), start=self.pacing.groups_before(state["steps_done"])):
+        self._restart_late_groups(trained)
+        for place, group in enumerate(self._in_order(), start=trained):
             group.due = self.pacing.step_of(place)
 
     def _in_order(self) -> list[Group]:
@@ -201,22 +206,14 @@ class Ledger:
         groups = [*self.finished.values(), *self.running.values()]
         return sorted(groups, key=lambda group: (group.admitted_by, group.index))
 
-    def _check_steps(self, steps_done: int, trained: int) -> None:
-        if trained != (expected := self.pacing.groups_before(steps_done)):
-            groups, prompts = self.pacing.groups_per_step, self.pacing.prompts_per_epoch
-            raise ValueError(
-                f"The checkpoint has trained {trained} groups in {steps_done} steps. With {prompts} prompts "
-                f"and data.groups_per_step {groups} it would be {expected}: resume with the ones it was made with."
-            )
-
-    def _restart_late_groups(self, steps_done: int) -> None:
+    def _restart_late_groups(self, trained: int) -> None:
         """Restarts the groups that would be trained too late: a resumed run may have a lower `max_lag`."""
         if not self.pacing.wait_for_stragglers:
             return
-        trained, kept, late = self.pacing.groups_before(steps_done), 0, []
+        late = []
         for group in self._in_order():
-            if trained + kept < self.pacing.groups_before(group.admitted_by + self.pacing.max_lag + 1):
-                kept += 1
+            if trained < self.pacing.groups_before(group.admitted_by + self.pacing.max_lag + 1):
+                trained += 1
             else:
                 late.append(group)
         self.restart(late)

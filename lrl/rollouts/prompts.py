@@ -131,7 +131,8 @@ class Prompts:
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._order = (-1, [])
         self._report_too_long([p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens)
-        self._report_twins()
+        if twins := len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts}):
+            log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
         self._loaded_with = (tokenizer, max_prompt_tokens)
 
     def __len__(self) -> int:
@@ -190,11 +191,6 @@ class Prompts:
             others = f" {len(wrong) - 1} other rows cannot be used either." if len(wrong) > 1 else ""
             raise ConfigError(wrong[0] + others)
         return prompts
-
-    def _report_twins(self) -> None:
-        twins = len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts})
-        if twins:
-            log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
 
     def _chat_form(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         has_template = bool(tokenizer.chat_template)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +78,7 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
         ValueError,
         RuntimeError,
         DatasetsError,
-    ) as error:  # RuntimeError: the data set has a loading script
+    ) as error:  # RuntimeError: it has a script
         reason = " ".join(str(error.__cause__ or error).split())
         asked = f"{source!r}, subset {subset!r}, split {split!r}"
         raise ConfigError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
@@ -102,32 +101,20 @@ def _json_rows(path: Path) -> list[Row]:
     return rows[0] if whole else rows
 
 
-def _function_rows(source: str) -> Iterable[Row]:
+def _function_rows(source: str) -> Iterator[Row]:
     try:
         rows_of = function(source)
     except ValueError as error:
         raise ConfigError(f"The source {source!r}: {error}") from error
-    with _named(source):
-        rows = rows_of()
-    if not isinstance(rows, Iterable):
-        raise ConfigError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
-    return _each(source, rows)
-
-
-def _each(source: str, rows: Iterable[Row]) -> Iterator[Row]:
-    with _named(source):
-        yield from rows
-
-
-@contextmanager
-def _named(source: str) -> Iterator[None]:
-    """Turns an error of a user's function into a ConfigError that names the function."""
     try:
-        yield
+        if isinstance(rows := rows_of(), Iterable):
+            yield from rows
+            return
     except Exception as error:
         raise ConfigError(
             f"The source {source!r} raised {type(error).__name__}: {error}. Mend the function."
         ) from error
+    raise ConfigError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:

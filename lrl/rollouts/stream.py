@@ -134,23 +134,13 @@ class RankStream:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._counts = StepCounts(0, 0)
+        self.num_tokens, self.num_sequences = 0, 0  # see `StepStream`
 
     def __iter__(self) -> Iterator[MicroBatch]:
         while not isinstance(given := self._ranks.receive(), StepCounts):
             if given is not None:
                 yield given
-        self._counts = given
-
-    @property
-    def num_tokens(self) -> int:
-        """See `StepStream`."""
-        return self._counts.tokens
-
-    @property
-    def num_sequences(self) -> int:
-        """See `StepStream`."""
-        return self._counts.sequences
+        self.num_tokens, self.num_sequences = given
 
     def finish(self) -> None:
         """Does nothing: rank 0 reports the groups."""

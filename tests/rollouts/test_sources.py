@@ -60,9 +60,9 @@ def test_rows_come_from_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.syspath_prepend(tmp_path)
     assert list(read_rows("made_up_rows:rows", None, "train")) == [{"prompt": "1+1?"}]
     with pytest.raises(ValueError, match="made_up_rows:none' returned None"):
-        read_rows("made_up_rows:none", None, "train")
+        list(read_rows("made_up_rows:none", None, "train"))
     with pytest.raises(ValueError, match="made_up_rows has no .missing."):
-        read_rows("made_up_rows:missing", None, "train")
+        list(read_rows("made_up_rows:missing", None, "train"))
 
 
 def test_a_missing_file_is_named_with_the_forms_there_are() -> None:

@@ -1,4 +1,4 @@
-"""The shares of the ranks."""
+"""Bin packing for several ranks."""
 
 import math
 import random

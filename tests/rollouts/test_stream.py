@@ -58,7 +58,7 @@ def test_training_begins_before_the_last_group_is_there() -> None:
     assert scene.events.count("train") > 1
 
 
-def test_who_takes_turns_trains_nothing_before_the_last_group_is_there_and_then_the_same() -> None:
+def test_a_shared_device_trains_nothing_before_the_last_group_is_there_and_then_the_same() -> None:
     groups = [make_group(i, 4, [12, 12]) for i in range(6)]
     scene = Scene(groups, gather=True)
     assert scene.train() == 6 * 24
@@ -129,7 +129,7 @@ def test_the_steps_denominator_is_every_token_in_the_loss() -> None:
     assert [group.index for group in scene.stream.groups] == [0, 1, 2, 3]
 
 
-def test_a_group_with_too_few_scored_answers_is_given_up() -> None:
+def test_a_group_with_too_few_scored_responses_is_given_up() -> None:
     groups = [make_group(i, 4, [9, 9]) for i in range(3)]
     groups[1].rollouts[0].reward = None
     scene = Scene(groups)

@@ -1,4 +1,4 @@
-"""The rules of dispatch: what each may never do, and what each is for."""
+"""Dispatch policies: the invariants of all, and the purpose of each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
 class Oracle:
-    """Knows: a response has as many tokens as its prompt's first token says."""
+    """Expected lengths that are right: the prompt's first token is the length of its responses."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         return prompt.token_ids[0]
@@ -57,7 +57,7 @@ class Oracle:
 
 @dataclass
 class Model:
-    """A generator that has what it was sent."""
+    """A generator with the requests that were sent to it."""
 
     capacity: int = 8
     version: int = 0
@@ -90,7 +90,7 @@ def send_all(dispatch: DispatchPolicy, generators: list[Model]) -> list[tuple[Re
 
 
 def goes_before(rule: DispatchPolicy, waiting: Request, sent: Request, version: int) -> bool:
-    """Whether `waiting` may not be passed over for `sent`."""
+    """Returns whether `waiting` must go before `sent`."""
     if isinstance(rule, TailBatching) and waiting.due > version + rule.steps_ahead:
         return False  # it may be held
     if isinstance(rule, SkewnessAware):
@@ -211,7 +211,7 @@ def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -
     assert [position for _, position in send_all(dispatch, generators)] == [0, 1, 2, 0, 2, 0]
 
 
-def test_least_tokens_weighs_answers_by_what_they_still_need() -> None:
+def test_least_tokens_weighs_responses_by_what_they_still_need() -> None:
     generators = [Model(8, has=[request(1, responses=5)]), Model(8, has=[request(1)])]
     generators[1].has[0].tokens = 100.0
     dispatch = with_oracle(LeastTokens())
@@ -284,7 +284,7 @@ def test_an_idle_generator_helps_the_other_part() -> None:
 
 
 def tail(steps_ahead: int = 1) -> TailBatching:
-    """Knows what is usual: 10 tokens."""
+    """Expected lengths of 10 tokens."""
     dispatch = TailBatching(steps_ahead=steps_ahead)
     with_oracle(dispatch)
     for _ in range(50):

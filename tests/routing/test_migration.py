@@ -21,7 +21,7 @@ def make_moving_crew(*capacities: int, migration: Migration) -> tuple[GeneratorP
     return pool, clients
 
 
-def test_half_written_answers_go_on_with_an_idle_generator_behind_their_tokens() -> None:
+def test_half_written_responses_go_on_with_an_idle_generator_behind_their_tokens() -> None:
     pool, (first, second) = make_moving_crew(8, 8, migration=Migration())
     run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
     assert first.requests == [(2, 0), (2, 0)] and second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
@@ -73,7 +73,7 @@ def test_nothing_moves_while_something_waits() -> None:
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 60)), min_size=2, max_size=16),
     st.lists(st.floats(0.5, 70), max_size=3),
 )
-def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
+def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
     capacities: list[int], groups: list[tuple[int, int]], syncs: list[float]
 ) -> None:
     pool, clients = make_moving_crew(*capacities, migration=Migration(prefill_ms=0.0, margin=1.0))
@@ -95,7 +95,7 @@ def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
     )
 
 
-def test_an_answer_that_outgrew_what_was_expected_may_still_move() -> None:
+def test_a_response_that_outgrew_what_was_expected_may_still_move() -> None:
     class OutgrownAtTen(Known):
         def expected(self, prompt: Prompt, written: float = 0.0) -> float:
             return 10 if written < 10 else written + 50

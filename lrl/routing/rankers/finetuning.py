@@ -56,7 +56,7 @@ class FineTuned:
         self._tokenizer = AutoTokenizer.from_pretrained(recipe.model, padding_side="right", truncation_side="left")
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._network = open_with_a_number(recipe.model, self._tokenizer.pad_token_id).to(self._device)
+        self._network = open_with_scalar_head(recipe.model, self._tokenizer.pad_token_id).to(self._device)
         self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=recipe.lr, weight_decay=0.0)
         self._older = deque[Row](maxlen=recipe.fitted_prompts)
         self._draw = random.Random(0)
@@ -101,7 +101,7 @@ class FineTuned:
             return self._network(**read.to(self._device)).logits[:, 0].float()
 
 
-def open_with_a_number(model: str, pad_token_id: int) -> PreTrainedModel:
+def open_with_scalar_head(model: str, pad_token_id: int) -> PreTrainedModel:
     """Opens a causal language model with a new scalar head in the place of its language model head.
 
     Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 
-def filled(template: str, row: Row, where: str) -> str:
+def fill_template(template: str, row: Row, where: str) -> str:
     """Fills `template` with a row's columns; raises a ConfigError that begins with `where`."""
     try:
         return template.format_map(row)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from lrl.rollouts.chat_template import encode, filled, messages_of, template_fields
+from lrl.rollouts.chat_template import encode, fill_template, messages_of, template_fields
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 from lrl.runtime.config_errors import ConfigError, fault
 from lrl.types import Prompt
@@ -179,7 +179,7 @@ class Prompts:
 
     def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         """Returns all rows as prompts; the error names the first wrong row and counts the others."""
-        chat = self._chat_form(tokenizer)
+        chat = self._uses_chat_template(tokenizer)
         prompts, wrong = [], []
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=len(self.rows) <= LONG)
         for row_id, row in enumerate(bar):
@@ -192,7 +192,7 @@ class Prompts:
             raise ConfigError(wrong[0] + others)
         return prompts
 
-    def _chat_form(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+    def _uses_chat_template(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         has_template = bool(tokenizer.chat_template)
         if self.chat is True and not has_template:
             raise ConfigError(
@@ -213,7 +213,7 @@ class Prompts:
         if self.template is not None:
             if lacking := self._fields - row.keys():
                 raise ConfigError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
-            asked["content"] = filled(self.template, row | {self.prompt_column: asked["content"]}, where)
+            asked["content"] = fill_template(self.template, row | {self.prompt_column: asked["content"]}, where)
         if self.system_prompt and messages[0]["role"] == "system":
             raise ConfigError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []

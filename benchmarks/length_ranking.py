@@ -142,7 +142,7 @@ def learn(
         waits[-1] += wait_for(ranker)
     times = {"guess_us": median(guesses[1:]), "learn_ms": median(fits)}
     if isinstance(ranker, LanguageModelRanker):
-        times |= {"model_s": median(waits[1:])} | ranker.figures()
+        times |= {"model_s": median(waits[1:])} | ranker.metrics()
     return recalls(groups[learn_first:], expected[learn_first:]), times
 
 

@@ -26,7 +26,7 @@ from statistics import fmean
 from benchmarks import records
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.trainer_model import TrainedResponse
-from lrl.rollouts.bin_packing import Cuts, Rows
+from lrl.rollouts.bin_packing import BinPacker, Rows
 
 RANKS = (2, 4, 8, 16)
 RESPONSES, PROMPT_TOKENS = 16, 200
@@ -46,11 +46,11 @@ def pass_cost(rows: Rows[TrainedResponse]) -> float:
 
 def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
     """What is cut for so many ranks while the groups arrive."""
-    cuts = Cuts[TrainedResponse](MICRO_BATCH_TOKENS, ranks=ranks)
+    cuts = BinPacker[TrainedResponse](MICRO_BATCH_TOKENS, ranks=ranks)
     found: list[Round] = []
     for group in groups:
         for piece in group:
-            cuts.take(piece)
+            cuts.add(piece)
         found += cuts.full()
     return found + list(cuts.flush())
 

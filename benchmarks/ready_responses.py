@@ -26,7 +26,7 @@ from benchmarks.timed_run import (
 from lrl.advantages import GroupMean
 from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import StepLoader, StepStream
+from lrl.rollouts.stream import RunParts, StepLoader, StepStream
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.training.model import open_tokenizer
 from lrl.types import Group, Rollout
@@ -67,17 +67,9 @@ class ReadyResponses(L.LightningDataModule):
     def _next_step(self) -> StepStream:
         step = self.trainer.global_step  # type: ignore[union-attr]
         arriving = self._groups(step)
-        return StepStream(
-            next_group=lambda: next(arriving),
-            groups=GROUPS,
-            packer=Packer(self.micro_batch_tokens, GroupMean(), temperature=1.0),
-            step=step,
-            give_up=lambda group: None,
-            prepare=lambda group: None,
-            end=lambda groups: None,
-            stopwatch=self.stopwatch,
-            gather=False,
-        )
+        packer = Packer(self.micro_batch_tokens, GroupMean(), temperature=1.0)
+        run = RunParts(next_group=lambda step: next(arriving), stopwatch=self.stopwatch)
+        return StepStream(step, GROUPS, packer, run)
 
     def _groups(self, step: int) -> Iterator[Group]:
         draw = random.Random(step)

@@ -30,7 +30,7 @@ from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
 from lrl.planning.profiling.linear_costs import LinearTrainer
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Loaded, SkewnessAware
+from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, LeastTokens, SkewnessAware
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import LONG, REST
 
@@ -56,7 +56,7 @@ class Divided(SkewnessAware):
         super().__init__(long_tail)
         self.long_generators = long_generators
 
-    def _divide(self, generators: Sequence[Loaded]) -> None:
+    def _divide(self, generators: Sequence[GeneratorLoad]) -> None:
         super()._divide(generators)
         self._long_generators = self.long_generators
 
@@ -69,7 +69,7 @@ class Ends(Oracle):
         return super().quantile({LONG: 1.0, REST: 0.8}[share])
 
 
-RULES: dict[str, Callable[[DecodeLatency], Dispatch]] = {
+RULES: dict[str, Callable[[DecodeLatency], DispatchPolicy]] = {
     "Random": lambda decode_latency: Random(),
     "LeastLoaded": lambda decode_latency: LeastLoaded(),
     "LeastTokens": lambda decode_latency: LeastTokens(),
@@ -91,10 +91,10 @@ def told(knows: str, longest: int, seed: int) -> Oracle:
     return kind(drawn(longest, seed), PROMPTS, blur=BLUR[knows])
 
 
-def generation_s(model: Model, make: Callable[[], Dispatch], oracle: Oracle, longest: int, seed: int) -> float:
+def generation_s(model: Model, make: Callable[[], DispatchPolicy], oracle: Oracle, longest: int, seed: int) -> float:
     """Seconds from the first prompt's admission to the last response's end."""
 
-    def informed() -> Dispatch:
+    def informed() -> DispatchPolicy:
         made = make()
         made.lengths = oracle
         return made

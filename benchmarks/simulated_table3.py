@@ -34,7 +34,7 @@ from lrl.planning.planner.devices import Cluster, parse_cluster
 from lrl.planning.planner.model_shape import ModelShape
 from lrl.planning.planner.roofline import PASSES, RooflineGenerator, RooflineTrainer
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.dispatch import Dispatch, SkewnessAware
+from lrl.routing.dispatch import DispatchPolicy, SkewnessAware
 
 DEVICES, TP = 128, 8
 LONGEST = 20_000
@@ -126,7 +126,7 @@ def simulate(scene: Scene, cluster: Cluster, args: argparse.Namespace) -> dict[s
     }
 
 
-def make_rule(scene: Scene, model: Model, args: argparse.Namespace) -> Dispatch:
+def make_rule(scene: Scene, model: Model, args: argparse.Namespace) -> DispatchPolicy:
     """The scene's rule of dispatch, with the lengths that it is told."""
     if not scene.skewness_aware:
         return Random()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
-from lrl.routing.dispatch import LeastLoaded, Loaded, Request
+from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 
 PROMPTS = 1024
@@ -102,8 +102,8 @@ class Random(LeastLoaded):
         self._draw = random.Random(0)
         self._turn: list[int] = []
 
-    def pick(self, request: Request, generators: Sequence[Loaded]) -> int:
-        """See `Dispatch.pick`; all have room for all that is sent here."""
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int:
+        """See `DispatchPolicy.pick`; all have room for all that is sent here."""
         if not self._turn:
             self._turn = self._draw.sample(range(len(generators)), len(generators))
         return self._turn.pop()

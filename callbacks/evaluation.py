@@ -190,7 +190,7 @@ class Evaluation(OnRankZero):
         step, future = self._running
         self._running = None
         data = _data(trainer)
-        groups = data.fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}", data.look)
+        groups = data.fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}", data.poll)
         report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
         metrics = report.metrics(before=(earlier for _, earlier in self.reports))
         self.reports.append((step, report))

@@ -81,7 +81,7 @@ class RolloutLog(OnRankZero):
                 }
             )
             | resumed_scalars(data.controller.resumed, stream.step)
-            | (data.length_predictor.figures() if data.length_predictor else {}),
+            | (data.length_predictor.metrics() if data.length_predictor else {}),
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:

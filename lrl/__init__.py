@@ -7,8 +7,9 @@
 
 Nothing else flows. Data moves left to right once; weights and permission to start move back once a step.
 
-The names below are imported when they are first used: `import lrl` costs nothing, because each reward worker does it.
+The names below are imported at their first use: every reward worker imports `lrl`, and must not import torch.
 """
+# ruff: noqa: F401 (type checkers and editors read the imports)
 
 from __future__ import annotations
 
@@ -47,31 +48,14 @@ _HOME = {
     "ServerSettings": "lrl.generators.settings",
 }
 
-__all__ = [
-    "Advantages",
-    "AsyncDDP",
-    "AsyncSingleDevice",
-    "ConfigError",
-    "Group",
-    "GroupMean",
-    "MicroBatch",
-    "PolicyModule",
-    "Prompt",
-    "Prompts",
-    "Reference",
-    "Replay",
-    "Rollout",
-    "RolloutDataModule",
-    "ServerSettings",
-    "advantages",
-    "objectives",
-    "rewards",
-]
+_MODULES = ("advantages", "objectives", "rewards")
+
+__all__ = [*_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in {"advantages", "objectives", "rewards"}:
+    if name in _MODULES:
         return importlib.import_module(f"lrl.{name}")
     raise AttributeError(f"module 'lrl' has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""How good a response is, relative to its group.
+"""Advantages: the quality of a response relative to its group.
 
-A baseline sees one group at a time, so groups can be packed and trained in whatever order they finish. Responses
-without a reward are left out before: an error is not a reward, and must not move the baseline either.
+A baseline sees one group at a time, so groups are packed and trained in the order in which they finish. Responses
+without a reward are left out: an error is not a reward, and must not move the baseline either.
 
 Notation: r_i is the reward of response i of n, mean and std are over the group.
 """
@@ -23,15 +23,15 @@ from lrl.types import Rollout
 class Advantages(ABC):
     """Turns the rewards of one group into the advantages of its responses.
 
-    A subclass writes `__call__`; for an advantage per token, it overrides `of` instead.
+    A subclass defines `__call__`, or overrides `of` for an advantage per token.
     """
 
     min_rollouts: int = 2
-    """Scored responses below which a group says nothing; it is then discarded and counted."""
+    """Least scored responses of a group; a group with fewer is discarded and counted."""
 
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Advantage of every response.
+        """Returns the advantage of every response.
 
         Args:
             rewards: float32 [n], the scored responses of one group, n >= `min_rollouts`.
@@ -41,29 +41,29 @@ class Advantages(ABC):
         """
 
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
-        """Advantages of a group's scored responses, one tensor each.
+        """Returns the advantages of a group's scored responses, one tensor each.
 
         Args:
             rollouts: The n scored responses, n >= `min_rollouts`.
 
         Returns:
-            For each response float32 [], one number for all its tokens, or float32 [tokens], one for each.
+            For each response float32 [], one number for all its tokens, or float32 [tokens].
         """
         return list(self(rewards_of(rollouts)))
 
-    def end_step(self, rewards: Tensor) -> None:  # noqa: B027 (most baselines remember nothing)
-        """Told of all rewards of a step, float32 [n] in any order, after its last group was packed."""
+    def end_step(self, rewards: Tensor) -> None:  # noqa: B027 (most baselines have no state)
+        """Receives all rewards of a step, float32 [n] in any order, when its optimizer step is done."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold, in plain numbers."""
+        """Returns the state of a checkpoint, in plain numbers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Go on where `state_dict` was taken."""
+        """Restores the state of `state_dict`."""
 
 
 def rewards_of(rollouts: Sequence[Rollout]) -> Tensor:
-    """float32 [n]: rewards of scored responses, less what a KL to the reference takes off."""
+    """Returns float32 [n]: the rewards of scored responses less their KL penalty."""
     rewards = [rollout.reward - rollout.kl_penalty for rollout in rollouts if rollout.reward is not None]
     return torch.tensor(rewards, dtype=torch.float32)
 
@@ -79,9 +79,9 @@ class GroupMean(Advantages):
 
 
 class DrGRPO(GroupMean):
-    """r_i - mean: Dr. GRPO (2503.20783, section 3.2), which takes both of GRPO's divisions away.
+    """r_i - mean: Dr. GRPO (2503.20783, section 3.2), GRPO without both of its divisions.
 
-    The other half of it is the loss: set `model.normalise_by` to `data.max_response_tokens`.
+    Its other half is the loss: set `model.normalise_by` to `data.max_response_tokens`.
     """
 
 
@@ -89,7 +89,7 @@ class GRPO(Advantages):
     """(r_i - mean) / (std + epsilon): GRPO (2402.03300, section 4.1.2), std with n - 1.
 
     Args:
-        epsilon: Keeps groups of equal rewards at 0.
+        epsilon: Added to std; keeps groups of equal rewards at 0.
     """
 
     def __init__(self, epsilon: float = 1e-4) -> None:
@@ -102,9 +102,9 @@ class GRPO(Advantages):
 
 
 class RLOO(Advantages):
-    """r_i - mean of the other answers: REINFORCE leave-one-out (2402.14740, section 3.2).
+    """r_i - mean of the other responses: REINFORCE leave-one-out (2402.14740, section 3.2).
 
-    Without bias, since no response is part of its own baseline; it equals n / (n - 1) times `GroupMean`.
+    It has no bias, since no response is part of its own baseline; it equals n / (n - 1) times `GroupMean`.
     """
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -115,12 +115,12 @@ class RLOO(Advantages):
 class ReinforcePlusPlus(Advantages):
     """(r_i - m) / s with m and s over all responses, not over the group: REINFORCE++ (2501.03262, section 3).
 
-    The paper takes m and s over the batch. Groups are trained here before their step is complete, so m and s are those
-    of the steps before, which keeps the advantage independent of the order of arrival: running moments, each step's
-    weighed with 1 - decay. Before the first step is done, the group's own moments serve.
+    The paper takes m and s over the batch. Here groups are trained before their step is complete, so m and s are
+    running moments of the steps before (each step has weight 1 - decay), which do not depend on the order of arrival.
+    Until the first step is done, they are the group's own moments.
 
     Args:
-        decay: Share of the past in the running moments; in [0, 1). 0 takes the last step alone.
+        decay: Weight of the past in the running moments; in [0, 1). 0 takes the last step alone.
         epsilon: Added to s.
 
     Raises:
@@ -132,8 +132,7 @@ class ReinforcePlusPlus(Advantages):
     def __init__(self, decay: float = 0.9, epsilon: float = 1e-4) -> None:
         if not 0 <= decay < 1 or not epsilon > 0:
             fault(f"ReinforcePlusPlus(decay={decay}, epsilon={epsilon}): it must be 0 <= decay < 1 and epsilon > 0.")
-        self.decay = decay
-        self.epsilon = epsilon
+        self.decay, self.epsilon = decay, epsilon
         self._moments: tuple[float, float] | None = None  # running means of r and of r^2
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -143,22 +142,20 @@ class ReinforcePlusPlus(Advantages):
         return (rewards - mean) / (math.sqrt(max(square - mean**2, 0.0)) + self.epsilon)
 
     def end_step(self, rewards: Tensor) -> None:
-        """Fold a step's rewards in."""
+        """Updates the running moments with a step's rewards."""
         if not len(rewards):
             return
-        exact = rewards.double()  # whose sums do not depend on the order, to float32's precision
-        new = exact.mean().item(), exact.square().mean().item()
-        old = self._moments or new
-        self._moments = (
-            self.decay * old[0] + (1 - self.decay) * new[0],
-            self.decay * old[1] + (1 - self.decay) * new[1],
-        )
+        exact = rewards.double()  # to float32's precision, sums in float64 do not depend on the order
+        mean, square = exact.mean().item(), exact.square().mean().item()
+        old_mean, old_square = self._moments or (mean, square)
+        share = 1 - self.decay
+        self._moments = self.decay * old_mean + share * mean, self.decay * old_square + share * square
 
     def state_dict(self) -> dict[str, Any]:
-        """The running moments."""
+        """Returns the running moments."""
         return {"moments": list(self._moments) if self._moments else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with them."""
+        """Restores the running moments."""
         moments = state.get("moments")
         self._moments = (moments[0], moments[1]) if moments else None

@@ -1,8 +1,4 @@
-"""The LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state is the ledger.
-
-The loader has a length and is lazy. Without a length Lightning would fetch a step ahead of training it, which deadlocks
-an on-policy run and skips a step at a resume.
-"""
+"""LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state is the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.advantages import Advantages, GroupMean
+from lrl.advantages import Advantages, GroupMean, rewards_of
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.rewards import RewardPool
@@ -27,9 +23,8 @@ from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.step_observers import StepObservers
-from lrl.rollouts.stream import RankStream, StepLoader, StepStream
-from lrl.routing.dispatch import Dispatch, LeastLoaded
+from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.runtime import lightning_warnings
@@ -45,44 +40,45 @@ lightning_warnings.silence()
 
 
 class WeightSyncing(Protocol):
-    """The syncs of a run, as far as a waiting trainer must know them (`lrl.callbacks.WeightSync`)."""
+    """The syncs of a run, as a waiting trainer sees them (`lrl.callbacks.WeightSync`)."""
 
     def poll(self, trainer: L.Trainer) -> None: ...
     def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Any: ...
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Rollouts for a policy, as a loader whose every item is one optimizer step.
+    """Rollouts for a policy, as a loader of optimizer steps.
 
     Args:
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub or a file, or a list of rows.
-        rewards: What scores a response: `lrl.rewards.Reward`s, Python callables, or their
-            names (`module:function`, `file.py:function`); one alone or several.
-        groups_per_step: Prompts that one optimizer step trains.
+        rewards: One or several rewards: `lrl.rewards.Reward`s, Python callables, or their names (`module:function`,
+            `file.py:function`).
+        groups_per_step: Prompts of one optimizer step.
         rollouts_per_group: Responses to each prompt.
         max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is on-policy.
-        stragglers: What to do when a group has reached that bound and still runs: `wait` holds the trainer for it,
-            `mask` goes on and masks the group's over-age tokens out of the loss when it comes.
+        stragglers: What happens when a group has reached that bound and still runs: `wait` holds the trainer, `mask`
+            masks the group's too old tokens out of the loss when it comes.
         max_prompt_tokens: Longest prompt.
-        max_response_tokens: Longest answer; with the prompt it is the generators' context length.
-        temperature: Responses are sampled, and the policy's logits divided, with this.
+        max_response_tokens: Longest response; with the prompt it is the generators' context length.
+        temperature: Sampling temperature, also of the policy's logits.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
-        max_skipped_per_step: Groups with equal rewards that are skipped and replaced by fresh prompts, at most this
-            many per policy version; 0 trains them all. The steps of an epoch then use up more prompts than the data
-            set has, and go on into the next shuffle.
+        max_skipped_per_step: Most groups with equal rewards, per policy version, that are skipped and replaced by fresh
+            prompts; 0 trains them all. With skipping, the steps of an epoch consume more prompts than the data set has,
+            and continue into the next shuffle.
         mask_truncated: Whether a response cut at `max_response_tokens` counts in the baseline alone, not in the loss.
         replay: Trains older groups again, beside a step's own; null never does.
-        dispatch: Which generator answers which prompt, in which order; default `lrl.routing.dispatch.LeastLoaded`.
-        moving: Lets half-written responses go on with idle generators; null never does.
+        dispatch: The dispatch policy, which chooses a generator for each prompt; default
+            `lrl.routing.dispatch.LeastLoaded`.
+        migration: Moves half-written responses to idle generators; null never does.
         length_predictor: Learns which prompts have long responses; null does so only if `dispatch` or `migration` needs
             it.
         reward_workers: Processes that score responses.
-        reward_timeout_s: Seconds a reward may take for one response.
-        reward_memory_gib: What scoring may allocate in one of those processes, in GiB; null for no limit. Linux only.
-        max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; over it
+        reward_timeout_s: Most seconds of a reward for one response.
+        reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no limit. Linux only.
+        max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; above it
             the run ends with an error. 1 never ends it.
-        rollout_timeout_s: Seconds the responses to one prompt may take.
+        rollout_timeout_s: Most seconds for the responses to one prompt.
     """
 
     def __init__(
@@ -101,7 +97,7 @@ class RolloutDataModule(L.LightningDataModule):
         max_skipped_per_step: int = 0,
         mask_truncated: bool = False,
         replay: Replay | None = None,
-        dispatch: Dispatch | None = None,
+        dispatch: DispatchPolicy | None = None,
         migration: Migration | None = None,
         length_predictor: LengthPredictor | None = None,
         reward_workers: int = 1,
@@ -113,13 +109,13 @@ class RolloutDataModule(L.LightningDataModule):
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
         super().__init__()
         self.stopwatch = Stopwatch()
-        """What the trainer does at this moment (`lrl.runtime.stopwatch.TRAINER`)."""
+        """Current activity of the trainer (`lrl.runtime.stopwatch.TRAINER`)."""
         self.resumes_from: str | None = None
-        """The checkpoint the run goes on from; known when the run is checked."""
+        """Checkpoint that the run resumes from; known at the preflight checks."""
         self.weight_sync: WeightSyncing | None = None
-        """The run's syncs: the callback enters itself."""
+        """The run's syncs; the callback sets it."""
         self.evaluations: list[Any] = []
-        """What `trainer.validate` runs: each `lrl.callbacks.Evaluation` enters itself."""
+        """Evaluations of `trainer.validate`; each `lrl.callbacks.Evaluation` adds itself."""
         self.prompts = Prompts.coerce(prompts)
         self.rewards, self.rollout_timeout_s = as_list(rewards), rollout_timeout_s
         self.groups_per_step, self.max_lag, self.stragglers = groups_per_step, max_lag, stragglers
@@ -130,21 +126,18 @@ class RolloutDataModule(L.LightningDataModule):
         self.length_predictor = length_predictor or (
             LengthPredictor() if migration or self.dispatch.needs_lengths else None
         )
-        self.dispatch.lengths = self.length_predictor
-        self._observers = StepObservers(self.advantages, replay, self.length_predictor)
         self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
         self.reward_pool = RewardPool(
             self.rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures
         )
         self._controller: Controller | None = None
+        self._restored: dict[str, Any] | None = None
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None
-        """The step that trains now, or has just been trained; callbacks of rank 0 read its groups and counts."""
-        self._check()
-        self._restored: dict[str, Any] | None = None
+        """The step that trains now, or the last one; callbacks of rank 0 read its groups and counts."""
+        self._check_settings()
 
-    def _check(self) -> None:
-        """Refuses settings that no run could use."""
+    def _check_settings(self) -> None:
         sampling = self.sampling
         if sampling.n < 2:
             fault(
@@ -161,47 +154,51 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def max_model_tokens(self) -> int:
-        """Context length that the generators need."""
+        """Context length of the generators."""
         return self.max_prompt_tokens + self.sampling.max_tokens
 
     def setup(self, stage: str) -> None:
-        """Load the prompts and start the reward workers before any server: what is wrong with them is said now."""
+        """Loads the prompts and starts the reward workers."""
+        # Before any server: an error of theirs comes at once.
         if stage == "fit" and self._trainer.is_global_zero:
             self.load(self.prompts)
             self.reward_pool.start(next(iter(self.prompts)))
-            self._observers.start()
+            if self.length_predictor is not None:
+                self.length_predictor.ranker.start()
 
     def load(self, prompts: Prompts) -> None:
-        """Load a data set with the policy's tokenizer."""
+        """Loads a data set with the policy's tokenizer."""
         prompts.load(self._policy.tokenizer, self.max_prompt_tokens)
         self._loaded.append(prompts)
 
     def probe_tokens(self, count: int) -> list[int]:
-        """At most `count` tokens of real prompts, always the same: what a probe asks the log-probs of."""
+        """Returns at most `count` tokens of real prompts for a probe, always the same."""
         return [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids][:count]
 
     def teardown(self, stage: str) -> None:
-        """End the helper processes. The controller ended with the fleet's loop; the next run makes its own."""
-        self.reward_pool.close()
-        self._observers.close()
+        """Ends the helper processes. The controller ended with the fleet's loop; the next run makes another one."""
+        self._end_processes()
         self._restored, self._controller = self._ledger_state(), None
         self._loaded.clear()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the helper processes: Lightning does not call `teardown` after an error."""
+        """Ends the helper processes: Lightning does not call `teardown` after an error."""
+        self._end_processes()
+
+    def _end_processes(self) -> None:
         self.reward_pool.close()
-        self._observers.close()
+        if self.length_predictor is not None:
+            self.length_predictor.ranker.close()
 
     @property
     def controller(self) -> Controller:
-        """The run's controller, made at its first use: by then the generators answer."""
+        """The run's controller, made at its first use: by then the generators are ready."""
         if self._controller is None:
             self._controller = self._make_controller()
         return self._controller
 
     def _make_controller(self) -> Controller:
-        requests = self.fleet.rollouts.requests
-        requests.dispatch, requests.migration = self.dispatch, self.migration
+        self.fleet.rollouts.requests.use(self.dispatch, self.migration, self.length_predictor)
         controller = Controller(
             self.prompts,
             self.fleet.rollouts,
@@ -213,7 +210,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.max_skipped_per_step,
             self.advantages.min_rollouts,
         )
-        # A trainer without a checkpoint begins at step 0: what an earlier fit left behind is not its own.
+        # A trainer without a checkpoint begins at step 0, and must not take the state of an earlier fit.
         if self._restored is not None and self._restored["steps_done"] == self._trainer.global_step:
             controller.load_state_dict(self._restored)
             if controller.resumed:
@@ -223,7 +220,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def pacing(self) -> Pacing:
-        """When groups may start, and by when they must be trained."""
+        """The steps at which groups may start and must be trained."""
         max_steps = self._trainer.max_steps
         return Pacing(
             prompts_per_epoch=max(1, len(self.prompts)),
@@ -234,47 +231,47 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def new_version(self, version: int) -> None:
-        """The generators hold `version` now: pacing admits more prompts."""
+        """Admits the prompts that may start now that the generators hold `version`."""
         self.fleet.call(self._new_version(version), f"admitting prompts for version {version}")
 
     async def _new_version(self, version: int) -> None:
         await self.controller.new_version(version)
-        self._observers.look_ahead(self.controller.next_prompts())
+        if self.length_predictor is not None:
+            self.length_predictor.look_ahead(self.controller.next_prompts())
 
     def train_dataloader(self) -> StepLoader:
-        """The loader of optimizer steps; rank 0 tells the others how many an epoch has."""
+        """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
+        # Without a length Lightning would fetch a step ahead of training it, which deadlocks an on-policy run and skips
+        # a step at a resume.
         leads, ranks = self._trainer.is_global_zero, self._strategy.ranks
         steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
         return StepLoader(steps, lambda: self.next_step(self._trainer.global_step) if leads else RankStream(ranks))
 
     def next_step(self, step: int) -> StepStream:
-        """The stream of optimizer step `step`, on the rank that has the generators."""
+        """Returns the stream of optimizer step `step`, on the rank that has the generators."""
         oldest = step - self.max_lag if self.stragglers == "mask" else None
-        whole = self._policy.objective.whole_groups
-        temperature, ranks = self.sampling.temperature, self._strategy.ranks
+        temperature, policy = self.sampling.temperature, self._policy
         packer = Packer(
             self.micro_batch_tokens,
             self.advantages,
             temperature,
             oldest,
-            whole,
+            policy.objective.whole_groups,
             self.mask_truncated,
-            ranks.size,
-            self._policy.responses_share_rows,
+            self._strategy.ranks.size,
+            policy.responses_share_rows,
         )
-        self.step_stream = StepStream(
-            lambda: self._next_group(step),
-            self.pacing.groups_in(step),
-            packer,
-            step,
-            self.controller.ledger.give_up,
-            lambda group: self._policy.prepare(group, temperature, self.micro_batch_tokens),
-            lambda groups: self._observers.end_step(step, groups),
-            self.stopwatch,
-            self._strategy.placement == "shared",
-            self.replay.draw(step) if self.replay else (),
-            ranks,
+        run = RunParts(
+            next_group=self._next_group,
+            stopwatch=self.stopwatch,
+            prepare=lambda group: policy.prepare(group, temperature, self.micro_batch_tokens),
+            give_up=self.controller.ledger.give_up,
+            end_step=self._end_step,
+            gather=self._strategy.placement == "shared",
+            ranks=self._strategy.ranks,
         )
+        replayed = self.replay.draw(step) if self.replay else ()
+        self.step_stream = StepStream(step, self.pacing.groups_in(step), packer, run, replayed)
         return self.step_stream
 
     def _next_group(self, step: int) -> Group:
@@ -282,42 +279,59 @@ class RolloutDataModule(L.LightningDataModule):
             self.controller.next_group(step),
             self.rollout_timeout_s * 2,
             f"waiting for a finished group for step {step}",
-            self.look,
+            self.poll,
         )
 
+    def _end_step(self, step: int, groups: list[Group]) -> None:
+        """Updates the parts that learn from whole steps."""
+        self.advantages.end_step(rewards_of([rollout for group in groups for rollout in group.rollouts]))
+        if self.replay is not None:
+            self.replay.add(step, groups)
+        if self.length_predictor is not None:
+            self.length_predictor.end_step(groups)
+
+    @property
+    def _learners(self) -> dict[str, Any]:
+        """The parts that learn from whole steps, by their name in a checkpoint."""
+        parts = {"advantages": self.advantages, "replay": self.replay, "length_predictor": self.length_predictor}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def state_dict(self) -> dict[str, Any]:
-        """The ledger after the steps that are done, in plain types and tensors; rank 0's is saved."""
-        self._wait_until_verified()
-        return self._observers.state_dict() | {"ledger": self._ledger_state()}
+        """Returns the ledger after the steps done, and the learners, in plain types and tensors; rank 0's is saved."""
+        fleet = None if self.trainer is None else self._strategy.fleet
+        if fleet is not None and self.weight_sync is not None:  # unverified tokens are not saved
+            self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
+        return {name: part.state_dict() for name, part in self._learners.items()} | {"ledger": self._ledger_state()}
 
     def _ledger_state(self) -> dict[str, Any] | None:
-        """The controller's state; before there is one, what was loaded."""
+        """Returns the controller's state, or the loaded state before there is a controller."""
         if self._controller is None:
             return self._restored
         controller, step = self._controller, self._trainer.global_step
         return self._on_the_loop(lambda: controller.state_dict(step), f"saving the ledger after step {step}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue behind what was trained."""
+        """Restores the state of `state_dict`; a learner that is not in it begins anew."""
         self._restored = state_dict["ledger"]
-        self._observers.load_state_dict(state_dict)
-
-    # ---- the run around it
+        for name, part in self._learners.items():
+            if name in state_dict:
+                part.load_state_dict(state_dict[name])
 
     @property
     def trainer(self) -> L.Trainer | None:
-        """The trainer of the run; setting it is the last thing Lightning does before it looks for a checkpoint."""
+        """The trainer of the run."""
         return self._attached_to
 
     @trainer.setter
     def trainer(self, trainer: L.Trainer | None) -> None:
         self._attached_to = trainer
+        # Lightning sets the trainer just before it looks for a checkpoint.
         if isinstance(trainer, L.Trainer):
             connector: Any = trainer._checkpoint_connector
             connector._parse_ckpt_path = partial(self._find_checkpoint, trainer)
 
     def _find_checkpoint(self, trainer: L.Trainer, verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
-        """Finds the checkpoint as Lightning does, but for `last` (`newest_checkpoint`), and keeps its path."""
+        """Finds the checkpoint as Lightning does, except `last` (`newest_checkpoint`), and keeps its path."""
         check_best(trainer, ckpt_path)
         connector: Any = trainer._checkpoint_connector
         lightnings = type(connector)._parse_ckpt_path
@@ -337,25 +351,25 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def trains(self) -> bool:
-        """Whether the run is to train, as far as it is known: without a trainer, yes."""
+        """Whether the run trains; true without a trainer."""
         return self.trainer is None or self.trainer.state.fn == "fit"
 
     def val_dataloader(self) -> Sequence[Any]:
-        """One item per `lrl.callbacks.Evaluation`; none within fit, where they run beside the training."""
+        """Returns the evaluations; none within fit, where they run beside the training."""
         if self._trainer.state.fn == "fit":
             return []
-        # Not a list: Lightning takes what a list holds, however deeply, for loaders.
+        # Not a list: Lightning takes all items of nested lists for loaders.
         return UserList(self.evaluations)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of a response, special tokens left out."""
+        """Returns the text of a response, without special tokens."""
         return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def _on_the_loop(self, read: Callable[[], T], what: str) -> T:
-        """What `read` returns, called where no task writes meanwhile: on the fleet's loop, or here when that has ended.
+        """Calls `read` on the fleet's loop, where no task writes meanwhile, or here if the loop has ended.
 
         Raises:
-            TimeoutError: The loop did not get to it in time; names `what`.
+            TimeoutError: The loop did not call it in time; names `what`.
         """
         fleet = self._strategy.fleet
         if fleet is None or fleet.loop.closed:
@@ -366,17 +380,11 @@ class RolloutDataModule(L.LightningDataModule):
 
         return fleet.call(on_the_loop(), what)
 
-    def look(self) -> None:
-        """What a waiting trainer does a few times a second: end if told to, and take in generators that came back."""
+    def poll(self) -> None:
+        """Ends the run if it was stopped, and admits generators that came back; waits call it a few times a second."""
         raise_if_stopped(self._trainer)
         if self.weight_sync is not None:
             self.weight_sync.poll(self._trainer)
-
-    def _wait_until_verified(self) -> None:
-        """Wait until all that is written is by weights that are proved: nothing else is saved."""
-        fleet = None if self.trainer is None else self._strategy.fleet
-        if fleet is not None and self.weight_sync is not None:
-            self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
 
     @property
     def _trainer(self) -> L.Trainer:

@@ -1,9 +1,9 @@
-"""The arithmetic of evaluation: finished groups in, a `Report` with error bars out. Nothing here asks a generator.
+"""Arithmetic of evaluation: finished groups in, a `Report` with error bars out.
 
 Every problem weighs the same, however many of its responses were scored: accuracy is the mean over problems of the mean
 over a problem's responses (avg@k). Responses to one problem resemble each other, so k responses to n problems say less
-than k * n unrelated responses would; the intervals follow from how the problems differ. An error is not a reward:
-responses whose scoring failed are counted and left out.
+than k * n unrelated ones; the intervals follow from the spread of the problems. An error is not a reward: responses
+whose scoring failed are counted and left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
-from lrl.types import Group, Rollout
+from lrl.types import Group
 
 Z95 = 1.959964
 """Standard normal deviate of a two-sided 95 % interval."""
@@ -24,14 +24,14 @@ Z95 = 1.959964
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What one evaluation of one data set found."""
+    """Result of one evaluation of one data set."""
 
     dataset: str
     """Name of the data set."""
     n: int
     """Problems with at least one scored response."""
     k: int
-    """Responses asked for each problem."""
+    """Responses to each problem."""
     accuracy: float
     """Mean reward, every problem weighing the same (for rewards of 0 and 1: the share right). NaN if n is 0."""
     low: float
@@ -39,27 +39,26 @@ class Report:
     high: float
     """Upper end of the 95 % interval of `accuracy`."""
     pass_at_k: dict[int, float]
-    """For 1, 2, 4, ... and k: the chance that one of so many responses is right. Empty unless all rewards are 0 or
-    1."""
+    """Chance that one of 1, 2, 4, ... and k responses is right. Empty unless all rewards are 0 or 1."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     """Column -> its value -> (accuracy, problems)."""
     versions: list[int] = field(default_factory=list)
-    """Policy versions that wrote the responses, ascending; more than one if weights moved meanwhile."""
+    """Policy versions of the responses, ascending; more than one if a sync came between."""
     greedy: bool
-    """Whether the responses were the likeliest tokens; false for sampled ones."""
+    """Whether the responses were sampled at temperature 0."""
     failures: int
     """Responses that got no reward because scoring failed."""
     truncated: int
     """Responses cut at the token limit."""
 
     def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
-        """The numbers as Lightning logs them, under `eval/<dataset>/`: what says something, and no constants.
+        """Returns the metrics for Lightning, under `eval/<dataset>/`, without constants.
 
-        `pass@1` is left out, which is the accuracy, and `problems`, which `failures` tells; `failures`, `truncated` and
-        `version_high` until they have said something once.
+        `pass@1` is the accuracy and is left out. `failures`, `truncated` and `version_high` begin when they are not
+        constant for the first time.
 
         Args:
-            before: The run's earlier reports of this data set. A count that one of them had goes on, also as zero.
+            before: The run's earlier reports of this data set. A count that one of them had is logged, also as zero.
         """
         numbers = {"accuracy": self.accuracy, "accuracy_low": self.low, "accuracy_high": self.high}
         numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items() if k > 1}
@@ -76,7 +75,7 @@ class Report:
         return {f"eval/{self.dataset}/{name}": float(number) for name, number in numbers.items()}
 
     def as_table(self) -> str:
-        """The report as lines of text."""
+        """Returns the report as lines of text."""
         how = "greedy" if self.greedy else "sampled"
         versions = "-".join(map(str, dict.fromkeys((self.versions[0], self.versions[-1])))) if self.versions else "none"
         lines = [
@@ -99,16 +98,16 @@ def evaluate(dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequenc
     Args:
         dataset: Name for metrics and tables.
         groups: The problems with their scored rollouts.
-        greedy: Whether the responses were the likeliest tokens (temperature 0).
-        by: Columns of the data set to break the accuracy down by.
+        greedy: Whether the responses were sampled at temperature 0.
+        by: Columns of the data set by which the accuracy is broken down.
 
     Raises:
-        ValueError: A column of `by` is missing; lists those there are.
+        ValueError: A column of `by` is missing.
     """
     groups = list(groups)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [group for group in groups if group.scored]
-    scores = [_scores(group) for group in scored]
+    scores = [group.rewards for group in scored]
     accuracy, low, high = mean_interval(scores)
     k = max((len(group.rollouts) for group in groups), default=0)
     return Report(
@@ -128,11 +127,11 @@ def evaluate(dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequenc
 
 
 def wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and 1 and for small n.
+    """Returns the 95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and 1 and for small n.
 
     Args:
         share: Observed share of successes, 0 to 1.
-        n: Number of trials; need not be whole, so that it can be an effective number.
+        n: Number of trials; may be an effective number, which is not whole.
     """
     centre = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
@@ -141,13 +140,12 @@ def wilson_interval(share: float, n: float) -> tuple[float, float]:
 
 
 def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Mean over problems of the mean over responses, with its 95 % interval (problems are the clusters).
+    """Returns the mean over problems of the mean over responses, with its 95 % interval (problems are the clusters).
 
-    Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of the mean, never more
-    than there are responses (Franco, Little, Louis and Slud 2019, for shares from cluster samples). With one response a
+    Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of the mean, at most
+    the number of responses (Franco, Little, Louis and Slud 2019, for shares from cluster samples). With one response a
     problem that is the plain Wilson interval. Other scores: the normal interval from the spread of the problems' means
-    (Miller 2024, 2411.00640), cut at the ends of what is possible: at 0 if no score is below it, and at 1 if all lie
-    from 0 to 1.
+    (Miller 2024, 2411.00640), cut at 0 if no score is below it, and at 1 if all scores lie from 0 to 1.
 
     Args:
         scores: For each problem the scores of its responses, at least one.
@@ -164,21 +162,22 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
         if n == 1:
             return mean, math.nan, math.nan
         half = Z95 * math.sqrt(variance * n / (n - 1))
-        least, most = _possible(scores)
-        return mean, max(least, mean - half), min(most, mean + half)
+        least, most = min(map(min, scores)), max(map(max, scores))
+        low = mean - half if least < 0 else max(0.0, mean - half)
+        return mean, low, mean + half if least < 0 or most > 1 else min(1.0, mean + half)
     responses = sum(map(len, scores))
     if n == 1 or mean in (0.0, 1.0):
-        trials: float = n  # no spread to learn from: assume the responses to one problem all agree
+        trials: float = n  # without a spread: as if the responses to one problem all agreed
     else:
         trials = min(responses, mean * (1 - mean) / variance) if variance > 0 else responses
     return mean, *wilson_interval(mean, trials)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that one of k responses is right, unbiased from n responses with `correct` right (2107.03374, eq. 1).
+    """Returns the chance that one of k responses is right, unbiased from n with `correct` right (2107.03374, eq. 1).
 
     Raises:
-        ValueError: k is larger than n, so there is no unbiased estimate.
+        ValueError: k is larger than n: there is no unbiased estimate.
     """
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} responses, and k at least 1; there are {n}.")
@@ -186,48 +185,34 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> None:
-    """Writes every response, scored or not, as one JSON line; replaces the file, makes its folder."""
+    """Writes every response, scored or not, as one JSON line; replaces the file and makes its folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for group in groups:
             for rollout in group.rollouts:
-                # default=str: a data set may hold dates and other values that JSON has no form for.
-                file.write(json.dumps(_response(dataset, group, rollout), ensure_ascii=False, default=str) + "\n")
-
-
-def _response(dataset: str, group: Group, rollout: Rollout) -> dict[str, Any]:
-    return {
-        "dataset": dataset,
-        "id": group.prompt.id,
-        "prompt": group.prompt.text,
-        "response": rollout.text,
-        "reward": rollout.reward,
-        "reward_parts": rollout.reward_parts,
-        "reward_failure": rollout.reward_failure,
-        "finish_reason": rollout.finish_reason,
-        "versions": sorted(set(rollout.versions)),
-        "columns": group.prompt.columns,
-    }
-
-
-def _scores(group: Group) -> list[float]:
-    return [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+                row = {
+                    "dataset": dataset,
+                    "id": group.prompt.id,
+                    "prompt": group.prompt.text,
+                    "response": rollout.text,
+                    "reward": rollout.reward,
+                    "reward_parts": rollout.reward_parts,
+                    "reward_failure": rollout.reward_failure,
+                    "finish_reason": rollout.finish_reason,
+                    "versions": sorted(set(rollout.versions)),
+                    "columns": group.prompt.columns,
+                }
+                # default=str: a data set may hold dates and other values that JSON cannot express.
+                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
 
 def _binary(scores: Sequence[Sequence[float]]) -> bool:
     return all(score in (0, 1) for problem in scores for score in problem)
 
 
-def _possible(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The least and the most that a mean of such scores is taken to be able to be."""
-    least = min(min(problem) for problem in scores)
-    most = max(max(problem) for problem in scores)
-    return (0.0 if least >= 0 else -math.inf), (1.0 if least >= 0 and most <= 1 else math.inf)
-
-
 def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, float]:
-    """pass@1, 2, 4, ... and `most`, each over the problems that have so many scored responses."""
+    """Returns pass@1, 2, 4, ... and `most`, each over the problems with as many scored responses."""
     if not _binary(scores):
         return {}
     found: dict[int, float] = {}
@@ -238,7 +223,7 @@ def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, f
 
 
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Accuracy and number of problems for each value of a column, in the order of the values."""
+    """Returns accuracy and number of problems for each value of a column, in the order of the values."""
     means: dict[Any, list[float]] = {}
     for group in groups:
         if column not in group.prompt.columns:
@@ -247,6 +232,6 @@ def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, i
                 f"Its columns: {', '.join(group.prompt.columns) or 'none'}."
             )
         value = group.prompt.columns[column]
-        means.setdefault(value if isinstance(value, (int, float)) else str(value), []).append(fmean(_scores(group)))
+        means.setdefault(value if isinstance(value, (int, float)) else str(value), []).append(fmean(group.rewards))
     ordered = sorted(means, key=lambda value: (isinstance(value, str), value))
     return {str(value): (fmean(means[value]), len(means[value])) for value in ordered}

@@ -36,7 +36,7 @@ def test_advantages_of_a_group_sum_to_zero(baseline: Advantages, values: list[fl
 @pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
 @settings(deadline=None, max_examples=40)
 @given(values=st.lists(st.integers(-9, 9).map(float), min_size=2, max_size=16), bonus=st.integers(-9, 9))
-def test_a_reward_given_to_everybody_teaches_nothing(baseline: Advantages, values: list[float], bonus: int) -> None:
+def test_a_reward_added_to_all_responses_changes_nothing(baseline: Advantages, values: list[float], bonus: int) -> None:
     found = baseline(torch.tensor(values) + bonus)
     torch.testing.assert_close(found, baseline(torch.tensor(values)), atol=1e-3, rtol=1e-4)
 
@@ -54,7 +54,7 @@ def test_grpo_divides_by_the_sample_standard_deviation() -> None:
     assert GRPO(1e-9)(torch.tensor([1.0, 0.0, 0.0, 0.0])).tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
 
 
-def test_rloo_leaves_the_answer_out_of_its_own_baseline() -> None:
+def test_rloo_leaves_the_response_out_of_its_own_baseline() -> None:
     assert RLOO()(torch.tensor([6.0, 1.0, 2.0])).tolist() == pytest.approx([6 - 1.5, 1 - 4.0, 2 - 3.5])
 
 

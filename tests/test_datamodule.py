@@ -1,4 +1,4 @@
-"""What the data module reads of the loop, from the trainer's thread."""
+"""Reads of the loop's state by the data module, from the trainer's thread."""
 
 import asyncio
 import time

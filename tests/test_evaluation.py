@@ -51,20 +51,20 @@ def test_an_interval_of_shares_stays_between_0_and_1_and_is_never_a_point() -> N
         assert 0 <= low <= mean <= high <= 1 and high - low > 0.2
 
 
-def test_answers_that_repeat_one_another_add_no_certainty() -> None:
+def test_responses_that_repeat_one_another_add_no_certainty() -> None:
     once = [[1.0], [0.0], [1.0], [1.0], [0.0], [0.0], [1.0]]
     for rows in (once, [[1.0]] * 7, [[0.0]]):
         assert mean_interval([row * 8 for row in rows]) == pytest.approx(mean_interval(rows))
 
 
-def test_answers_that_differ_add_certainty_but_no_more_than_there_are_answers() -> None:
+def test_responses_that_differ_add_certainty_but_no_more_than_there_are_responses() -> None:
     alike = [[1.0, 0.0, 1.0, 0.0]] * 25
     assert mean_interval(alike)[1:] == pytest.approx(wilson_interval(0.5, 100))
     nearly = [*alike, [1.0, 1.0, 1.0, 1.0]]
     assert mean_interval(nearly)[1:] == pytest.approx(wilson_interval(54 / 104, 104))
 
 
-def test_the_interval_covers_the_truth_19_times_in_20_though_answers_cluster() -> None:
+def test_the_interval_covers_the_truth_19_times_in_20_though_responses_cluster() -> None:
     draw, covered, naive = random.Random(0), 0, 0
     for _ in range(400):
         chances = [draw.betavariate(0.6, 0.4) for _ in range(60)]  # true accuracy 0.6
@@ -93,7 +93,7 @@ def test_the_interval_of_scores_between_0_and_1_stays_there() -> None:
     assert mean_interval([[-0.1]] + [[0.2]] * 3)[1] < 0.05 and mean_interval([[-0.1], [0.1]])[1] < -0.1
 
 
-def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_right_response() -> None:
     for n, correct in itertools.product(range(1, 7), range(7)):
         if correct <= n:
             responses = [True] * correct + [False] * (n - correct)
@@ -104,7 +104,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 5])
-def test_pass_at_k_does_not_guess_beyond_its_answers(k: int) -> None:
+def test_pass_at_k_does_not_guess_beyond_its_responses(k: int) -> None:
     with pytest.raises(ValueError, match=f"pass@{k} needs"):
         pass_at_k(4, 1, k)
 
@@ -120,7 +120,7 @@ def test_every_problem_weighs_the_same() -> None:
     assert report([[1.0, None, None, None], [0.0, 0.0, 0.0, 0.0]]).accuracy == 0.5
 
 
-def test_pass_at_k_goes_up_in_powers_of_two_to_the_number_of_answers() -> None:
+def test_pass_at_k_goes_up_in_powers_of_two_to_the_number_of_responses() -> None:
     found = report([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 6])
     assert found.pass_at_k == pytest.approx({1: 1 / 12, 2: 1 / 6, 4: 1 / 3, 6: 1 / 2})
     assert found.pass_at_k[1] == pytest.approx(found.accuracy)
@@ -154,7 +154,7 @@ def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
     assert all(isinstance(number, float) for number in metrics.values())
 
 
-def test_one_answer_a_problem_logs_no_constants() -> None:
+def test_one_response_a_problem_logs_no_constants() -> None:
     one_version = [group(0, [1.0]), group(1, [0.0])]
     for each in one_version:
         each.rollouts[0].versions = [7, 7]
@@ -181,7 +181,7 @@ def test_what_an_evaluation_counted_once_is_logged_from_then_on() -> None:
     assert after_moved["eval/sums/version_high"] == 3.0 and "eval/sums/failures" not in after_moved
 
 
-def test_the_table_says_who_answered_how() -> None:
+def test_the_table_names_versions_and_sampling() -> None:
     groups = [group(0, [1.0, 0.0], level=3), group(1, [None, 1.0], level=4)]
     table = evaluate("sums", groups, greedy=False, by=["level"]).as_table()
     for words in (
@@ -194,7 +194,7 @@ def test_the_table_says_who_answered_how() -> None:
     assert "without a reward 1" in table
 
 
-def test_every_answer_is_written_once_with_what_it_was_worth(tmp_path: Path) -> None:
+def test_every_response_is_written_once_with_what_it_was_worth(tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.jsonl"
     write_responses(path, "sums", [group(7, [1.0, None], day=Path("x"))])
     write_responses(path, "sums", [group(7, [1.0, None], day=Path("x"))])

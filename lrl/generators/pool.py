@@ -15,7 +15,7 @@ from typing import Any
 
 from lrl.generators.client import GeneratorError, Refused, TooLate
 from lrl.generators.generator import Generator
-from lrl.routing.dispatch import Dispatch, LeastLoaded, Request
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -36,7 +36,7 @@ class GeneratorPool:
         dispatch: Which of them responses which prompt, and in which order.
     """
 
-    def __init__(self, generators: Sequence[Generator], dispatch: Dispatch | None = None) -> None:
+    def __init__(self, generators: Sequence[Generator], dispatch: DispatchPolicy | None = None) -> None:
         self.generators = list(generators)
         self.pending: list[Generator] = []
         """Generators that are ready and join at the next sync."""
@@ -221,7 +221,7 @@ class GeneratorPool:
         if self.serving:
             self.has_served, self.alone_since = True, None
         for generator in self.serving:  # the request queue tells only those that serve
-            generator.note_waiting(self.requests.keeps)
+            generator.note_waiting(self.requests.has_waiting)
         self.requests.send_soon()
         async with self._changed:
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""From a row of a data set to the words and the tokens of a prompt: messages, template, chat template."""
+"""Prompt texts and tokens of a data set's rows: chat messages, `template`, chat template."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 
-def filled(template: str, row: Row, where: str) -> str:
-    """`template` with a row's columns in it; raises ValueError that begins with `where`."""
+def fill_template(template: str, row: Row, where: str) -> str:
+    """Fills `template` with a row's columns; raises a ConfigError that begins with `where`."""
     try:
         return template.format_map(row)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -28,7 +28,7 @@ def filled(template: str, row: Row, where: str) -> str:
 
 
 def template_fields(template: str) -> set[str]:
-    """The columns a template names."""
+    """Returns the columns that a template names."""
     remedy = "Name a column in braces, and write a brace that is only text twice: \\boxed{{}}."
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
@@ -40,7 +40,7 @@ def template_fields(template: str) -> set[str]:
 
 
 def messages_of(value: Any, where: str) -> list[Message]:
-    """A column's value as chat messages that end with a question: strings become one user message."""
+    """Returns a column's value as chat messages; a string becomes one user message."""
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise ConfigError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
@@ -55,13 +55,13 @@ def messages_of(value: Any, where: str) -> list[Message]:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bool, where: str) -> list[int]:
-    """The token ids of a prompt up to where the response begins.
+    """Returns the token ids of a prompt, up to the beginning of the response.
 
     Args:
-        tokenizer: The policy's.
-        messages: Of them all, or without `chat` of the last one's text alone.
-        chat: Use the tokenizer's chat template.
-        where: Row and column; errors about the text begin with it.
+        tokenizer: The policy's tokenizer.
+        messages: Chat messages; without `chat` only the text of the last one counts.
+        chat: Whether to use the tokenizer's chat template.
+        where: Row and column, for errors about the text.
 
     Raises:
         ConfigError: The chat template refuses the messages, or the tokenizer their text.
@@ -78,7 +78,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bo
             f"The tokenizer's chat template refuses messages with the roles {roles}: {error}. Change the messages (or "
             "leave out `system_prompt`), or set `chat=false`."
         ) from error
-    except Exception as error:  # what tokenizers raises has no class of its own
+    except Exception as error:  # the errors of `tokenizers` have no common class
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise ConfigError(
             f"{where}: the tokenizer cannot encode it, {_unwritable(messages) or reason}. Mend it."
@@ -86,7 +86,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bo
 
 
 def _unwritable(messages: list[Message]) -> str:
-    """The first character that is not Unicode text: JSON's \\ud800 is half a character, and no tokenizer takes it."""
+    """Describes the first character that is not Unicode text: no tokenizer accepts JSON's \\ud800."""
     for message in messages:
         for place, letter in enumerate(message["content"] if isinstance(message["content"], str) else ""):
             if "\ud800" <= letter <= "\udfff":

@@ -1,21 +1,20 @@
-"""Where every group of the run is: waiting, running, finished, handed to a step, trained, given up, or skipped. The
-states move here alone.
+"""The ledger: the state of every group of a run. Only this module changes a state.
 
     waiting ──▶ running ──▶ finished ──▶ handed to a step ──▶ trained, maybe given up
        ▲           ├──────▶ skipped
        └───────────┴────────────┘  restarted
 
-A group that is only handed out is not trained: its step may never end. Which groups count as trained is therefore
-decided when the state is saved, from the number of steps that are done. The others are open, and their responses are
-saved as far as they are written: a resume hands out finished groups again and goes on with the running ones.
+A group that was handed out is not trained yet: its step may never end. Therefore the number of steps done decides, when
+the state is saved, which groups count as trained. The others are open, and their responses are saved as far as they are
+written: a resumed run hands out finished groups again and continues the running ones.
 
 Each open group keeps the version that admitted it. So a resumed run holds the same groups in the same order as the run
-that saved the state, and the bound on lag goes on as if there had been no break (`lrl.rollouts.pacing`).
+that saved the state, and the bound on lag holds across the resume (`lrl.rollouts.pacing`).
 
 A skipped group is done without a step: it is never trained and never admitted again, and another group may start in its
 place. So every prompt of the row is trained once, or is listed as given up or as skipped. The steps of an epoch train
-as many groups as the data set has prompts; with skipping they use up more of the row than that, and go on into the next
-epoch's shuffle. An epoch of Lightning's is then more than one pass over the data set.
+as many groups as the data set has prompts; with skipping they consume more of the row than that, and continue into the
+next epoch's shuffle. An epoch of Lightning is then more than one pass over the data set.
 """
 
 from __future__ import annotations
@@ -32,17 +31,16 @@ from lrl.types import Group, Prompt
 log = logging.getLogger(__name__)
 
 DONE = -1
-"""Stands for the step of a group that is done whichever steps are: it comes before them all."""
+"""Step of a group that is done without one: it comes before all steps."""
 
 
 class Ledger:
-    """The run's book of groups, by their index in the run's row of prompts.
+    """Groups of a run, by their index in its row of prompts.
 
-    One thread at a time: the loop's, on which groups are written. Only `give_up` is for the trainer's thread, which is
-    also the one that waits for the state.
+    It belongs to the thread of the controller's loop. The trainer's thread calls only `give_up`.
 
     Args:
-        pacing: Says which groups may start, and whether older ones are waited for.
+        pacing: Decides which groups may start, and whether steps wait for older ones.
     """
 
     def __init__(self, pacing: Pacing) -> None:
@@ -53,7 +51,7 @@ class Ledger:
         self.given_up: dict[int, int] = {}  # index -> prompt id
         self.skipped: dict[int, int] = {}  # index -> prompt id
         self._ready: dict[int, dict[int, Group]] = {}  # version at admission -> its finished groups, in that order
-        self._handed: dict[int, Group] = {}  # to the newest step
+        self._handed: dict[int, Group] = {}  # groups of the newest step
         self._handed_to = 0
         self._started = 0  # groups running, finished, skipped, handed out or trained
         self._done_through = 0  # every group before this one is trained or skipped
@@ -61,11 +59,11 @@ class Ledger:
         self._open: Counter[int] = Counter()  # version at admission -> groups running or finished
 
     def admit(self, generator_version: int, open_group: Callable[[int], Group]) -> list[Group]:
-        """Move to running all groups that may start now, and return them, oldest first.
+        """Moves all groups that may start now to running, and returns them, oldest first.
 
         Args:
-            generator_version: What the generators hold.
-            open_group: Makes the group of an index, with its prompt and answers without a token.
+            generator_version: Version that the generators hold.
+            open_group: Makes the group of an index, with its prompt and empty responses.
         """
         admitted = []
         self.next_index = max(self.next_index, self._done_through)
@@ -76,29 +74,29 @@ class Ledger:
                 group.due = self.pacing.step_of(self._started - len(self.skipped))
                 self._open[generator_version] += 1
                 self._started += 1
-                self._run(group)
+                self.running[group.index] = group
                 admitted.append(group)
             self.next_index += 1
         return admitted
 
     def finish(self, group: Group) -> None:
-        """Move a running group to finished."""
+        """Moves a running group to finished."""
         self._put(self.running.pop(group.index))
 
     def skip(self, group: Group) -> None:
-        """Note that a running group will not be trained: no step counts it, and one more group may start.
+        """Moves a running group to skipped: no step trains it, and one more group may start.
 
-        Call it before the group is finished, and `admit` after it: a step may lack the group already.
+        Call `admit` after it, because a step may already wait for the replacement.
         """
         self._close(self.running.pop(group.index))
         self._steps[group.index] = DONE
         self.skipped[group.index] = group.prompt.id
 
     def take(self, step: int) -> Group | None:
-        """Hand the next group to `step`, or None when the step has to wait for one.
+        """Hands the next group to `step`; returns None if the step has to wait for one.
 
-        Groups that an older version admitted go first, and the trainer waits for them: that is what bounds the lag.
-        Among them, and among all when stragglers are masked, the first to finish goes first.
+        Groups that an older version admitted go first, and the trainer waits for them: that bounds the lag. Among them,
+        and among all groups when stragglers are masked, the first to finish goes first.
         """
         if step > self._handed_to:
             self._handed_to = step
@@ -114,11 +112,11 @@ class Ledger:
         return group
 
     def give_up(self, group: Group) -> None:
-        """Note that a group that was handed out had nothing to train: its prompt is listed, not lost."""
+        """Lists the prompt of a group that was handed out and had nothing to train."""
         self.given_up[group.index] = group.prompt.id
 
     def restart(self, groups: list[Group]) -> None:
-        """Move running and finished groups, which nobody is writing, back to waiting: they are generated anew."""
+        """Moves running and finished groups, which no generator writes, back to waiting: they are generated anew."""
         for group in groups:
             if group.index in self.running:
                 self._close(self.running.pop(group.index))
@@ -127,17 +125,13 @@ class Ledger:
         self._started -= len(groups)
         self.next_index = self._done_through
 
-    def _run(self, group: Group) -> None:
-        """Into running."""
-        self.running[group.index] = group
-
     def _put(self, group: Group) -> None:
-        """Into finished."""
+        """Adds a group to finished."""
         self.finished[group.index] = group
         self._ready.setdefault(group.admitted_by, {})[group.index] = group
 
     def _remove(self, group: Group) -> None:
-        """Out of finished, and no longer open."""
+        """Removes a group from finished; it is no longer open."""
         del self.finished[group.index], self._ready[group.admitted_by][group.index]
         if not self._ready[group.admitted_by]:
             del self._ready[group.admitted_by]
@@ -148,19 +142,19 @@ class Ledger:
         self._open += Counter()  # drops the versions that have no group left
 
     def _settle(self, steps_done: int) -> None:
-        """Keep only what is not yet a done prefix, so that the book does not grow with the steps."""
+        """Forgets the done groups that precede all open ones, so that the ledger does not grow with the steps."""
         while self._steps.get(self._done_through, steps_done) < steps_done:
             del self._steps[self._done_through]
             self._done_through += 1
 
     def state_dict(self, steps_done: int) -> dict[str, Any]:
-        """What a checkpoint after `steps_done` steps needs, in plain types and tensors.
+        """Returns the state of a checkpoint after `steps_done` steps, in plain types and tensors.
 
         Pacing bounds its size: at most `(max_lag + 1) * groups_per_step` groups are open. Each has at most
         `rollouts_per_group * max_response_tokens` tokens, of 8 bytes and their text.
         """
         self._settle(steps_done)
-        # What an unfinished step gave up is handed out again, and is listed then.
+        # A group that an unfinished step gave up is handed out again, and is listed then.
         given_up = {index: id for index, id in self.given_up.items() if self._steps.get(index, DONE) < steps_done}
         handed = [group for index, group in self._handed.items() if self._steps.get(index, DONE) >= steps_done]
         return {
@@ -174,53 +168,52 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
-        """Continue where `state` was saved: what it calls done is never admitted again, what is open is open again.
+        """Restores the state: done groups are never admitted again, and open groups are open again.
 
         Args:
-            state: What `state_dict` gave.
-            prompt_at: The run's prompt at an index.
+            state: The result of `state_dict`.
+            prompt_at: Returns the run's prompt at an index.
 
         Raises:
-            ValueError: `state` is of a run with other steps, whose groups would be trained too late, twice or never; or
-                of one with other prompts.
+            ValueError: `state` belongs to a run with other steps, whose groups would be trained too late, twice or
+                never; or to a run with other prompts.
         """
-        done = state["done_through"] + len(state["done_ahead"])
-        self._check_steps(state["steps_done"], trained=done - len(state["skipped"]))
-        self._done_through = self.next_index = state["done_through"]
-        self._steps = dict.fromkeys(state["done_ahead"], DONE)
-        self.given_up = dict(state["given_up"])
-        self.skipped = dict(state["skipped"])
-        for name, put in (("finished", self._put), ("running", self._run)):
-            for saved in state[name]:
-                group = load_group(saved, prompt_at(saved["index"]))
-                self._open[group.admitted_by] += 1
-                put(group)
-        self._started = done + len(self.finished) + len(self.running)
-        self._restart_what_is_too_old(state["steps_done"])
-        for place, group in enumerate(self._in_order(), start=self.pacing.groups_before(state["steps_done"])):
-            group.due = self.pacing.step_of(place)
-
-    def _in_order(self) -> list[Group]:
-        """The open groups in the order of their admission."""
-        groups = [*self.finished.values(), *self.running.values()]
-        return sorted(groups, key=lambda group: (group.admitted_by, group.index))
-
-    def _check_steps(self, steps_done: int, trained: int) -> None:
-        if trained != (expected := self.pacing.groups_before(steps_done)):
+        done, steps_done = state["done_through"] + len(state["done_ahead"]), state["steps_done"]
+        trained, expected = done - len(state["skipped"]), self.pacing.groups_before(steps_done)
+        if trained != expected:
             groups, prompts = self.pacing.groups_per_step, self.pacing.prompts_per_epoch
             raise ValueError(
                 f"The checkpoint has trained {trained} groups in {steps_done} steps. With {prompts} prompts "
                 f"and data.groups_per_step {groups} it would be {expected}: resume with the ones it was made with."
             )
+        self._done_through = self.next_index = state["done_through"]
+        self._steps = dict.fromkeys(state["done_ahead"], DONE)
+        self.given_up, self.skipped = dict(state["given_up"]), dict(state["skipped"])
+        finished, running = (
+            [load_group(saved, prompt_at(saved["index"])) for saved in state[name]] for name in ("finished", "running")
+        )
+        for group in finished:
+            self._put(group)
+        self.running |= {group.index: group for group in running}
+        self._open.update(group.admitted_by for group in [*finished, *running])
+        self._started = done + len(finished) + len(running)
+        self._restart_late_groups(trained)
+        for place, group in enumerate(self._in_order(), start=trained):
+            group.due = self.pacing.step_of(place)
 
-    def _restart_what_is_too_old(self, steps_done: int) -> None:
-        """Restart the groups that would be trained too late, which a run with a lower `max_lag` finds."""
+    def _in_order(self) -> list[Group]:
+        """Returns the open groups in the order of their admission."""
+        groups = [*self.finished.values(), *self.running.values()]
+        return sorted(groups, key=lambda group: (group.admitted_by, group.index))
+
+    def _restart_late_groups(self, trained: int) -> None:
+        """Restarts the groups that would be trained too late: a resumed run may have a lower `max_lag`."""
         if not self.pacing.wait_for_stragglers:
             return
-        trained, kept, late = self.pacing.groups_before(steps_done), 0, []
+        late = []
         for group in self._in_order():
-            if trained + kept < self.pacing.groups_before(group.admitted_by + self.pacing.max_lag + 1):
-                kept += 1
+            if trained < self.pacing.groups_before(group.admitted_by + self.pacing.max_lag + 1):
+                trained += 1
             else:
                 late.append(group)
         self.restart(late)

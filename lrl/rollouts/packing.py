@@ -1,8 +1,7 @@
-"""Groups become micro-batches by token budget, while groups are still arriving.
+"""Packing of groups into micro-batches by token budget, while groups are still arriving.
 
-Responses differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. What goes into a
-micro-batch is decided by lengths alone (`lrl.rollouts.bin_packing`). An objective that looks across a group has its
-groups whole.
+Responses differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. Only lengths
+decide which rollouts share a micro-batch (`lrl.rollouts.bin_packing`), but an objective may ask for whole groups.
 
 Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they have no gradient, under other objectives
 they may.
@@ -13,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lrl.advantages import Advantages
-from lrl.rollouts.bin_packing import Cuts, Rows
+from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.training.collate import Sequence, fill_rows
 from lrl.types import Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
-"""What is trained at the same time: a micro-batch for each rank, None for one that gets none."""
+"""Micro-batches that train at the same time: one for each rank, None for a rank that gets none."""
 
 
 class Packer:
-    """Packs the groups of one step. Make a new one for each step: the counts are the step's.
+    """Packs the groups of one step; its counts are the step's.
 
     Args:
         micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single longer rollout gets a
@@ -33,8 +32,8 @@ class Packer:
             None trains every token.
         whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its size.
         mask_truncated: Whether responses that were cut at the token limit have no token in the loss; the baseline
-            counts them all the same (overlong filtering: DAPO, 2503.14476, section 3.4).
-        ranks: How many micro-batches are trained at the same time; they are made so many at once, of equal work.
+            still counts them (overlong filtering: DAPO, 2503.14476, section 3.4).
+        ranks: Micro-batches of a round, of equal work.
         share_rows: Whether several responses may lie in one row; not with a model in which they would see each other.
 
     Raises:
@@ -54,27 +53,25 @@ class Packer:
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: greedy responses have no log-prob to learn from; use 1.0")
-        self.advantages = advantages
-        self.temperature = temperature
-        self.oldest_version = oldest_version
-        self.mask_truncated = mask_truncated
+        self.advantages, self.temperature = advantages, temperature
+        self.oldest_version, self.mask_truncated = oldest_version, mask_truncated
         self.tokens = 0
-        """Answer tokens in the loss so far: the step's denominator once every group is in."""
+        """Response tokens in the loss so far: the step's denominator once every group is in."""
         self.sequences = 0
         """Responses with at least one token in the loss so far."""
         self.masked_tokens = 0
-        """Answer tokens left out of the loss because they were over-age or their answer was cut."""
+        """Response tokens left out of the loss because they were too old or their response was cut."""
         self.discarded_rollouts = 0
         """Responses without a reward, and those of discarded groups."""
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored responses for a baseline."""
         self._places = self._padded = 0
-        self._cuts = Cuts[Sequence](micro_batch_tokens, whole_groups, ranks, share_rows)
+        self._bins = BinPacker[Sequence](micro_batch_tokens, whole_groups, ranks, share_rows)
 
     @property
     def budget(self) -> int:
         """Tokens that fill a round."""
-        return self._cuts.budget
+        return self._bins.budget
 
     @property
     def padding(self) -> float:
@@ -82,10 +79,10 @@ class Packer:
         return self._padded / max(1, self._places)
 
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
-        """Takes a finished group in, at once, and returns an iterator over the rounds that are full by now.
+        """Adds a finished group, and returns an iterator over the rounds that are full by now.
 
-        What is not taken from the iterator stays for the next `add` or `flush`. The tokens of a replayed group are
-        trained whatever their age.
+        Rounds that are not taken from the iterator stay for the next `add` or `flush`. The tokens of a replayed group
+        are trained whatever their age.
         """
         scored = group.scored
         self.discarded_rollouts += len(group.rollouts) - len(scored)
@@ -95,12 +92,16 @@ class Packer:
             return iter(())
         for rollout, advantages in zip(scored, self.advantages.of(scored), strict=True):
             trained = self._trained(rollout, None if replayed else self.oldest_version)
-            self._take(Sequence(group.index, group.prompt.token_ids, rollout, advantages, trained))
-        return map(self._filled, self._cuts.full())
+            self.tokens += sum(trained)
+            self.masked_tokens += len(trained) - sum(trained)
+            if any(trained):
+                self.sequences += 1
+                self._bins.add(Sequence(group.index, group.prompt.token_ids, rollout, advantages, trained))
+        return map(self._filled, self._bins.full())
 
     def flush(self) -> Iterator[Round]:
-        """The rounds of all that still waits."""
-        return map(self._filled, self._cuts.flush())
+        """Returns the rounds of all rollouts that still wait."""
+        return map(self._filled, self._bins.flush())
 
     def _filled(self, each: list[Rows[Sequence]]) -> Round:
         filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]
@@ -111,14 +112,7 @@ class Packer:
         return filled
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
+        """Returns for each token of a response whether it is in the loss."""
         if self.mask_truncated and rollout.finish_reason == "length":
             return [False] * len(rollout.versions)
         return [oldest_version is None or version >= oldest_version for version in rollout.versions]
-
-    def _take(self, sequence: Sequence) -> None:
-        trained = sum(sequence.trained)
-        self.tokens += trained
-        self.masked_tokens += len(sequence.trained) - trained
-        if trained:
-            self.sequences += 1
-            self._cuts.take(sequence)

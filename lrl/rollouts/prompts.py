@@ -1,8 +1,8 @@
-"""A data set of prompts with an exact position: one integer says which prompts a run has had and which come next.
+"""Data set of prompts with an exact position: one integer tells the past prompts of a run from the next ones.
 
-Everything is read, checked and tokenised before the first step, so a prompt that is too long or a misspelt column ends
-a run in its first minute and not in its tenth hour. The order of an epoch follows from (seed, epoch) alone; nothing
-else has to be saved. Text is never cut: half a question has no right answer.
+All rows are read, checked and tokenised before the first step, so a prompt that is too long or a misspelt column ends a
+run in its first minute and not in its tenth hour. The order of an epoch follows from (seed, epoch) alone, and is not
+saved. Text is never cut: half a question has no right answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from lrl.rollouts.chat_template import encode, filled, messages_of, template_fields
+from lrl.rollouts.chat_template import encode, fill_template, messages_of, template_fields
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 from lrl.runtime.config_errors import ConfigError, fault
 from lrl.types import Prompt
@@ -29,9 +29,9 @@ LONG = 5_000  # rows; tokenising fewer takes a second or two and needs no progre
 
 
 class Prompts:
-    """A data set of prompts: `load` it once, then `prompts[index]` walks its shuffled epochs without end.
+    """A data set of prompts: after `load`, `prompts[index]` gives shuffled epochs without end.
 
-    Iterating gives every prompt once, in file order.
+    Iteration gives every prompt once, in file order.
 
     Args:
         source: Short name (gsm8k, math, math500), hub name, .jsonl/.json/.parquet file, folder saved by datasets,
@@ -40,17 +40,17 @@ class Prompts:
         split: Split of a hub data set or folder; by default the short name's, else "train". A file has only one.
         prompt_column: Column with a string or a list of chat messages; by default the short name's, else "prompt".
         template: Format string for the prompt (for messages: the last user message) with columns as fields, such as
-            "{question} Answer in \\boxed{{}}."; without it the column as it is.
-        system_prompt: System message put before the chat.
+            "{question} Answer in \\boxed{{}}."; by default the unchanged column.
+        system_prompt: System message before the chat.
         chat: Use the tokenizer's chat template: "auto" when it has one, true or false always or never.
-        shuffle: Draw a new order for every epoch; false keeps file order.
+        shuffle: Whether every epoch has a new order; false keeps file order.
         seed: Seed of the order.
-        limit: Use the first so many rows of the file only.
+        limit: Number of rows to use, from the first; by default all.
         too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and count them.
         name: Name in metrics and logs; by default the last part of `source`.
 
     Raises:
-        ValueError: A setting that cannot be right, quoted with the remedy.
+        ValueError: A setting is outside its range.
     """
 
     def __init__(
@@ -74,37 +74,35 @@ class Prompts:
         if seed < 0:
             fault(f"`seed={seed}` of prompts cannot be negative.")
         known = known_source(source)
-        self.source = known.source
-        self.subset = subset or known.subset
-        self.split = split or known.split
+        self.source, self.name = known.source, name or short_name(source)
+        self.subset, self.split = subset or known.subset, split or known.split
         self.prompt_column = prompt_column or known.prompt_column
-        self.name = name or short_name(source)
         self.template, self.system_prompt, self.chat = template, system_prompt, chat
         self.shuffle, self.seed, self.too_long = shuffle, seed, too_long
         self.limit = limit if limit is None or limit > 0 else None
         self.columns: list[str] = []
-        """Names of the columns that every `Prompt.columns` may hold; known after `load`."""
+        """Names of the columns that a `Prompt.columns` may have; known after `load`."""
         self.skipped: list[int] = []
-        """Row ids left out as too long."""
+        """Ids of the rows that were skipped as too long."""
         self._fields = template_fields(template) if template is not None else set()
         self.rows: list[Row] = []
-        """The rows as they were read; empty before `read`."""
+        """The raw rows; empty before `read`."""
         self._prompts: list[Prompt] = []
         self._loaded_with: tuple[PreTrainedTokenizerBase | None, int] = (None, 0)
         self._order: tuple[int, list[int]] = (-1, [])
 
     @classmethod
     def coerce(cls, value: Prompts | str | list[dict[str, Any]], *, split: str | None = None) -> Prompts:
-        """`value` itself, or the prompts that a bare name or list of rows stands for, read from `split`."""
+        """Returns `value` if it is `Prompts`, else the prompts of a source."""
         return value if isinstance(value, Prompts) else cls(value, split=split)
 
     @property
     def loaded(self) -> bool:
-        """Whether the prompts are there in tokens."""
+        """Whether the prompts are tokenised."""
         return bool(self._prompts)
 
     def read(self) -> None:
-        """Reads the rows and checks what can be checked without a tokenizer; does nothing the second time.
+        """Reads the rows and runs the checks that need no tokenizer; does nothing the second time.
 
         Raises:
             FileNotFoundError: No such file.
@@ -116,7 +114,7 @@ class Prompts:
             self.rows = rows
 
     def load(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
-        """Reads, checks and tokenises every row; does nothing if these arguments were the last ones.
+        """Reads, checks and tokenises every row; does nothing if the arguments are the same as before.
 
         Args:
             tokenizer: The policy's tokenizer.
@@ -133,29 +131,29 @@ class Prompts:
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._order = (-1, [])
         self._report_too_long([p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens)
-        self._report_twins()
+        if twins := len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts}):
+            log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
         self._loaded_with = (tokenizer, max_prompt_tokens)
 
     def __len__(self) -> int:
-        """Prompts in one epoch."""
+        """Returns the number of prompts in one epoch."""
         if not self._prompts:
             raise RuntimeError(f"The prompts of {self.name} are not loaded: call `load(tokenizer, max_prompt_tokens)`.")
         return len(self._prompts)
 
     def __getitem__(self, index: int) -> Prompt:
-        """The prompt at `index` of the run's endless row: epoch `index // len`, position `index % len`."""
+        """Returns the prompt at `index` of the run's endless row: epoch `index // len`, position `index % len`."""
         if index < 0:
             raise IndexError(f"Prompts are counted from 0 and have no end, so there is no index {index}.")
         epoch, position = divmod(index, len(self))
         return self._prompts[self._epoch_order(epoch)[position] if self.shuffle else position]
 
     def __iter__(self) -> Iterator[Prompt]:
-        """Every prompt once, in file order."""
         return iter(self._prompts[: len(self)])
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order[0] != epoch:
-            # A run may resume on another numpy: that promises the same raw bits for ever, the same `permutation` not.
+            # A run may resume on another numpy, which guarantees the same raw bits for ever, but not `permutation`.
             bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(len(self))
             self._order = (epoch, np.argsort(bits, kind="stable").tolist())
         return self._order[1]
@@ -180,8 +178,8 @@ class Prompts:
         self.columns = [column for column in columns if column != self.prompt_column]
 
     def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-        """All rows as prompts; the first row that cannot be one is named, the others are counted."""
-        chat = self._chat_form(tokenizer)
+        """Returns all rows as prompts; the error names the first wrong row and counts the others."""
+        chat = self._uses_chat_template(tokenizer)
         prompts, wrong = [], []
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=len(self.rows) <= LONG)
         for row_id, row in enumerate(bar):
@@ -194,12 +192,7 @@ class Prompts:
             raise ConfigError(wrong[0] + others)
         return prompts
 
-    def _report_twins(self) -> None:
-        twins = len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts})
-        if twins:
-            log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
-
-    def _chat_form(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+    def _uses_chat_template(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         has_template = bool(tokenizer.chat_template)
         if self.chat is True and not has_template:
             raise ConfigError(
@@ -220,7 +213,7 @@ class Prompts:
         if self.template is not None:
             if lacking := self._fields - row.keys():
                 raise ConfigError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
-            asked["content"] = filled(self.template, row | {self.prompt_column: asked["content"]}, where)
+            asked["content"] = fill_template(self.template, row | {self.prompt_column: asked["content"]}, where)
         if self.system_prompt and messages[0]["role"] == "system":
             raise ConfigError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []

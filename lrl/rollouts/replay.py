@@ -1,7 +1,7 @@
-"""The replay buffer: groups that were trained before and may be trained again, beside a step's fresh ones.
+"""The replay buffer: trained groups that later steps train again, beside their fresh groups.
 
-Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups come on top of the step's own: they change
-neither pacing nor the rule that every prompt is trained once an epoch, and have a bound on their lag of their own.
+Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups are added to the step's own: they change
+neither pacing nor the rule that every prompt is trained once an epoch, and have a separate bound on their lag.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from lrl.runtime.config_errors import fault
@@ -16,30 +17,25 @@ from lrl.types import Group, Prompt, Rollout
 
 
 class Replay:
-    """Mixes the newest groups with those of high reward, as TBA does with single responses (2503.18929, section 4).
+    """Mixes the newest groups with groups of high reward, as TBA does with single responses (2503.18929, section 4).
 
-    Each draw is, with probability `newest_share`, one of the groups of the step before, each as likely; otherwise any
-    group in the buffer, with a probability in proportion to exp(`reward_weight` * its mean reward). No group is drawn
-    twice in a step.
+    With probability `newest_share`, a draw is a uniform choice among the groups of the step before; otherwise a choice
+    among all groups, with probabilities in proportion to exp(`reward_weight` * mean reward). No group is drawn twice in
+    a step.
 
     Args:
-        groups_per_step: Groups that a step trains again, at most.
+        groups_per_step: Most groups that a step trains again.
         max_lag: Most versions between a group's oldest token and the step that trains it again; older groups leave.
-        newest_share: Probability that a draw is of the newest groups; in [0, 1].
-        reward_weight: 0 draws the others uniformly; the larger, the more the well rewarded ones.
-        seed: Of the draws. A step draws the same whether the run was interrupted before it or not.
+        newest_share: Probability that a draw is among the newest groups; in [0, 1].
+        reward_weight: 0 draws the others uniformly; a larger weight favours high rewards.
+        seed: Seed of the draws. A step's draws do not depend on interruptions of the run.
 
     Raises:
         ValueError: A setting is outside its range.
     """
 
     def __init__(
-        self,
-        groups_per_step: int,
-        max_lag: int,
-        newest_share: float = 0.5,
-        reward_weight: float = 1.0,
-        seed: int = 0,
+        self, groups_per_step: int, max_lag: int, newest_share: float = 0.5, reward_weight: float = 1.0, seed: int = 0
     ) -> None:
         if groups_per_step < 1 or max_lag < 1:
             fault(
@@ -48,22 +44,19 @@ class Replay:
             )
         if not 0 <= newest_share <= 1:
             fault(f"data.replay.newest_share is {newest_share}; it must be in [0, 1].")
-        self.groups_per_step = groups_per_step
-        self.max_lag = max_lag
-        self.newest_share = newest_share
-        self.reward_weight = reward_weight
-        self.seed = seed
+        self.groups_per_step, self.max_lag, self.seed = groups_per_step, max_lag, seed
+        self.newest_share, self.reward_weight = newest_share, reward_weight
         self._groups: list[tuple[int, Group]] = []  # (step that first trained it, group)
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def add(self, step: int, groups: list[Group]) -> None:
-        """Take in the fresh groups that `step` has trained; those without a trained response have nothing to replay."""
+        """Adds the fresh groups that `step` has trained, except those without a trained response."""
         self._groups += [(step, group) for group in groups if len(group.scored) > 1 and group.has_tokens]
 
     def draw(self, step: int) -> list[Group]:
-        """The groups that `step` trains again; drops what is too old for it."""
+        """Returns the groups that `step` trains again; drops groups that are too old for it."""
         self._groups = [(at, group) for at, group in self._groups if step - group.oldest_version <= self.max_lag]
         rng = random.Random(f"{self.seed}-{step}")
         left = list(self._groups)
@@ -73,30 +66,21 @@ class Replay:
             if newest and rng.random() < self.newest_share:
                 place = rng.choice(newest)
             else:
-                rewards = [self.reward_weight * _mean_reward(group) for _, group in left]
-                place = rng.choices(range(len(left)), _softmax(rewards))[0]
+                logits = [self.reward_weight * fmean(group.rewards) for _, group in left]
+                highest = max(logits)
+                place = rng.choices(range(len(left)), [math.exp(logit - highest) for logit in logits])[0]
             drawn.append(left.pop(place)[1])
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """The buffer in primitives."""
+        """Returns the buffer in primitives."""
         return {"groups": [(at, asdict(group)) for at, group in self._groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the buffer of a checkpoint."""
+        """Restores the buffer."""
         self._groups = [(at, _group(fields)) for at, fields in state["groups"]]
 
 
 def _group(fields: dict[str, Any]) -> Group:
     prompt, rollouts = Prompt(**fields["prompt"]), [Rollout(**rollout) for rollout in fields["rollouts"]]
     return Group(index=fields["index"], prompt=prompt, rollouts=rollouts, reference_version=fields["reference_version"])
-
-
-def _mean_reward(group: Group) -> float:
-    rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
-    return sum(rewards) / len(rewards)
-
-
-def _softmax(values: list[float]) -> list[float]:
-    top = max(values)
-    return [math.exp(value - top) for value in values]

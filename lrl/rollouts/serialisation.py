@@ -1,8 +1,7 @@
-"""How an open group is kept in a checkpoint: its responses as flat tensors, and what the rewards said of them. And what
-of it a resumed run reports.
+"""Serialisation of open groups in a checkpoint: responses as flat tensors, with their rewards.
 
-The prompt is not kept, for its index finds it again; its id and a digest of its tokens show whether it is still the
-same one. What the trainer adds to a group (`PolicyModule.prepare`) is left out: it is added again.
+The prompt is not saved, because its index finds it again; its id and a digest of its tokens show whether it is still
+the same. `PolicyModule.prepare` computes its additions again.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from lrl.types import Group, Prompt, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What a run found in its checkpoint and goes on with; its text is the line for the log."""
+    """Work that a resumed run continues; `str` gives the line for the log."""
 
     step: int
     """The first step after the resume."""
     responses: int
-    """Half-written responses: at least one token, and no end."""
+    """Half-written responses, with at least one token."""
     tokens: int
-    """Tokens in them."""
+    """Tokens of the half-written responses."""
     finished_groups: int
 
     @classmethod
     def of(cls, step: int, running: list[Group], finished_groups: int) -> Resumed:
-        """Count what `running` groups have been restored with."""
+        """Counts the half-written responses of the `running` groups."""
         rollouts = [rollout for group in running for rollout in group.rollouts]
         lengths = [len(rollout.token_ids) for rollout in rollouts if rollout.token_ids and not rollout.finished]
         return cls(step=step, responses=len(lengths), tokens=sum(lengths), finished_groups=finished_groups)
@@ -47,20 +46,21 @@ class Resumed:
 
 
 def save_group(group: Group, *, judged: bool) -> dict[str, Any]:
-    """A group in plain types and tensors, which `torch.load` takes with `weights_only=True`.
+    """Returns a group in plain types and tensors, which `torch.load` accepts with `weights_only=True`.
 
     Args:
         group: T tokens over all of its responses, in S runs of one version.
-        judged: Whether the rewards have been asked; what they said, and the texts they saw, is kept with it.
+        judged: Whether the group was scored; then its rewards and texts are saved, too.
 
     Returns:
         `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S] (tokens of each run),
-        and plain numbers and strings: 8 bytes a token, and its text if it is judged.
+        and plain numbers and strings: 8 bytes a token, and the text if it is judged.
     """
     rollouts = group.rollouts
     versions = torch.tensor([version for rollout in rollouts for version in rollout.versions], dtype=torch.int32)
     versions, spans = torch.unique_consecutive(versions, return_counts=True)
-    saved = {
+    scored = ("text", "reward", "reward_parts", "reward_failure") if judged else ()
+    return {
         "index": group.index,
         "admitted_by": group.admitted_by,
         "prompt_id": group.prompt.id,
@@ -71,19 +71,19 @@ def save_group(group: Group, *, judged: bool) -> dict[str, Any]:
         "spans": spans,
         "lengths": [len(rollout.token_ids) for rollout in rollouts],
         "finish_reasons": [rollout.finish_reason for rollout in rollouts],
+        "judgements": [{name: getattr(rollout, name) for name in scored} for rollout in rollouts],
     }
-    return saved | ({"judgements": [_judgement(rollout) for rollout in rollouts]} if judged else {})
 
 
 def load_group(saved: dict[str, Any], prompt: Prompt) -> Group:
-    """The group that was saved.
+    """Returns the group of `save_group`.
 
     Args:
-        saved: What `save_group` gave.
-        prompt: The prompt that the run has at the group's index.
+        saved: The saved group.
+        prompt: The run's prompt at the group's index.
 
     Raises:
-        ValueError: It is another prompt than the group's.
+        ValueError: The group had another prompt.
     """
     if (prompt.id, _digest(prompt)) != (saved["prompt_id"], saved["prompt_digest"]):
         what = "has other tokens" if prompt.id == saved["prompt_id"] else f"is row {prompt.id}"
@@ -95,23 +95,13 @@ def load_group(saved: dict[str, Any], prompt: Prompt) -> Group:
     lengths = saved["lengths"]
     token_ids, logprobs = saved["token_ids"].split(lengths), saved["logprobs"].split(lengths)
     versions = saved["versions"].repeat_interleave(saved["spans"]).split(lengths)
-    judgements = saved.get("judgements", [{}] * len(lengths))
     rollouts = [
         Rollout(token_ids=ids.tolist(), logprobs=logps.tolist(), versions=by.tolist(), finish_reason=reason, **judged)
         for ids, logps, by, reason, judged in zip(
-            token_ids, logprobs, versions, saved["finish_reasons"], judgements, strict=True
+            token_ids, logprobs, versions, saved["finish_reasons"], saved["judgements"], strict=True
         )
     ]
     return Group(index=saved["index"], prompt=prompt, rollouts=rollouts, admitted_by=saved["admitted_by"])
-
-
-def _judgement(rollout: Rollout) -> dict[str, Any]:
-    return {
-        "text": rollout.text,
-        "reward": rollout.reward,
-        "reward_parts": dict(rollout.reward_parts),
-        "reward_failure": rollout.reward_failure,
-    }
 
 
 def _digest(prompt: Prompt) -> int:

@@ -1,8 +1,8 @@
-"""Where the rows of a data set come from: the hub, a file, a folder, a Python function or a Python list.
+"""Sources of a data set's rows: the hub, a file, a folder, a Python function or a Python list.
 
-Rows from Python and from JSON stay as they were written. `datasets` would turn a column of ISO dates into datetimes,
-make 1 into 1.0 where another row has 2.5, and drop a column that the first row lacks. Rewards compare with such values.
-The hub, Parquet and saved folders have a schema of their own and are read by `datasets`.
+Rows from Python and from JSON keep their values. `datasets` would turn a column of ISO dates into datetimes, make 1
+into 1.0 where another row has 2.5, and drop a column that the first row lacks; rewards compare with such values. The
+hub, Parquet and saved folders have a schema, and `datasets` reads them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ FORMS = "Give a hub name (owner/name), a .jsonl, .json or .parquet file, a folde
 
 
 class Known(NamedTuple):
-    """What to read when a data set is given by its name alone."""
+    """Default subset, split and column of a data set."""
 
     source: str | list[Row]
     subset: str | None = None
@@ -43,12 +42,12 @@ KNOWN = {
 
 
 def known_source(source: str | list[Row]) -> Known:
-    """How `source` is read unless told otherwise; knows short names and the hub names behind them."""
+    """Returns the defaults of `source`, a short name or a hub name."""
     return next((known for short, known in KNOWN.items() if source in (short, known.source)), Known(source))
 
 
 def short_name(source: str | list[Row]) -> str:
-    """The name of a source in metrics and logs: its short name, or the last part of its path."""
+    """Returns the name of a source in metrics and logs: its short name, or the last part of its path."""
     if not isinstance(source, str):
         return "prompts"
     short = next((short for short, known in KNOWN.items() if source == known.source), source)
@@ -57,11 +56,11 @@ def short_name(source: str | list[Row]) -> str:
 
 
 def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterable[Row]:
-    """The rows of a source as plain Python values, in file order.
+    """Returns the rows of a source as plain Python values, in file order.
 
     Raises:
-        FileNotFoundError: `source` is a path and nothing is there.
-        ValueError: `source` cannot be read; says why and what to give.
+        FileNotFoundError: `source` is a path that does not exist.
+        ValueError: `source` cannot be read.
     """
     if not isinstance(source, str):
         return source
@@ -74,7 +73,12 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
         return _function_rows(source)
     try:
         return _dataset_rows(path, source, subset, split)
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: it brings code to run
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        DatasetsError,
+    ) as error:  # RuntimeError: it has a script
         reason = " ".join(str(error.__cause__ or error).split())
         asked = f"{source!r}, subset {subset!r}, split {split!r}"
         raise ConfigError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
@@ -97,32 +101,20 @@ def _json_rows(path: Path) -> list[Row]:
     return rows[0] if whole else rows
 
 
-def _function_rows(source: str) -> Iterable[Row]:
+def _function_rows(source: str) -> Iterator[Row]:
     try:
         rows_of = function(source)
     except ValueError as error:
         raise ConfigError(f"The source {source!r}: {error}") from error
-    with _named(source):
-        rows = rows_of()
-    if not isinstance(rows, Iterable):
-        raise ConfigError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
-    return _each(source, rows)
-
-
-def _each(source: str, rows: Iterable[Row]) -> Iterator[Row]:
-    with _named(source):
-        yield from rows
-
-
-@contextmanager
-def _named(source: str) -> Iterator[None]:
-    """What a user's function raises becomes a ValueError that names it."""
     try:
-        yield
+        if isinstance(rows := rows_of(), Iterable):
+            yield from rows
+            return
     except Exception as error:
         raise ConfigError(
             f"The source {source!r} raised {type(error).__name__}: {error}. Mend the function."
         ) from error
+    raise ConfigError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:

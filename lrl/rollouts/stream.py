@@ -1,12 +1,13 @@
-"""The step stream: what the trainer's loader yields. One item is one optimizer step, a lazy row of micro-batches.
+"""The step stream: the items of the trainer's loader. One item is one optimizer step, a lazy row of micro-batches.
 
-A step's micro-batches start to train as soon as enough finished groups are there to fill one for every rank. Rank 0
-waits and packs inside the iteration, and hands the others theirs; the stopwatch says when it waits, and for what.
+A step's micro-batches train as soon as the finished groups fill one for every rank. Rank 0 waits and packs inside the
+iteration, and scatters the micro-batches to the other ranks; the stopwatch records its waits by their reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lrl.rollouts.packing import Packer, Round
@@ -16,54 +17,46 @@ from lrl.types import Group, MicroBatch, Step
 
 
 class StepCounts(NamedTuple):
-    """What a step had over all ranks; each of them learns it behind its last micro-batch."""
+    """Counts of a step over all ranks; each rank receives them after its last micro-batch."""
 
     tokens: int
     sequences: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """Parts of a run that all of its step streams share."""
+
+    next_group: Callable[[int], Group]
+    """Waits for the next group of a step."""
+    stopwatch: Stopwatch
+    """The trainer's stopwatch."""
+    prepare: Callable[[Group], None] = lambda group: None
+    """Adds to a group what the loss needs of its responses, before it is packed."""
+    give_up: Callable[[Group], None] = lambda group: None
+    """Receives each group that has too few scored responses to train."""
+    end_step: Callable[[int, list[Group]], None] = lambda step, groups: None
+    """Receives all groups of a step when its optimizer step is done."""
+    gather: bool = False
+    """Whether a step waits for all of its groups before it packs the first."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The ranks that train; the packer makes a micro-batch for each."""
 
 
 class StepStream:
     """The micro-batches of one optimizer step, on the rank that has the groups.
 
     Args:
-        next_group: Waits for the next group of this step.
-        groups: How many groups the step trains.
+        step: Number of the step, from 0: also the trainer's version while it trains.
+        groups: Number of groups that the step trains.
         packer: Makes micro-batches of groups; its counts are the step's.
-        step: The step's number, from 0: also the trainer's version while it trains.
-        give_up: Told of each group that has too few scored responses to train.
-        prepare: Called with each group before it is packed: adds what the loss needs to know about its responses.
-        end: Called with all the step's groups when its optimizer step is done.
-        stopwatch: The trainer's.
-        gather: Wait for all groups before the first is packed.
-        replayed: Groups that the step trains again; they come first, while the fresh ones are still being written.
-        ranks: Who trains; the packer makes micro-batches for as many.
+        run: The parts of the run.
+        replayed: Groups that the step trains again; they come first, while fresh ones are still being written.
     """
 
-    def __init__(
-        self,
-        next_group: Callable[[], Group],
-        groups: int,
-        packer: Packer,
-        step: int,
-        give_up: Callable[[Group], None],
-        prepare: Callable[[Group], None],
-        end: Callable[[list[Group]], None],
-        stopwatch: Stopwatch,
-        gather: bool,
-        replayed: Sequence[Group] = (),
-        ranks: Ranks | None = None,
-    ) -> None:
-        self._next_group = next_group
-        self._expected = groups
-        self._packer = packer
-        self.step = step
-        self._give_up = give_up
-        self._prepare = prepare
-        self._end = end
-        self._stopwatch = stopwatch
-        self._gather = gather
-        self.replayed = replayed
-        self._ranks = ranks or Ranks()
+    def __init__(self, step: int, groups: int, packer: Packer, run: RunParts, replayed: Sequence[Group] = ()) -> None:
+        self.step, self.packer, self.replayed = step, packer, replayed
+        self._expected, self._run = groups, run
         self.groups: list[Group] = []
         self.waits: list[float] = []
         """Seconds of waiting for each of `groups`, without those for its rewards."""
@@ -71,107 +64,94 @@ class StepStream:
         """Each forward and backward pass of this rank: its seconds, and the tokens of each of its sequences."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        self._stopwatch.enter("pack")
+        stopwatch, ranks = self._run.stopwatch, self._run.ranks
+        stopwatch.enter("pack")
         for each in self._rounds():
-            micro = self._ranks.scatter(each)
-            if micro is None:
+            if (micro := ranks.scatter(each)) is None:
                 continue
-            self._stopwatch.enter("train")
+            stopwatch.enter("train")
             yield micro
-            self.passes.append((self._stopwatch.enter("pack"), micro.lengths))
-        self._ranks.scatter([StepCounts(self.num_tokens, self.num_sequences)] * self._ranks.size)
-        with self._stopwatch.within("ranks"):
-            self._ranks.wait_sent()
-        self._stopwatch.enter("train")
+            self.passes.append((stopwatch.enter("pack"), micro.lengths))
+        ranks.scatter([StepCounts(self.num_tokens, self.num_sequences)] * ranks.size)
+        with stopwatch.within("ranks"):
+            ranks.wait_sent()
+        stopwatch.enter("train")
 
     def _rounds(self) -> Iterator[Round]:
         for group in self.replayed:
-            with self._stopwatch.within("reference"):
-                self._prepare(group)  # the reference may have moved since the group was first trained
-            yield from self._packer.add(group, replayed=True)
+            self._prepare(group)  # the reference may have moved since the group was first trained
+            yield from self.packer.add(group, replayed=True)
         arriving = (self._wait() for _ in range(self._expected))
-        for group in list(arriving) if self._gather else arriving:
-            with self._stopwatch.within("reference"):
-                self._prepare(group)
-            full = self._packer.add(group)
-            if group.index in self._packer.discarded_groups:
-                self._give_up(group)
+        for group in list(arriving) if self._run.gather else arriving:
+            self._prepare(group)
+            full = self.packer.add(group)
+            if group.index in self.packer.discarded_groups:
+                self._run.give_up(group)
             yield from full
-        yield from self._packer.flush()
+        yield from self.packer.flush()
+
+    def _prepare(self, group: Group) -> None:
+        with self._run.stopwatch.within("reference"):
+            self._run.prepare(group)
 
     def finish(self) -> None:
-        """See `Step`. What learns from whole steps is told here and not earlier: a step that an error ends is trained
-        again after a resume, and would count twice."""
-        self._end(self.groups)
+        """Reports the trained groups, see `Step`."""
+        # Not earlier: a step that an error ends is trained again after a resume, and would count twice.
+        self._run.end_step(self.step, self.groups)
 
     def _wait(self) -> Group:
-        """The next group; what its rewards took of the wait is told apart."""
-        number = len(self.groups)
+        """Waits for the next group; records the part of the wait that its rewards took as `wait_reward`."""
+        number, stopwatch = len(self.groups), self._run.stopwatch
         state = "wait_first" if number == 0 else "wait_last" if number == self._expected - 1 else "wait_next"
-        before = self._stopwatch.seconds(state)
-        self._stopwatch.enter(state)
-        group = self._next_group()
-        self._stopwatch.enter("pack")
-        waited = self._stopwatch.seconds(state) - before
+        before = stopwatch.seconds(state)
+        stopwatch.enter(state)
+        group = self._run.next_group(self.step)
+        stopwatch.enter("pack")
+        waited = stopwatch.seconds(state) - before
         for_rewards = min(waited, group.scoring_s)
-        self._stopwatch.move(for_rewards, state, "wait_reward")
+        stopwatch.move(for_rewards, state, "wait_reward")
         self.waits.append(waited - for_rewards)
         self.groups.append(group)
         return group
 
     @property
     def num_tokens(self) -> int:
-        """Answer tokens in the loss of the whole step: its denominator. Right once the iteration has ended."""
-        return self._packer.tokens
+        """Response tokens in the loss of the whole step: its denominator. Right once the iteration has ended."""
+        return self.packer.tokens
 
     @property
     def num_sequences(self) -> int:
         """Responses with a token in the loss of the whole step; right once the iteration has ended."""
-        return self._packer.sequences
-
-    @property
-    def packer(self) -> Packer:
-        """What was packed, masked and discarded so far."""
-        return self._packer
+        return self.packer.sequences
 
 
 class RankStream:
-    """One optimizer step on any other rank: the micro-batches that rank 0 hands out.
+    """One optimizer step on any other rank: the micro-batches that rank 0 scatters.
 
     Args:
-        ranks: Who trains.
+        ranks: The ranks that train.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._counts = StepCounts(0, 0)
+        self.num_tokens, self.num_sequences = 0, 0  # see `StepStream`
 
     def __iter__(self) -> Iterator[MicroBatch]:
         while not isinstance(given := self._ranks.receive(), StepCounts):
             if given is not None:
                 yield given
-        self._counts = given
-
-    @property
-    def num_tokens(self) -> int:
-        """See `StepStream`."""
-        return self._counts.tokens
-
-    @property
-    def num_sequences(self) -> int:
-        """See `StepStream`."""
-        return self._counts.sequences
+        self.num_tokens, self.num_sequences = given
 
     def finish(self) -> None:
-        """Rank 0 keeps what is learnt from the step."""
+        """Does nothing: rank 0 reports the groups."""
 
 
 class StepLoader:
-    """What Lightning iterates: one step per optimizer step, made when it is asked for.
+    """The loader that Lightning iterates: it makes each step when Lightning asks for it.
 
     Args:
         steps: Optimizer steps in an epoch.
-        next_step: Makes the step that is next.
+        next_step: Makes the next step.
     """
 
     def __init__(self, steps: int, next_step: Callable[[], Step]) -> None:

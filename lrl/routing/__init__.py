@@ -1,4 +1,4 @@
-"""The choice of a generator for each request: the queue, the dispatch policies, migration, length prediction.
+"""The choice of a generator for each request: request queue, dispatch policies, migration, length prediction.
 
-Hides who waits for what; `rollouts` and `generators` see a queue that is entered and left.
+Hides the order of the waiting requests: `generators` only enters and leaves the queue.
 """

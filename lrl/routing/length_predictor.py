@@ -1,10 +1,10 @@
-"""How long responses will be: a ranking of prompts, learnt from the responses of every step.
+"""Length prediction: expected lengths of responses, learnt from the responses of every step.
 
-A prompt that was answered before is expected to be answered at that length again; another one by what it says
-(`lrl.routing.rankers`). Both are kept relative to the length of all responses at that time, because the policy changes:
-when all responses grow, what was seen an epoch ago still ranks right.
+A prompt that was answered before is expected to get responses of the same length again; for other prompts a ranker
+guesses (`lrl.routing.rankers`). Both numbers are relative to the mean length at that time, because the policy changes:
+when all responses grow, the lengths of an epoch ago still rank right.
 
-Nothing but dispatch and the log reads it, so a wrong guess costs time and never changes what is trained.
+Only dispatch, migration and the log read it, so a wrong guess costs time and never changes the training.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from numpy.typing import NDArray
 
 from lrl.routing.rankers import NgramRanker, Ranker
 from lrl.runtime.config_errors import at_least, fault
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import Group, Prompt
 
 RECENT_RESPONSES = 4096
-"""Responses whose lengths are the distribution that `quantile` is of."""
+"""Responses over which `quantile` is taken."""
 RECENT_GROUPS = 512
-"""Groups over which recall is counted."""
+"""Groups over which `recall` is taken."""
 TAILS = (20, 10, 5)
-"""Per cent of the groups that recall looks at."""
+"""Shares of the longest groups for which `recall` is taken, in per cent."""
 
 
 class LengthPredictor:
-    """Expects the lengths of responses from those seen so far. One thread learns; another may ask meanwhile.
+    """Predicts the lengths of responses from earlier ones. One thread learns; another may predict meanwhile.
 
     Args:
         newest_weight: Weight of a prompt's newest responses against the older ones, in (0, 1].
-        seen_prompts: Prompts whose lengths are remembered, the newest; 12 bytes each in a checkpoint.
+        seen_prompts: The newest prompts, whose lengths are remembered; 12 bytes each in a checkpoint.
         ranker: Guesses from the prompt alone; default `lrl.routing.rankers.NgramRanker`.
 
     Raises:
@@ -49,16 +49,16 @@ class LengthPredictor:
         self.newest_weight = newest_weight
         self.seen_prompts = seen_prompts
         self.ranker = ranker or NgramRanker()
-        self._level: float | None = None  # mean log length, the newest step's weighing most
+        self._level: float | None = None  # moving average of the mean log length of a step
         self._seen: dict[int, float] = {}  # prompt id -> log length less the level, least recently seen first
         self._recent = np.empty(0)  # tokens of single responses, ascending, replaced as a whole
-        self._responses = deque[int](maxlen=RECENT_RESPONSES)  # the same in the order of their coming
+        self._responses = deque[int](maxlen=RECENT_RESPONSES)  # the same in order of arrival
         self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)  # (expected, found) of groups, log tokens
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Expected tokens of a whole response, more than `written`; 1 more before anything was seen.
+        """Returns the expected tokens of a whole response, more than `written`; 1 more before anything was seen.
 
-        A response that is as long already as was expected is expected to be as long as those seen that became longer.
+        A response that has reached its expected length is expected to become as long as the mean of all longer ones.
         """
         if self._level is None:
             return written + 1.0
@@ -69,12 +69,12 @@ class LengthPredictor:
         return float(longer.mean()) if len(longer) else written + 1.0
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that `share` of the responses seen lately does not exceed; 1 before any was seen."""
+        """Returns the length in tokens that `share` of the recent responses does not exceed; 1 before the first."""
         recent = self._recent
         return float(recent[math.ceil(share * len(recent)) - 1]) if len(recent) else 1.0
 
     def end_step(self, groups: Sequence[Group]) -> None:
-        """Learn from the responses of a step; first note how well they were expected, for `recall`."""
+        """Learns from the responses of a step; first notes how well they were predicted, for `recall`."""
         groups = [group for group in groups if group.has_tokens]
         if not groups:
             return
@@ -91,22 +91,22 @@ class LengthPredictor:
         self._recent = np.sort(self._responses)
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """`prompts` start soon; those that were never answered are the ranker's. Call it where `expected` is asked."""
+        """Announces prompts that start soon to the ranker. Call it on the thread that calls `expected`."""
         self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
 
     def recall(self) -> dict[str, float]:
-        """Of the longest 20, 10 and 5 % of the last few hundred groups, the share that was expected among so many.
+        """Returns the share of the longest 20, 10 and 5 % of the last groups that was predicted to be among them.
 
-        Empty until there is one group in 5 %. By chance it would be 0.2, 0.1 and 0.05.
+        Empty until 5 % are at least one group. By chance it would be 0.2, 0.1 and 0.05.
         """
         if len(self._guesses) * min(TAILS) < 100:
             return {}
         expected, found = np.array(self._guesses).T
         return {f"length_predictor/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS}
 
-    def figures(self) -> dict[str, float]:
-        """What the log says: recall, and what the ranker says of itself."""
-        return self.recall() | self.ranker.figures()
+    def metrics(self) -> dict[str, float]:
+        """Returns recall and the ranker's metrics."""
+        return self.recall() | self.ranker.metrics()
 
     def _log_length(self, prompt: Prompt) -> float:
         assert self._level is not None, "something was seen"
@@ -114,14 +114,10 @@ class LengthPredictor:
         return self._level + (self.ranker.guess(prompt) if known is None else known)
 
     def _mean_length(self, group: Group) -> float:
-        """Mean tokens of a group's responses; one that was cut is at least as long as it was expected to be."""
-        return max(1.0, sum(self._length(group.prompt, rollout) for rollout in group.rollouts) / len(group.rollouts))
-
-    def _length(self, prompt: Prompt, rollout: Rollout) -> float:
-        tokens = len(rollout.token_ids)
-        if rollout.finish_reason != "length" or self._level is None:
-            return tokens
-        return max(tokens, math.exp(self._log_length(prompt)))
+        """Returns the mean tokens of a group's responses; a cut response counts with at least its expected length."""
+        least = 0.0 if self._level is None else math.exp(self._log_length(group.prompt))
+        lengths = [(len(rollout.token_ids), rollout.finish_reason == "length") for rollout in group.rollouts]
+        return max(1.0, sum(max(tokens, least) if cut else tokens for tokens, cut in lengths) / len(lengths))
 
     def _note(self, prompt_id: int, relative: float) -> None:
         before = self._seen.pop(prompt_id, None)
@@ -133,7 +129,7 @@ class LengthPredictor:
         return (1 - self.newest_weight) * old + self.newest_weight * new
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learnt, in plain numbers and tensors, of bounded size."""
+        """Returns the state in plain numbers and tensors, of bounded size."""
         return {
             "level": self._level,
             "seen_ids": torch.tensor(list(self._seen), dtype=torch.int64),
@@ -144,7 +140,7 @@ class LengthPredictor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restores the state that `state_dict` returned."""
         self._level = state["level"]
         self._seen = dict(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
         if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:  # else it begins anew
@@ -155,6 +151,6 @@ class LengthPredictor:
 
 
 def recall(expected: NDArray[np.float64], found: NDArray[np.float64], share: float) -> float:
-    """Share of the largest `share` of `found` [n], at least one, that is among as many largest of `expected` [n]."""
+    """Returns how much of the largest `share` of `found` [n], at least one, is among the largest of `expected` [n]."""
     count = max(1, round(share * len(found)))
     return len(set(np.argsort(-expected)[:count]) & set(np.argsort(-found)[:count])) / count

@@ -1,34 +1,34 @@
-"""Half-written responses that go on with an idle generator: which, and whether it is worth what it costs."""
+"""Migration of half-written responses to idle generators: the choice of requests, by gain and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from lrl.routing.dispatch.base import ExpectedLengths, Loaded, Request
+from lrl.routing.dispatch.base import ExpectedLengths, GeneratorLoad, Request
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.runtime.config_errors import above, at_least
 from lrl.types import Rollout
 
 
-class MigrationSource(Loaded, Protocol):
-    """What is known of a generator whose responses may move."""
+class MigrationSource(GeneratorLoad, Protocol):
+    """A generator whose responses may move."""
 
     @property
     def load(self) -> Mapping[Request, Sequence[Rollout]]:
-        """What it writes: each request with its responses, of which some may have ended."""
+        """The requests it writes, each with its responses, of which some may have ended."""
 
 
 class Migration:
-    """Moves requests from busy generators to idle ones when nothing waits, those with most to write first.
+    """Moves requests from busy generators to idle ones when no request waits, those with most to write first.
 
-    A request moves if its responses then end sooner by at least `margin` times what the move costs: the generator that
-    goes on with them reads prompt and tokens first. The pool moves none twice under one version.
+    A request moves if its responses then end sooner by at least `margin` times the cost of the move: the new generator
+    reads prompt and tokens first. No request moves twice under one version.
 
     Args:
-        decode_latency: How long a generator takes for a token.
+        decode_latency: A generator's time for a token.
         prefill_ms: Milliseconds to read a token; the default is a 7B model at half of an H800's 990 TFLOPS.
-        margin: Gain over cost, at least.
+        margin: Least ratio of gain to cost.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -40,26 +40,25 @@ class Migration:
         at_least(0, "data.migration", prefill_ms=prefill_ms)
         above(0, "data.migration", margin=margin)
         self.decode_latency = decode_latency or DecodeLatency()
-        self.prefill_ms = prefill_ms
-        self.margin = margin
+        self.prefill_ms, self.margin = prefill_ms, margin
 
     def plan(
         self, generators: Sequence[MigrationSource], lengths: ExpectedLengths, fixed: Mapping[Request, int]
     ) -> Iterator[tuple[Request, int, int]]:
-        """The requests that move, each with the positions of its old and its new generator.
+        """Yields the requests that move, each with the positions of its old and its new generator.
 
         Args:
-            generators: All that may be asked.
-            lengths: How long responses are expected to go on.
-            fixed: Requests that stay where they are.
+            generators: All generators that serve.
+            lengths: Source of expected lengths.
+            fixed: Requests that must not move.
         """
         idle = [position for position, generator in enumerate(generators) if generator.in_flight == 0]
         if not idle:
             return
-        writing = [sum(map(len, map(unfinished, generator.load.values()))) for generator in generators]
+        writing = [sum(map(len, map(_unfinished, generator.load.values()))) for generator in generators]
         for left, request, source in self._candidates(generators, lengths, fixed):
             target = min(idle, key=lambda position: writing[position])
-            responses = unfinished(generators[source].load[request])
+            responses = _unfinished(generators[source].load[request])
             then = writing[target] + len(responses)
             gain_ms = left * (self.decode_latency.per_token(writing[source]) - self.decode_latency.per_token(then))
             read = sum(len(request.prompt.token_ids) + len(response.token_ids) for response in responses)
@@ -71,17 +70,16 @@ class Migration:
     def _candidates(
         self, generators: Sequence[MigrationSource], lengths: ExpectedLengths, fixed: Mapping[Request, int]
     ) -> list[tuple[float, Request, int]]:
-        """(tokens that the least written of its responses needs, request, where it is), the most tokens first."""
+        """Returns (tokens that its shortest response still needs, request, its generator), the most tokens first."""
         found = []
         for position, generator in enumerate(generators):
             for request, rollouts in generator.load.items():
-                written = [len(rollout.token_ids) for rollout in unfinished(rollouts)]
+                written = [len(rollout.token_ids) for rollout in _unfinished(rollouts)]
                 if written and request not in fixed:
                     left = lengths.expected(request.prompt, min(written)) - min(written)
                     found.append((left, request, position))
         return sorted(found, key=lambda candidate: -candidate[0])
 
 
-def unfinished(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Those that are still written."""
+def _unfinished(rollouts: Sequence[Rollout]) -> list[Rollout]:
     return [rollout for rollout in rollouts if not rollout.finished]

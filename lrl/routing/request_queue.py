@@ -1,122 +1,121 @@
-"""Where requests wait until dispatch sends them to a generator with room, and from where half-written responses move
-on.
+"""The queue of requests that wait for a generator, and the slots of the generators.
 
-    enter -> wait for dispatch -> the places are taken -> leave -> enter again with what is unfinished
+    enter -> wait for dispatch -> slots are reserved -> leave -> enter again with the unfinished responses
 
-A pool has one, and so has its model.
+Each pool has a queue, and so has the simulator's model of a fleet.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from lrl.routing.dispatch import Dispatch, Request
+from lrl.routing.dispatch import DispatchPolicy, ExpectedLengths, Request
 from lrl.routing.dispatch.base import has_room
-from lrl.routing.migration import Migration, MigrationSource
+from lrl.routing.migration import Migration
 from lrl.types import Rollout
 
 
-class Slots:
-    """Mixin: a generator's places for responses, which the desk takes and frees.
+class Slots(ABC):
+    """Base class of a generator: its slots for responses, which the request queue reserves and frees.
 
     Args:
         capacity: Responses it writes at once.
     """
 
+    version: int
+    """Policy version it holds."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.in_flight = 0
-        """Responses for rollouts that it writes or is about to."""
+        """Rollout responses that it writes or is about to write."""
         self.load: dict[Request, Sequence[Rollout]] = {}
-        """What takes its places: each request with its responses, of which some may have ended."""
+        """The requests that hold its slots, each with its responses, of which some may have ended."""
         self._held: dict[Request, int] = {}
         self.passed_over = False
         """Whether requests wait that dispatch has not sent here."""
 
+    @property
+    @abstractmethod
+    def serving(self) -> bool:
+        """Whether it takes requests."""
+
+    @property
+    @abstractmethod
+    def outstanding_tokens(self) -> float:
+        """Expected tokens that the responses in flight still need, at least one each."""
+
+    @abstractmethod
+    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
+        """Stops writing `rollouts`, which keep their tokens; returns whether any was being written."""
+
     def note_waiting(self, waiting: bool) -> None:
-        """Requests wait that go nowhere yet, or none does."""
+        """Notes whether requests wait that dispatch has not sent."""
         self.passed_over = waiting
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """A place for each response of `request` is taken until that has ended, or until `free`."""
+        """Reserves a slot for each response of `request`, until it ends (`release`) or until `free`."""
         self.in_flight += request.responses
         self.load[request], self._held[request] = rollouts, request.responses
 
     def release(self, request: Request) -> None:
-        """One response of `request` has ended: its place is another's."""
+        """Frees one slot of `request`: a response has ended."""
         self.in_flight -= 1
         self._held[request] -= 1
 
     def free(self, request: Request) -> None:
-        """The places that `request` still has are others'."""
+        """Frees the remaining slots of `request`."""
         self.in_flight -= self._held.pop(request)
         del self.load[request]
 
 
-class SlotHolder(MigrationSource, Protocol):
-    """A generator as the desk sees it; it has `Slots`."""
-
-    @property
-    def serving(self) -> bool:
-        """Whether it takes requests."""
-
-    def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """A place for each response of `request` is taken until that has ended, or until `free`."""
-
-    def release(self, request: Request) -> None:
-        """One response of `request` has ended: its place is another's."""
-
-    def free(self, request: Request) -> None:
-        """The places that `request` still has are others'."""
-
-    def note_waiting(self, waiting: bool) -> None:
-        """Requests wait that go nowhere yet, or none does."""
-
-    def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stop writing `rollouts`, which keep what has come; whether any was being written."""
-
-
-G = TypeVar("G", bound=SlotHolder)
+G = TypeVar("G", bound=Slots)
 
 
 class RequestQueue(Generic[G]):
-    """Requests that wait, and the places of those that are written.
+    """Requests that wait for a generator, in the order of a dispatch policy.
 
     Args:
-        dispatch: Which generator answers which request, and in which order.
-        serving: The generators that may be asked now.
+        dispatch: Chooses the generator and the order of the requests.
+        serving: Returns the generators that serve now.
     """
 
-    def __init__(self, dispatch: Dispatch, serving: Callable[[], Sequence[G]]) -> None:
+    def __init__(self, dispatch: DispatchPolicy, serving: Callable[[], Sequence[G]]) -> None:
         self.dispatch = dispatch
         self.migration: Migration | None = None
-        """Whether half-written responses move to idle generators; None for never."""
+        """Moves half-written responses to idle generators; None never does."""
         self.moved = 0
-        """Responses that did."""
+        """Responses that moved."""
+        self.has_waiting = False
+        """Whether requests still waited after dispatch had last sent what it could."""
         self._serving = serving
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
-        self.keeps = False
-        """Whether requests waited when dispatch had last sent all that it would."""
-        self._targets: dict[Request, G] = {}  # of what is being interrupted
-        self._under: dict[Request, int] = {}  # the version under which a request moved to where it is
+        self._targets: dict[Request, G] = {}  # new generators of interrupted requests
+        self._moved_at: dict[Request, int] = {}  # the version at which a request moved to its generator
+
+    def use(self, dispatch: DispatchPolicy, migration: Migration | None, lengths: ExpectedLengths | None) -> None:
+        """Sets the policies of the queue and the expected lengths that both read; call it while no request waits."""
+        self.dispatch, self.migration = dispatch, migration
+        dispatch.lengths = lengths
 
     async def enter(self, request: Request, rollouts: Sequence[Rollout], target: G | None = None) -> G:
-        """Take the places of `request`, until `leave`.
+        """Waits for a generator and reserves its slots, until `leave`.
 
         Args:
-            request: What needs a generator.
+            request: The request that needs a generator.
             rollouts: Its responses.
-            target: Where it moves to, if it does; it may have become busy since.
+            target: The generator to which it moves, if it does; it may have become busy since.
 
         Returns:
-            `target`, or the generator that dispatch chooses, as soon as it does.
+            `target`, or the generator that dispatch chooses.
         """
         if target is not None and target.serving and has_room(target, request):
             self.dispatch.estimate(request)
-            self._under[request] = target.version
+            self._moved_at[request] = target.version
             self.moved += request.responses
             target.reserve(request, rollouts)
             return target
@@ -135,31 +134,29 @@ class RequestQueue(Generic[G]):
             raise
 
     def release(self, generator: G, request: Request) -> None:
-        """A response has ended. Its place does not wait for the longest one of its group: with long tails most
-        would."""
+        """Frees the slot of a response that has ended."""
+        # The slot does not wait for the longest response of its group: with long tails most slots would.
         generator.release(request)
         if self._waiting:
             self.send_soon()
 
     def leave(self, generator: G, request: Request) -> G | None:
-        """The places of `request` are others'; where its unfinished responses move to, if they were interrupted."""
+        """Frees the slots of `request`; returns its new generator if it was interrupted to move."""
         generator.free(request)
-        self._under.pop(request, None)
+        self._moved_at.pop(request, None)
         self.send_soon()
-        asyncio.get_running_loop().call_soon(self._move)
+        asyncio.get_running_loop().call_soon(self._migrate)
         return self._targets.pop(request, None)
 
     def send_soon(self) -> None:
-        """Send behind all that is ready to run now: dispatch then knows a step's requests before the first one goes.
-
-        Call it when a generator has begun to serve.
-        """
+        """Sends requests in the next turn of the loop. Call it when a generator has begun to serve."""
+        # Not at once: dispatch then knows all requests of a step before it sends the first one.
         if not self._sending:
             self._sending = True
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        """Send all that dispatch lets go; what goes wrong in it is raised where the requests wait."""
+        """Sends all requests that dispatch lets go; raises an error of the policy where the requests wait."""
         self._sending = False
         try:
             while self._waiting and (chosen := self.dispatch.send(serving := self._serving())) is not None:
@@ -173,18 +170,18 @@ class RequestQueue(Generic[G]):
                 if not sent.done():
                     sent.set_exception(error)
             self._waiting.clear()
-        if self.keeps != bool(self._waiting):
-            self.keeps = bool(self._waiting)
+        if self.has_waiting != bool(self._waiting):
+            self.has_waiting = bool(self._waiting)
             for generator in self._serving():
-                generator.note_waiting(self.keeps)
+                generator.note_waiting(self.has_waiting)
 
-    def _move(self) -> None:
-        """Let half-written responses go on with idle generators, when nothing waits; none twice under one version."""
+    def _migrate(self) -> None:
+        """Interrupts half-written requests that gain from an idle generator; none twice under one version."""
         serving, lengths = self._serving(), self.dispatch.lengths
         if self.migration is None or lengths is None or self._waiting or self._targets:
             return
         version = max((generator.version for generator in serving), default=0)
-        fixed = {request: under for request, under in self._under.items() if under == version}
+        fixed = {request: moved_at for request, moved_at in self._moved_at.items() if moved_at == version}
         for request, source, target in list(self.migration.plan(serving, lengths, fixed)):
             if serving[source].interrupt(serving[source].load[request]):
                 self._targets[request] = serving[target]

@@ -47,8 +47,7 @@ class ModelRun:
                 named_weights=weights, prompt_logprobs=lambda tokens: [-1.0, -1.0], dtype_name="float32"
             ),
         )
-        self.data.trainer = self.trainer
-        self.sync.setup(self.trainer, self.trainer.lightning_module, "fit")
+        self.data.trainer, self.data.weight_sync = self.trainer, self.sync
 
     @property
     def clients(self) -> list[Client]:

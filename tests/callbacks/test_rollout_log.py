@@ -78,7 +78,7 @@ class Steps(L.LightningDataModule):
     def __init__(self, failures: list[int]) -> None:
         super().__init__()
         self.failures = failures
-        self.lengths = None
+        self.length_predictor = None
         self.controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
         self.reward_pool = SimpleNamespace(counts=Counter())
 

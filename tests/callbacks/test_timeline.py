@@ -18,7 +18,7 @@ from lrl.generators.fleet import Fleet
 from lrl.planning.profiling.timeline import GroupRecord, MicroBatchRecord, Record, StepRecord, read
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import StepLoader, StepStream
+from lrl.rollouts.stream import RunParts, StepLoader, StepStream
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
@@ -49,15 +49,17 @@ class Steps(L.LightningDataModule):
         groups = [make_group(2 * step + place, 4, [9, 5 + step]) for place in range(2)]
         coming = iter(groups)
 
-        def next_group() -> Group:
+        def next_group(step: int) -> Group:
             time.sleep(WAIT_S)
             return next(coming)
 
         packer = Packer(self.micro_batch_tokens, GroupMean(), 1.0)
-        nothing: Any = lambda *args: None  # noqa: E731
-        self.step_stream = StepStream(
-            next_group, 2, packer, step, nothing, nothing, self.trained.extend, self.stopwatch, gather=False
+        run = RunParts(
+            next_group=next_group,
+            stopwatch=self.stopwatch,
+            end_step=lambda step, groups: self.trained.extend(groups),
         )
+        self.step_stream = StepStream(step, 2, packer, run)
         return self.step_stream
 
 

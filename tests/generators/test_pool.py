@@ -14,7 +14,7 @@ from lrl.generators.client import GeneratorError, Refused
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import Deadlock, run
-from lrl.routing.dispatch import Dispatch, LeastLoaded, Loaded, Request
+from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling
 
 TOKENS = 1_000
@@ -80,7 +80,7 @@ class Known:
         return 100 * share
 
 
-def make_crew(*capacities: int, dispatch: Dispatch | None = None) -> tuple[GeneratorPool, list[ModelClient]]:
+def make_crew(*capacities: int, dispatch: DispatchPolicy | None = None) -> tuple[GeneratorPool, list[ModelClient]]:
     generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
     for generator in generators:
         generator.version, generator.state = 0, State.SERVING
@@ -181,7 +181,7 @@ def test_of_what_waits_at_the_door_the_oldest_group_goes_first_whenever_it_came(
 
 def test_what_goes_wrong_in_a_rule_is_raised_where_the_requests_wait() -> None:
     class Broken(LeastLoaded):
-        def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
+        def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
             raise ZeroDivisionError("in the rule")
 
     pool, _ = make_crew(2, dispatch=Broken())
@@ -229,7 +229,7 @@ def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when
     class Holding(LeastLoaded):
         holds = False
 
-        def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
+        def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
             return None if self.holds else super().send(generators)
 
     rule = Holding()
@@ -254,7 +254,7 @@ def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when
 
 def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_back() -> None:
     class Holding(LeastLoaded):
-        def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
+        def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
             return None
 
     pool, _ = make_crew(2, dispatch=Holding())
@@ -276,7 +276,7 @@ def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door()
     class ClosesBehindTheSecond(LeastLoaded):
         sent = 0
 
-        def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
+        def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
             if (chosen := super().send(generators)) is not None:
                 self.sent += 1
                 if self.sent == 2:

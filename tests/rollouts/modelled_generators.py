@@ -1,4 +1,4 @@
-"""Generators without servers: what one is asked waits until whoever holds the run writes it."""
+"""Generators without servers: a request waits until the test writes its responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACES = 8
 
 @dataclass(eq=False)
 class Asked:
-    """A request that a generator has."""
+    """A request at a generator."""
 
     group: int
     rollouts: Sequence[Rollout]
@@ -25,8 +25,8 @@ class Asked:
     done: asyncio.Future[None]
 
 
-class Scribe:
-    """A model of a generator's client: what it is asked waits until somebody writes it."""
+class ManualClient:
+    """A model of a generator's client: a request waits until the test writes its responses."""
 
     def __init__(self) -> None:
         self.requests: list[Asked] = []
@@ -34,8 +34,8 @@ class Scribe:
     async def write(
         self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, **how: Any
     ) -> None:
-        assert not any(rollout.finished for rollout in rollouts), "a response that has ended is asked for again"
-        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), "max_tokens of 0 is asked for"
+        assert not any(rollout.finished for rollout in rollouts), "a finished response is requested again"
+        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), "max_tokens of 0 is requested"
         asked = Asked(priority, rollouts, how["ended"], asyncio.get_running_loop().create_future())
         self.requests.append(asked)
         try:
@@ -44,7 +44,7 @@ class Scribe:
             self.requests.remove(asked)
 
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
-        """Pause and resume: nothing is written by itself."""
+        """Ignores pause and resume: only the test writes."""
 
 
 def make_generator() -> Generator:
@@ -53,5 +53,5 @@ def make_generator() -> Generator:
         url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda lines: ""
     )
     generator = Generator(server, PLACES)
-    generator.client = Scribe()  # type: ignore[assignment]
+    generator.client = ManualClient()  # type: ignore[assignment]
     return generator

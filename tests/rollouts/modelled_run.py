@@ -1,8 +1,7 @@
-"""A run with the real ledger, pacing, controller and pool on a virtual clock, and models of all that is around them.
+"""A run with the real ledger, pacing, controller and pool on a virtual clock, between models of the other parts.
 
-Nothing moves by itself: whoever holds the run decides which answer gets a token, which group is judged, when the
-trainer asks, when a sync is proved, and what breaks. Beside it stands a record of what was written, kept by the model
-alone.
+Nothing moves by itself: the test decides which response gets a token, which group is scored, when the trainer asks,
+when a sync is verified, and which part breaks. The model keeps an independent record of the written tokens.
 """
 
 import asyncio
@@ -25,13 +24,13 @@ from tests.runtime.checkpoint_file import as_file, from_file
 MAX_TOKENS = 6
 GENERATORS = 2
 
-Answer = tuple[int, int]
-"""The index of its group, and its place in it."""
+ResponseKey = tuple[int, int]
+"""(index of the group, place in the group)"""
 
 
 @dataclass
 class Row:
-    """A data set of `size` prompts, over and over."""
+    """A data set of `size` prompts, repeated without end."""
 
     size: int
 
@@ -39,12 +38,12 @@ class Row:
         return Prompt(id=index % self.size, token_ids=[1, index % self.size], text=str(index))
 
 
-class Judges:
-    """A model of the reward pool: what is asked waits until somebody sees to it."""
+class ManualRewards:
+    """A model of the reward pool: a group waits until the test scores it."""
 
     def __init__(self) -> None:
         self.judging: dict[int, asyncio.Future[Sequence[float | None]]] = {}
-        """index of a group -> what its responses are worth"""
+        """index of a group -> its rewards"""
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         assert all(rollout.finished and rollout.text for rollout in rollouts)
@@ -59,35 +58,35 @@ class Judges:
 
 @dataclass
 class Record:
-    """What is known of the run without asking it."""
+    """Expected state of the run, kept beside it."""
 
     step: int = 0
     """Steps done."""
     trained: list[int] = field(default_factory=list)
     written: dict[int, list[Rollout]] = field(default_factory=dict)
-    """index -> what was written of each answer"""
-    final: set[Answer] = field(default_factory=set)
-    """Responses that have ended under a proved version."""
+    """index of a group -> its responses so far"""
+    final: set[ResponseKey] = field(default_factory=set)
+    """Responses that have ended under a verified version."""
     rewards: dict[int, list[float | None]] = field(default_factory=dict)
     next_token: int = 0
 
 
 def writing(rollouts: Sequence[Rollout]) -> list[tuple[list[int], list[float], list[int], str]]:
-    """All that a generator decides."""
+    """Returns all fields that a generator writes."""
     return [(r.token_ids, r.logprobs, r.versions, r.finish_reason) for r in rollouts]
 
 
 def cut(rollout: Rollout, length: int) -> None:
-    """Unwrite what is behind `length` tokens, and the end."""
+    """Removes the tokens behind `length`, and the end."""
     del rollout.token_ids[length:], rollout.logprobs[length:], rollout.versions[length:]
     rollout.finish_reason = ""
 
 
 class ModelledRun:
-    """A trainer without a policy, and what it trains.
+    """A trainer without a policy, with its run.
 
     Args:
-        pacing: Of the run.
+        pacing: The run's pacing.
         responses: Responses to each prompt.
         max_skipped: Most groups that are skipped under one version.
         every: Chooses the number of steps between syncs, among those that the lag allows.
@@ -102,14 +101,14 @@ class ModelledRun:
         self.save()
 
     def start(self, state: bytes | None) -> None:
-        """A new process: nothing of the old one is left but the state."""
+        """Starts a new process, which has only the state of the old one."""
         self.in_step: list[int] = []
         self.request: asyncio.Task[Group] | None = None
-        self.judges = Judges()
+        self.judges = ManualRewards()
         self.pool = GeneratorPool([make_generator() for _ in range(GENERATORS)])
         self.pool.on_evicted = self.replace
-        self.unverified: dict[Generator, dict[Answer, int]] = {}
-        """Of each generator that nobody has proved since its resume: what was unfinished then, and its tokens."""
+        self.unverified: dict[Generator, dict[ResponseKey, int]] = {}
+        """Each unverified generator -> the responses that were unfinished at its resume, with their tokens."""
         self.ledger = Ledger(self.pacing)
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
@@ -124,10 +123,10 @@ class ModelledRun:
         if state is not None:
             self.controller.load_state_dict(from_file(state))
         self.sync()
-        self.verify()  # a run waits for its first proof
+        self.verify()  # a run waits until its first sync is verified
 
     def settle(self) -> None:
-        """Let the loop do all it can."""
+        """Runs the loop until all tasks wait."""
         self.loop.run_until_complete(asyncio.sleep(1.0))
         if self.request is None or not self.request.done():
             return
@@ -140,7 +139,7 @@ class ModelledRun:
             self.train(request.result())
 
     def train(self, group: Group) -> None:
-        """The step has a group: treat it as the trainer does, and look at it."""
+        """Treats a group of the step as the trainer does, and checks it."""
         self.in_step.append(group.index)
         for rollout in group.rollouts:
             rollout.reference_logprobs, rollout.kl_penalty = list(rollout.logprobs), 0.5
@@ -161,11 +160,11 @@ class ModelledRun:
 
     @property
     def version_is_due(self) -> bool:
-        """Whether the generators are to be synced now."""
+        """Whether a sync is due."""
         return self.version != self.record.step and self.record.step % (1 + self.every % (self.pacing.max_lag + 1)) == 0
 
     def train_on(self) -> None:
-        """The trainer's next move: a sync, the request for a group, or the end of its step."""
+        """Makes the trainer's next move: a sync, the request for a group, or the end of its step."""
         if self.version_is_due:
             self.sync()
         elif self.lacks_groups:
@@ -175,18 +174,18 @@ class ModelledRun:
             self.end_step()
 
     def poll(self) -> None:
-        """What a waiting trainer does: whoever came takes part."""
+        """Admits pending generators, as a waiting trainer does."""
         if self.pool.pending:
             self.sync()
 
     def end_step(self) -> None:
-        """The optimizer has made its step."""
+        """Ends the optimizer step."""
         self.record.trained += self.in_step
         self.record.step, self.in_step = self.record.step + 1, []
 
     def sync(self) -> None:
-        """The generators write on under the newest version, which is to be proved."""
-        self.verify()  # no sync begins before the last one is proved
+        """Syncs the generators to the newest version, still unverified."""
+        self.verify()  # no sync begins before the last one is verified
         self.version = self.record.step
         self.run(self.pool.admit_pending())
         stale = [one for one in self.pool.generators if one.version != self.version or not one.serving]
@@ -202,7 +201,7 @@ class ModelledRun:
         self.settle()
 
     def verify(self, liars: Sequence[Generator] = ()) -> None:
-        """Whoever waits for its proof gets it; `liars` fail."""
+        """Verifies all unverified generators; `liars` fail."""
 
         async def probe(generator: Generator) -> None:
             if generator in liars:
@@ -211,7 +210,7 @@ class ModelledRun:
         unverified = [generator for generator in self.pool.generators if generator.unverified]
         for generator in unverified:
             if generator in liars:
-                self.cut_unproved(generator)
+                self.cut_unverified(generator)
             else:
                 self.unverified.pop(generator)
                 self.seal(generator)
@@ -219,54 +218,54 @@ class ModelledRun:
         self.settle()
 
     def seal(self, generator: Generator) -> None:
-        """What has ended there is final."""
+        """Records the finished responses of `generator` as final."""
         self.record.final |= {response for response, _, rollout in self.responses(generator) if rollout.finished}
 
-    def cut_unproved(self, generator: Generator) -> None:
-        """Take back in the record what `generator` wrote unproved; what had ended before has ended."""
+    def cut_unverified(self, generator: Generator) -> None:
+        """Removes the unverified tokens of `generator` from the record; earlier ends stay."""
         for (index, place), length in self.unverified.pop(generator, {}).items():
             cut(self.written(index)[place], length)
 
     def replace(self, lost: Generator) -> None:
-        """Another one waits for the next sync."""
+        """Adds another generator, which waits for the next sync."""
         self.pool.pending.append(make_generator())
 
     def dies(self, generator: Generator) -> None:
-        """The process of a generator ends."""
-        self.cut_unproved(generator)
+        """Ends the process of a generator."""
+        self.cut_unverified(generator)
         self.loop.call_soon(self.pool.evict, generator, "its process has ended")
         self.settle()
 
     def leaves(self, generator: Generator) -> None:
-        """A generator is asked to leave, and another one joins."""
-        self.cut_unproved(generator)
+        """Removes a generator, and another one joins."""
+        self.cut_unverified(generator)
         self.loop.call_soon(self.pool.remove, generator, "it has left the run")
         self.replace(generator)
         self.settle()
 
     def run(self, work: Any) -> None:
-        """Do `work` on the loop."""
+        """Runs `work` on the loop."""
         self.loop.run_until_complete(work)
 
     def written(self, index: int) -> list[Rollout]:
-        """What the record has of a group's responses."""
+        """Returns a group's responses in the record."""
         return self.record.written.setdefault(index, [Rollout() for _ in range(self.responses_each)])
 
-    def responses(self, generator: Generator) -> Iterator[tuple[Answer, Asked, Rollout]]:
-        """What a generator has been asked and not ended, with its responses."""
+    def responses(self, generator: Generator) -> Iterator[tuple[ResponseKey, Asked, Rollout]]:
+        """Yields the responses of a generator's open requests."""
         for asked in list(generator.client.requests):  # type: ignore[attr-defined]
             group = self.ledger.running[asked.group].rollouts
             for rollout in asked.rollouts:
                 place = next(place for place, its in enumerate(group) if its is rollout)
                 yield (asked.group, place), asked, rollout
 
-    def unfinished(self) -> list[Answer]:
-        """The responses that are being written."""
+    def unfinished(self) -> list[ResponseKey]:
+        """Returns the responses that are being written."""
         responses = (one for generator in self.pool.generators for one in self.responses(generator))
         return [response for response, _, rollout in responses if not rollout.finished]
 
     def write(self, index: int, place: int, tokens: int, ends: bool) -> None:
-        """Some tokens for a response that is being written, at most up to its limit; it may end with them."""
+        """Writes some tokens of a response, at most up to its limit; it may end with them."""
         generator, asked, rollout = next(
             (generator, asked, rollout)
             for generator in self.pool.generators
@@ -291,13 +290,13 @@ class ModelledRun:
             self.settle()
 
     def judge(self, index: int, rewards: list[float | None]) -> None:
-        """The rewards of a group, as many as it has responses."""
+        """Scores a group: one reward for each response."""
         self.record.rewards[index] = rewards
         self.judges.judging[index].set_result(rewards)
         self.settle()
 
     def fail(self, index: int) -> None:
-        """No generator can write a group's responses."""
+        """Has the generator refuse a group's request."""
         asked = next(
             asked for one in self.pool.generators for _, asked, _ in self.responses(one) if asked.group == index
         )
@@ -305,13 +304,13 @@ class ModelledRun:
         self.settle()
 
     def save(self) -> None:
-        """A checkpoint, and the record as it was then; it waits for the proof."""
+        """Saves a checkpoint with the record of that moment, once all generators are verified."""
         self.verify()
         state = as_file(self.controller.state_dict(self.record.step))
         self.checkpoint = pickle.dumps(self.record), state
 
     def crash(self) -> None:
-        """Go on from the last checkpoint; what came after it has not been."""
+        """Resumes from the last checkpoint; later events are undone."""
         self.resumes += 1
         self.cancel_all()
         record, state = self.checkpoint
@@ -319,25 +318,25 @@ class ModelledRun:
         self.start(state)
 
     def cancel_all(self) -> None:
-        """The end of a process."""
+        """Cancels all tasks: the end of a process."""
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(1.0))
 
     def save_on_the_way_out(self) -> None:
-        """Nobody waits for a proof any more: what is unproved is taken back, and the rest is saved."""
+        """Drops the unverified tokens, and saves the rest."""
         for generator in self.pool.generators:
-            self.cut_unproved(generator)
+            self.cut_unverified(generator)
         self.run(self.pool.drop_unverified("the run ends"))
         self.save()
 
     def stop(self) -> None:
-        """End in order, in a step or between two, and go on."""
+        """Ends the run in order, in a step or between two, and resumes it."""
         self.save_on_the_way_out()
         self.crash()
 
     def forget(self, indices: set[int]) -> None:
-        """These groups are generated anew if the run goes on from the last checkpoint."""
+        """Notes that these groups are generated anew after a resume from the last checkpoint."""
         record = pickle.loads(self.checkpoint[0])
         record.written = {index: responses for index, responses in record.written.items() if index not in indices}
         record.final = {(index, place) for index, place in record.final if index not in indices}

@@ -1,4 +1,4 @@
-"""The shares of the ranks."""
+"""Bin packing for several ranks."""
 
 import math
 import random
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.rollouts.bin_packing import Cuts, Rows
+from lrl.rollouts.bin_packing import BinPacker, Rows
 
 
 @dataclass(eq=False)
@@ -21,13 +21,13 @@ class Piece:
         return self.tokens
 
 
-def cut(cuts: Cuts[Piece], pieces: list[Piece]) -> list[list[Rows[Piece]]]:
+def pack(packer: BinPacker[Piece], pieces: list[Piece]) -> list[list[Rows[Piece]]]:
     rounds = []
     for _, members in groupby(pieces, key=lambda piece: piece.group):  # a group arrives whole
         for piece in members:
-            cuts.take(piece)
-        rounds += list(cuts.full())
-    return rounds + list(cuts.flush())
+            packer.add(piece)
+        rounds += list(packer.full())
+    return rounds + list(packer.flush())
 
 
 def long_tailed(count: int, seed: int) -> list[Piece]:
@@ -45,7 +45,7 @@ def test_every_sequence_goes_to_one_rank_and_no_rank_has_more_rows_than_its_budg
     shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool
 ) -> None:
     pieces = [Piece(group, tokens) for group, tokens in sorted(shapes)]
-    rounds = cut(Cuts(budget, whole_groups, ranks), pieces)
+    rounds = pack(BinPacker(budget, whole_groups, ranks), pieces)
     got = [piece for each in rounds for rows in each for row in rows for piece in row]
     assert len(got) == len(pieces) and set(map(id, got)) == set(map(id, pieces))
     for each in rounds:
@@ -70,14 +70,14 @@ def test_every_sequence_goes_to_one_rank_and_no_rank_has_more_rows_than_its_budg
 @pytest.mark.parametrize("seed", range(3))
 def test_ranks_get_equal_work_by_tokens_squared(ranks: int, seed: int) -> None:
     pieces = long_tailed(128 * ranks, seed)
-    cuts = Cuts[Piece](4096, ranks=ranks)
-    rounds = cut(cuts, pieces)
+    packer = BinPacker[Piece](4096, ranks=ranks)
+    rounds = pack(packer, pieces)
     assert len(rounds) > 2
     longest = max(map(len, pieces))
-    assert max(cuts.squares) - min(cuts.squares) <= longest**2, "a row cannot be split"
+    assert max(packer.squares) - min(packer.squares) <= longest**2, "a row cannot be split"
     dealt = [sum(len(piece) ** 2 for piece in pieces[rank::ranks]) for rank in range(ranks)]
     mean = sum(dealt) / ranks
-    assert max(cuts.squares) - mean < 0.5 * (max(dealt) - mean)
+    assert max(packer.squares) - mean < 0.5 * (max(dealt) - mean)
 
 
 @given(
@@ -90,7 +90,7 @@ def test_sequences_that_may_not_share_rows_have_one_each_and_padding_counts_in_t
     shapes: list[tuple[int, int]], budget: int, ranks: int, whole_groups: bool
 ) -> None:
     pieces = [Piece(group, tokens) for group, tokens in sorted(shapes)]
-    rounds = cut(Cuts(budget, whole_groups, ranks, share_rows=False), pieces)
+    rounds = pack(BinPacker(budget, whole_groups, ranks, share_rows=False), pieces)
     rows = [row for each in rounds for share in each for row in share]
     assert all(len(row) == 1 for row in rows)
     assert sorted(map(id, pieces)) == sorted(id(row[0]) for row in rows)
@@ -106,5 +106,5 @@ def test_sequences_that_may_not_share_rows_have_one_each_and_padding_counts_in_t
 
 def test_what_is_cut_one_a_row_is_of_like_length() -> None:
     pieces = [Piece(number, tokens) for number, tokens in enumerate([90, 3, 88, 4, 5, 86])]
-    (first, second) = cut(Cuts(270, share_rows=False), pieces)
+    (first, second) = pack(BinPacker(270, share_rows=False), pieces)
     assert [[len(row[0]) for row in each[0]] for each in (first, second)] == [[90, 88, 86], [5, 4, 3]]

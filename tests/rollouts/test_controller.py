@@ -43,7 +43,7 @@ class ModelFleet:
         self.seconds, self.fails = seconds, fails
         self.version = 0
         self.asked: list[tuple[int, int]] = []
-        """(index of the group, priority) in the order of asking."""
+        """(index of the group, priority) in the order of the requests."""
         self.error = ConnectionError("generator 1 is gone")
 
     async def generate(
@@ -61,7 +61,7 @@ class ModelFleet:
 
 
 class ModelRewards:
-    """Takes its time, and cannot judge each third answer.
+    """Scores after a delay, and fails for every third response.
 
     Args:
         equal: Chance that all responses to a prompt are worth the same.
@@ -81,7 +81,7 @@ class ModelRewards:
 
 
 def write(rollout: Rollout, token: int, version: int) -> None:
-    """One more token, if the response lacks it."""
+    """Writes one more token, if the response lacks it."""
     if len(rollout.token_ids) <= token:
         rollout.token_ids.append(token)
         rollout.logprobs.append(-1.0 - token)
@@ -103,7 +103,7 @@ def make_controller(
 async def train(
     controller: Controller, fleet: ModelFleet, every_n_steps: int, seconds: Callable[[], float]
 ) -> list[tuple[int, float, Group]]:
-    """A whole run; returns (step, time, group) of every group as it was handed out."""
+    """Runs all steps; returns (step, time, group) of every group in the order of handing out."""
     trained, pacing = list[tuple[int, float, Group]](), controller.ledger.pacing
     await controller.new_version(0)
     for step in range(pacing.last_step or 0):
@@ -167,7 +167,7 @@ def test_on_policy_every_token_is_the_trainers_own() -> None:
     assert all(set(rollout.versions) == {step} for step, _, group in trained for rollout in group.rollouts)
 
 
-def test_an_answer_that_saw_a_sync_has_tokens_of_both_versions() -> None:
+def test_a_response_that_saw_a_sync_has_tokens_of_both_versions() -> None:
     trained, _ = whole_run(Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=2, last_step=6), seed=1)
     assert any(len(set(group.rollouts[0].versions)) > 1 for _, _, group in trained)
 
@@ -178,7 +178,7 @@ def test_older_groups_go_first() -> None:
     assert [priority for _, priority in sorted(fleet.asked)] == sorted(priority for _, priority in fleet.asked)
 
 
-def test_an_answer_that_could_not_be_judged_has_no_reward_and_zero_is_one() -> None:
+def test_a_response_that_could_not_be_judged_has_no_reward_and_zero_is_one() -> None:
     trained, _ = whole_run(Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=0, last_step=3), seed=3)
     rollouts = [rollout for _, _, group in trained for rollout in group.rollouts]
     assert len(rollouts) == 18 and sum(rollout.reward is None for rollout in rollouts) == 6
@@ -217,7 +217,7 @@ def test_a_step_that_nothing_can_feed_is_seen_as_a_deadlock() -> None:
 
 
 def skipping_run(max_skipped: int, **rewards: float) -> tuple[list[Group], dict[int, int]]:
-    """Three steps of two groups, on-policy; the groups that were trained, and those skipped."""
+    """Runs three on-policy steps of two groups; returns the trained and the skipped groups."""
     pacing = Pacing(prompts_per_epoch=8, groups_per_step=2, max_lag=0, last_step=3)
     fleet = ModelFleet(lambda index: 1.0 + index)
     controller = make_controller(pacing, fleet, random.Random(0), max_skipped, **rewards)
@@ -236,7 +236,7 @@ def test_groups_that_differ_are_not_skipped() -> None:
     assert [group.index for group in trained] == [0, 1, 2, 3, 4, 5] and not skipped
 
 
-def test_a_group_with_too_few_scored_answers_is_not_skipped() -> None:
+def test_a_group_with_too_few_scored_responses_is_not_skipped() -> None:
     trained, skipped = skipping_run(1000)  # of three groups, two have a response without a reward
     assert 0 < len(skipped) < 6 and [len(group.scored) for group in trained] == [1] * 6
 
@@ -261,7 +261,7 @@ def test_a_budget_that_was_too_small_is_said_once(caplog: pytest.LogCaptureFixtu
         ([None, None], 1, False),
     ],
 )
-def test_equal_are_the_rewards_of_answers_that_have_one(
+def test_equal_are_the_rewards_of_responses_that_have_one(
     rewards: list[float | None], min_rollouts: int, equal: bool
 ) -> None:
     group = Group(index=0, prompt=Row()[0], rollouts=[Rollout() for _ in rewards])
@@ -271,7 +271,7 @@ def test_equal_are_the_rewards_of_answers_that_have_one(
 
 
 def interrupted_run(pacing: Pacing, seconds: float, fails: int | None = None) -> dict[str, Any]:
-    """The state of a run that has had this much time: group i takes 1 + i s a token, and a reward takes under 1 s."""
+    """Returns the state of a run after this time: group i takes 1 + i s a token, and a reward takes under 1 s."""
     fleet = ModelFleet(lambda index: 1.0 + index, fails=fails)
     controller = make_controller(pacing, fleet, random.Random(0), every=1000)
 
@@ -286,7 +286,7 @@ def interrupted_run(pacing: Pacing, seconds: float, fails: int | None = None) ->
 def resumed_run(
     pacing: Pacing, state: dict[str, Any], sampling: Sampling = SAMPLING
 ) -> tuple[Controller, ModelFleet, list[Group]]:
-    """The run that goes on from it, after its last step."""
+    """Resumes a run and drives it to its last step."""
     fleet = ModelFleet(lambda index: 1.0 + index)
     controller = make_controller(pacing, fleet, random.Random(0), every=1000, sampling=sampling)
     controller.load_state_dict(state)
@@ -297,7 +297,7 @@ def resumed_run(
 SHORT = Pacing(prompts_per_epoch=100, groups_per_step=2, max_lag=1, last_step=3)
 
 
-def test_a_resumed_run_goes_on_in_the_middle_of_its_answers_and_asks_only_for_those() -> None:
+def test_a_resumed_run_goes_on_in_the_middle_of_its_responses_and_asks_only_for_those() -> None:
     state = interrupted_run(SHORT, 7.5)  # 0 is finished; 1, 2 and 3 have 3, 2 and 1 of 4 tokens
     controller, fleet, trained = resumed_run(SHORT, state)
     assert [index for index, _ in fleet.asked] == [1, 2, 3, 4, 5]
@@ -309,7 +309,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_its_answers_and_asks_only_for_th
     assert controller.generated_tokens == 6 * 2 * TOKENS - 2 * TOKENS - 12
 
 
-def test_whole_answers_that_were_not_judged_are_judged_without_asking_the_fleet_again() -> None:
+def test_whole_responses_that_were_not_judged_are_judged_without_asking_the_fleet_again() -> None:
     state = interrupted_run(SHORT, 4.001)  # the responses of group 0 have just ended
     assert [group["finish_reasons"] for group in state["running"]][0] == ["stop", "stop"] and not state["finished"]
     controller, fleet, trained = resumed_run(SHORT, state)
@@ -317,7 +317,7 @@ def test_whole_answers_that_were_not_judged_are_judged_without_asking_the_fleet_
     assert all(rollout.reward is not None and rollout.text for rollout in trained[0].rollouts)
 
 
-def test_a_run_that_failed_has_saved_what_was_written_of_the_answer_that_failed() -> None:
+def test_a_run_that_failed_has_saved_what_was_written_of_the_response_that_failed() -> None:
     state = interrupted_run(SHORT, 8.5, fails=1)
     assert {group["index"]: sum(group["lengths"]) for group in state["running"]} == {1: 8, 2: 4, 3: 4}
     _, _, trained = resumed_run(SHORT, state)
@@ -332,7 +332,7 @@ def test_a_run_that_failed_has_saved_what_was_written_of_the_answer_that_failed(
         ({"temperature": 0.5}, "data.temperature was 1 and is 0.5"),
     ],
 )
-def test_with_other_answers_asked_for_open_groups_are_generated_anew_and_none_is_lost(
+def test_with_other_responses_asked_for_open_groups_are_generated_anew_and_none_is_lost(
     changed: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = replace(SAMPLING, **changed)

@@ -1,4 +1,4 @@
-"""The book of groups, driven by runs whose responses come in any order and which crash at any moment."""
+"""The ledger in runs whose responses end in any order and which crash at any moment."""
 
 import logging
 import random
@@ -48,15 +48,15 @@ def finish(ledger: Ledger, *indices: int) -> None:
 
 
 def resumed(ledger: Ledger, steps_done: int) -> Ledger:
-    """A ledger that goes on from what a checkpoint of `ledger` gives back."""
+    """Returns a ledger that was restored from a checkpoint of `ledger`."""
     other = Ledger(ledger.pacing)
     other.load_state_dict(through_a_file(ledger.state_dict(steps_done)), prompt_at)
     return other
 
 
 class Run:
-    """A trainer and its generators without time: which answer ends next and whether its group is equal, which group is
-    given up, and when the run crashes, is drawn."""
+    """A trainer and its generators without time. The next response to end, equal groups, groups to give up and crashes
+    are random."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Run:
         return self.step, len(self.trained), self.ledger.state_dict(self.step), dict(self.born)
 
     def crash(self) -> None:
-        """Back to what is saved on the way out of an unfinished step, or to an older checkpoint."""
+        """Restarts from the state within an unfinished step, or from an older checkpoint."""
         self.step, trained, state, born = self.save() if self.draw.random() < 0.5 else self.checkpoint
         del self.trained[trained:]
         self.start(state, born)
@@ -142,7 +142,7 @@ class Run:
 
 
 def every_n_steps(pacing: Pacing, seed: int) -> int:
-    """A number of steps between syncs that the lag allows."""
+    """Returns a number of steps between syncs that the lag allows."""
     return 1 + seed % (pacing.max_lag + 1)
 
 
@@ -193,7 +193,7 @@ def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(shape: tuple, seed:
 
 @settings(max_examples=50, deadline=None)
 @given(shapes, st.integers(0, 10**6), st.sampled_from([20, 60]), st.sampled_from([0, 2]))
-def test_the_book_does_not_grow_with_the_run(shape: tuple, seed: int, steps: int, max_skipped: int) -> None:
+def test_the_ledger_does_not_grow_with_the_run(shape: tuple, seed: int, steps: int, max_skipped: int) -> None:
     pacing = make_pacing((*shape[:3], True), None)
     k = every_n_steps(pacing, seed)
     run = Run(pacing, k, seed, skipping=(max_skipped, 0.3)).go(steps)

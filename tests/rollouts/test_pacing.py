@@ -1,4 +1,4 @@
-"""When groups may start."""
+"""Pacing: when groups may start."""
 
 import pytest
 from hypothesis import given

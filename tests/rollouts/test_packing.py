@@ -1,4 +1,4 @@
-"""Groups to micro-batches."""
+"""Packing of groups into micro-batches."""
 
 import random
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(lengths, st.integers(1, 120), st.integers(0, 4))
-def test_every_answer_is_packed_once_and_whole(shapes: list, budget: int, oldest: int) -> None:
+def test_every_response_is_packed_once_and_whole(shapes: list, budget: int, oldest: int) -> None:
     groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     packer = Packer(budget, GroupMean(), 1.0, oldest_version=oldest)
     batches = pack(packer, groups)
@@ -125,7 +125,7 @@ def test_a_micro_batch_stays_in_its_budget(shapes: list, budget: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(lengths)
-def test_positions_restart_with_every_answer_and_with_padding(shapes: list) -> None:
+def test_positions_restart_with_every_response_and_with_padding(shapes: list) -> None:
     groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     for batch in pack(Packer(100, GroupMean(), 1.0), groups):
         for ids, positions in zip(batch.sequence_ids, batch.position_ids, strict=True):
@@ -154,12 +154,12 @@ def test_micro_batches_come_before_the_last_group() -> None:
     assert any(list(packer.add(make_group(i, 4, [12, 12]))) for i in range(3))
 
 
-def test_short_answers_share_rows() -> None:
+def test_short_responses_share_rows() -> None:
     (batch,) = pack(Packer(1000, GroupMean(), 1.0), [make_group(0, 2, [18, 8, 8])])
     assert batch.input_ids.shape == (2, 20)
 
 
-def test_answers_that_may_not_share_rows_have_one_each() -> None:
+def test_responses_that_may_not_share_rows_have_one_each() -> None:
     packer = Packer(1000, GroupMean(), 1.0, share_rows=False)
     (batch,) = pack(packer, [make_group(0, 2, [18, 8, 8])])
     assert batch.input_ids.shape == (3, 20) and batch.num_sequences == 3
@@ -185,7 +185,7 @@ def test_padding_is_an_ordinary_token() -> None:
     assert (batch.input_ids[1][batch.sequence_ids[1] < 0] == last).all()
 
 
-def test_an_answer_without_a_reward_is_counted_and_left_out() -> None:
+def test_a_response_without_a_reward_is_counted_and_left_out() -> None:
     group = make_group(0, 2, [3, 4, 5])
     group.rollouts[1].reward = None
     packer = Packer(100, GroupMean(), 1.0)
@@ -202,7 +202,7 @@ def test_a_group_without_a_baseline_is_counted_and_left_out() -> None:
     assert (packer.discarded_rollouts, packer.discarded_groups, packer.tokens) == (2, [7], 0)
 
 
-def test_a_cut_answer_moves_the_baseline_and_has_no_token_in_the_loss() -> None:
+def test_a_cut_response_moves_the_baseline_and_has_no_token_in_the_loss() -> None:
     group = make_group(0, 2, [3, 4, 5])
     group.rollouts[1].finish_reason = "length"
     packer = Packer(100, GroupMean(), 1.0, mask_truncated=True)
@@ -213,7 +213,7 @@ def test_a_cut_answer_moves_the_baseline_and_has_no_token_in_the_loss() -> None:
     assert (packer.tokens, packer.sequences, packer.masked_tokens, packer.discarded_rollouts) == (8, 2, 4, 0)
 
 
-def test_a_cut_answer_is_trained_unless_it_is_to_be_masked() -> None:
+def test_a_cut_response_is_trained_unless_it_is_to_be_masked() -> None:
     group = make_group(0, 2, [3, 4])
     group.rollouts[1].finish_reason = "length"
     packer = Packer(100, GroupMean(), 1.0)

@@ -72,7 +72,7 @@ def test_a_token_takes_eight_bytes() -> None:
         (Prompt(id=7, token_ids=[5], text="?"), "has other tokens"),
     ],
 )
-def test_answers_to_another_prompt_are_refused(other: Prompt, what: str) -> None:
+def test_responses_to_another_prompt_are_refused(other: Prompt, what: str) -> None:
     saved = save_group(Group(index=40, prompt=PROMPT, rollouts=[Rollout()]), judged=False)
     load_group(saved, copy.deepcopy(PROMPT))
     with pytest.raises(ValueError, match=rf"row 7 .* place 40 .* {what}: data\.prompts has changed"):

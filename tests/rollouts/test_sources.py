@@ -16,7 +16,7 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or fills the cache of whoever runs it, or the network."""
+    """Keeps the tests from the user's cache and from the network."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -60,9 +60,9 @@ def test_rows_come_from_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.syspath_prepend(tmp_path)
     assert list(read_rows("made_up_rows:rows", None, "train")) == [{"prompt": "1+1?"}]
     with pytest.raises(ValueError, match="made_up_rows:none' returned None"):
-        read_rows("made_up_rows:none", None, "train")
+        list(read_rows("made_up_rows:none", None, "train"))
     with pytest.raises(ValueError, match="made_up_rows has no .missing."):
-        read_rows("made_up_rows:missing", None, "train")
+        list(read_rows("made_up_rows:missing", None, "train"))
 
 
 def test_a_missing_file_is_named_with_the_forms_there_are() -> None:

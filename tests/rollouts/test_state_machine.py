@@ -1,7 +1,7 @@
-"""Schedules that Hypothesis draws and shrinks: tokens, ends, judgements, steps and syncs, and whatever can break.
+"""Schedules that Hypothesis draws and shrinks: tokens, ends, rewards, steps and syncs, and failures.
 
-Generators fail their probe, die or leave, before and behind the proof of a sync; responses fail for good, rewards fail,
-the run stops within a step, or crashes and goes on from its last checkpoint, which undoes all that came after it. Every
+Generators fail their probe, die or leave, before and after a sync is verified; responses fail for good, rewards fail,
+the run stops within a step, or crashes and resumes from its last checkpoint, which undoes all later events. Every
 schedule is then driven to the end of the run.
 
 `LRL_SCHEDULES=10000 python -m pytest tests/rollouts/test_state_machine.py` tries that many.
@@ -29,19 +29,19 @@ from tests.runtime.checkpoint_file import from_file
 SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "200"))
 STEPS = 8
 RESUMES = 5
-"""Most that a schedule breaks the run: with more it would hardly get beyond its first step."""
+"""Most interruptions of a schedule: with more it would hardly get beyond its first step."""
 BOUND_S = 400.0
 """Virtual seconds in which any run must end once all responses are brought forward every second."""
 
-EVENTS = ("its probe fails", "its process dies", "it leaves", "the run is told to end")
-"""What takes a generator out; the last one takes all."""
+EVENTS = ("its probe fails", "its process dies", "it leaves", "the run is stopped")
+"""Events that evict a generator; the last one evicts all."""
 
 picks = st.integers(0, 999)
 rewards = st.lists(st.sampled_from([0.0, 0.0, 0.0, 1.0, None]), min_size=3, max_size=3)
 
 
 class Schedule(RuleBasedStateMachine):
-    """One run, and all that happens to it."""
+    """One run with its events."""
 
     @initialize(
         shape=st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.booleans()),
@@ -66,7 +66,7 @@ class Schedule(RuleBasedStateMachine):
             self.bring_forward()
         self.run.save()
 
-    # What goes well
+    # Progress
 
     @precondition(lambda self: self.run.unfinished())
     @rule(which=picks, tokens=st.integers(1, 4), ends=st.booleans())
@@ -90,7 +90,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(moves=st.integers(1, 6))
     def train(self, moves: int) -> None:
-        """The trainer goes on until it waits for a group."""
+        """Moves the trainer until it waits for a group."""
         for _ in range(moves):
             if self.run.request is None and self.run.record.step < STEPS:
                 self.run.train_on()
@@ -104,16 +104,16 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(every=st.integers(1, 3), tokens=st.integers(1, 3))
     def save(self, every: int, tokens: int) -> None:
-        """A checkpoint in the middle of some responses."""
+        """Saves a checkpoint in the middle of some responses."""
         self.write_some(every, tokens)
         self.run.save()
 
-    # What goes wrong
+    # Failures
 
     @precondition(lambda self: self.run.unfinished() and self.run.resumes < RESUMES)
     @rule(before=picks, behind=picks, which=picks, event=st.sampled_from(EVENTS))
-    def something_happens_between_a_sync_and_its_proof(self, before: int, behind: int, which: int, event: str) -> None:
-        """Some responses end before the sync and some behind it; what is written behind it is taken back."""
+    def something_happens_before_a_sync_is_verified(self, before: int, behind: int, which: int, event: str) -> None:
+        """Ends some responses before the sync and some after it; the later tokens are dropped."""
         self.end_some(before)
         self.run.sync()
         self.write_some(every=1, tokens=1)
@@ -123,7 +123,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self.run.pool.generators)
     @rule(which=picks, event=st.sampled_from(EVENTS[:3]))
     def something_happens_to_a_generator(self, which: int, event: str) -> None:
-        """What it was writing goes on elsewhere with its tokens, or cut back to those that are proved."""
+        """Has another generator continue its responses, with all tokens or only the verified ones."""
         self.happens(event, which)
 
     def happens(self, event: str, which: int) -> None:
@@ -136,12 +136,12 @@ class Schedule(RuleBasedStateMachine):
                 self.run.dies(one)
             case "it leaves":
                 self.run.leaves(one)
-            case "the run is told to end":
+            case "the run is stopped":
                 self.run.stop()
 
     @precondition(lambda self: self.run.unfinished() and self.run.resumes < RESUMES)
     @rule(which=picks)
-    def an_answer_fails_for_good(self, which: int) -> None:
+    def a_response_fails_for_good(self, which: int) -> None:
         self.run.fail(self.pick_group(which))
 
     @precondition(lambda self: self.run.resumes < RESUMES)
@@ -152,7 +152,7 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self.run.resumes < RESUMES)
     @rule(max_lag=st.sampled_from([None, None, None, 0, 1, 3]), responses=st.sampled_from([None, None, None, 1, 2, 3]))
     def stop(self, max_lag: int | None, responses: int | None) -> None:
-        """The run saves on its way out, and goes on with the same settings or with others."""
+        """Stops the run with a checkpoint, and resumes it with the same settings or with others."""
         run = self.run
         self.write_some(every=2, tokens=1)
         run.save_on_the_way_out()
@@ -178,17 +178,17 @@ class Schedule(RuleBasedStateMachine):
                 self.run.write(index, place, 1, ends=True)
 
     def pick_group(self, which: int) -> int:
-        """One of those that are being written."""
+        """Returns a group that is being written."""
         groups = sorted({index for index, _ in self.run.unfinished()})
         return groups[which % len(groups)]
 
-    # What holds at any moment
+    # Invariants
 
     @invariant()
     def a_finished_rollout_stays_finished(self) -> None:
         for index, place in self.run.record.final:
             if (group := self.run.ledger.running.get(index)) is not None:
-                assert group.rollouts[place].finished, "a response that had ended is to be written on"
+                assert group.rollouts[place].finished, "a finished response is unfinished again"
 
     @invariant()
     def the_record_is_true(self) -> None:
@@ -205,7 +205,7 @@ class Schedule(RuleBasedStateMachine):
             assert all(version >= group.admitted_by for rollout in group.rollouts for version in rollout.versions)
 
     def teardown(self) -> None:
-        """From wherever the schedule ends, the run can be driven to its end."""
+        """Drives the run to its end, wherever the schedule has ended."""
         end = self.run.loop.time() + BOUND_S
         try:
             while self.run.record.step < STEPS:
@@ -218,8 +218,8 @@ class Schedule(RuleBasedStateMachine):
             self.run.loop.close()
 
     def bring_forward(self, ends: bool = True) -> None:
-        """The proof of the last sync, a newcomer's sync, a token for every response, maybe its last, and what
-        follows."""
+        """Verifies the last sync, admits pending generators, writes a token of every response, maybe its last, and
+        scores the finished groups."""
         self.run.verify()
         self.run.poll()
         for index, place in self.run.unfinished():

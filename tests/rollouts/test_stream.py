@@ -4,14 +4,14 @@ import pytest
 
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import StepStream
+from lrl.rollouts.stream import RunParts, StepStream
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 
 
 class Scene:
-    """A trainer at a row of groups, and a clock that moves only when somebody waits or works."""
+    """A trainer with a row of groups, and a clock that moves only while it waits or works."""
 
     def __init__(self, groups: list[Group], replayed: list[Group] | None = None, gather: bool = False) -> None:
         self.groups = iter(groups)
@@ -22,18 +22,15 @@ class Scene:
         self.ended: list[list[Group]] = []
         self.stopwatch = Stopwatch(lambda: self.now)
         packer = Packer(64, GroupMean(), 1.0, oldest_version=0)
-        self.stream = StepStream(
-            self.next_group,
-            len(groups),
-            packer,
-            0,
-            self.given_up.append,
-            self.prepare,
-            self.ended.append,
-            self.stopwatch,
-            gather,
-            replayed or (),
+        run = RunParts(
+            next_group=lambda step: self.next_group(),
+            stopwatch=self.stopwatch,
+            prepare=self.prepare,
+            give_up=self.given_up.append,
+            end_step=lambda step, groups: self.ended.append(groups),
+            gather=gather,
         )
+        self.stream = StepStream(0, len(groups), packer, run, replayed or ())
 
     def next_group(self) -> Group:
         group = next(self.groups)
@@ -61,7 +58,7 @@ def test_training_begins_before_the_last_group_is_there() -> None:
     assert scene.events.count("train") > 1
 
 
-def test_who_takes_turns_trains_nothing_before_the_last_group_is_there_and_then_the_same() -> None:
+def test_a_shared_device_trains_nothing_before_the_last_group_is_there_and_then_the_same() -> None:
     groups = [make_group(i, 4, [12, 12]) for i in range(6)]
     scene = Scene(groups, gather=True)
     assert scene.train() == 6 * 24
@@ -121,7 +118,7 @@ def test_a_wait_that_something_else_interrupts_counts_without_it() -> None:
             scene.now += 50.0
         return next_group()
 
-    scene.stream._next_group = interrupted
+    scene.next_group = interrupted
     scene.train()
     assert scene.stream.waits == [5.0]
 
@@ -132,7 +129,7 @@ def test_the_steps_denominator_is_every_token_in_the_loss() -> None:
     assert [group.index for group in scene.stream.groups] == [0, 1, 2, 3]
 
 
-def test_a_group_with_too_few_scored_answers_is_given_up() -> None:
+def test_a_group_with_too_few_scored_responses_is_given_up() -> None:
     groups = [make_group(i, 4, [9, 9]) for i in range(3)]
     groups[1].rollouts[0].reward = None
     scene = Scene(groups)

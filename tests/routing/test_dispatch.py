@@ -1,4 +1,4 @@
-"""The rules of dispatch: what each may never do, and what each is for."""
+"""Dispatch policies: the invariants of all, and the purpose of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Request, RoundRobin, SkewnessAware, TailBatching
+from lrl.routing.dispatch import (
+    DispatchPolicy,
+    LeastLoaded,
+    LeastTokens,
+    Request,
+    RoundRobin,
+    SkewnessAware,
+    TailBatching,
+)
 from lrl.routing.dispatch.base import longest_first
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
@@ -25,7 +33,7 @@ from lrl.types import Group, Prompt, Sampling
 from tests.generators.test_pool import make_crew, resync
 from tests.rollouts.test_controller import ModelRewards
 
-RULES: dict[str, Callable[[], Dispatch]] = {
+RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "round robin": RoundRobin,
     "least loaded": LeastLoaded,
     "least tokens": LeastTokens,
@@ -38,7 +46,7 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
 class Oracle:
-    """Knows: a response has as many tokens as its prompt's first token says."""
+    """Expected lengths that are right: the prompt's first token is the length of its responses."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         return prompt.token_ids[0]
@@ -49,7 +57,7 @@ class Oracle:
 
 @dataclass
 class Model:
-    """A generator that has what it was sent."""
+    """A generator with the requests that were sent to it."""
 
     capacity: int = 8
     version: int = 0
@@ -68,12 +76,12 @@ def request(tokens: int, responses: int = 1, priority: int = 0, due: int = 0) ->
     return Request(Prompt(id=priority, token_ids=[tokens], text=""), responses, priority, due)
 
 
-def with_oracle(dispatch: Dispatch) -> Dispatch:
+def with_oracle(dispatch: DispatchPolicy) -> DispatchPolicy:
     dispatch.lengths = Oracle()
     return dispatch
 
 
-def send_all(dispatch: Dispatch, generators: list[Model]) -> list[tuple[Request, int]]:
+def send_all(dispatch: DispatchPolicy, generators: list[Model]) -> list[tuple[Request, int]]:
     sent = []
     while (chosen := dispatch.send(generators)) is not None:
         generators[chosen[1]].has.append(chosen[0])
@@ -81,8 +89,8 @@ def send_all(dispatch: Dispatch, generators: list[Model]) -> list[tuple[Request,
     return sent
 
 
-def goes_before(rule: Dispatch, waiting: Request, sent: Request, version: int) -> bool:
-    """Whether `waiting` may not be passed over for `sent`."""
+def goes_before(rule: DispatchPolicy, waiting: Request, sent: Request, version: int) -> bool:
+    """Returns whether `waiting` must go before `sent`."""
     if isinstance(rule, TailBatching) and waiting.due > version + rule.steps_ahead:
         return False  # it may be held
     if isinstance(rule, SkewnessAware):
@@ -100,7 +108,7 @@ moves = st.lists(requests | st.sampled_from(["end", "end", "discard", "sync", "l
     moves=moves, capacities=st.lists(st.integers(1, 9), min_size=1, max_size=4), draw=st.randoms(use_true_random=False)
 )
 def test_what_waits_is_sent_once_in_order_and_within_capacity(
-    rule: Callable[[], Dispatch], moves: list[Request | str], capacities: list[int], draw: random.Random
+    rule: Callable[[], DispatchPolicy], moves: list[Request | str], capacities: list[int], draw: random.Random
 ) -> None:
     dispatch, generators = with_oracle(rule()), [Model(capacity) for capacity in capacities]
     waiting: list[Request] = []
@@ -176,7 +184,7 @@ async def a_run(controller: Controller, pool: object, every_n_steps: int, pacing
     seed=st.integers(0, 10**6),
 )
 def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
-    rule: Callable[[], Dispatch], max_lag: int, groups: int, wait: bool, max_skipped: int, seed: int
+    rule: Callable[[], DispatchPolicy], max_lag: int, groups: int, wait: bool, max_skipped: int, seed: int
 ) -> None:
     pacing = Pacing(prompts_per_epoch=7, groups_per_step=groups, max_lag=max_lag, last_step=7, wait_for_stragglers=wait)
     draw = random.Random(seed)
@@ -203,7 +211,7 @@ def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -
     assert [position for _, position in send_all(dispatch, generators)] == [0, 1, 2, 0, 2, 0]
 
 
-def test_least_tokens_weighs_answers_by_what_they_still_need() -> None:
+def test_least_tokens_weighs_responses_by_what_they_still_need() -> None:
     generators = [Model(8, has=[request(1, responses=5)]), Model(8, has=[request(1)])]
     generators[1].has[0].tokens = 100.0
     dispatch = with_oracle(LeastTokens())
@@ -276,7 +284,7 @@ def test_an_idle_generator_helps_the_other_part() -> None:
 
 
 def tail(steps_ahead: int = 1) -> TailBatching:
-    """Knows what is usual: 10 tokens."""
+    """Expected lengths of 10 tokens."""
     dispatch = TailBatching(steps_ahead=steps_ahead)
     with_oracle(dispatch)
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What the data module's settings of dispatch reach."""
+"""The data module's settings of dispatch, and the parts of a run that get them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
     return lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()], groups_per_step=2, **settings)
 
 
-def test_the_crew_that_writes_rollouts_sends_by_the_datas_rule() -> None:
+def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
     data, fleet = data_module(dispatch=RoundRobin(), migration=Migration()), Fleet([], capacity=1)
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet), max_steps=3, global_step=0)
     data.prompts._prompts = [make_prompt(0), make_prompt(1)]
@@ -29,6 +29,7 @@ def test_the_crew_that_writes_rollouts_sends_by_the_datas_rule() -> None:
         assert data.controller.fleet is fleet.rollouts
         requests = fleet.rollouts.requests
         assert requests.dispatch is data.dispatch and requests.migration is data.migration
+        assert requests.dispatch.lengths is data.length_predictor is not None
     finally:
         fleet.stop()
 
@@ -39,15 +40,15 @@ def test_lengths_are_there_only_for_what_needs_them() -> None:
     assert isinstance(data_module(migration=Migration()).length_predictor, LengthPredictor)
     mine = LengthPredictor(seen_prompts=7)
     data = data_module(dispatch=TailBatching(), length_predictor=mine)
-    assert data.length_predictor is mine and data.dispatch.lengths is mine
+    assert data.length_predictor is mine
 
 
 def test_what_was_learnt_of_lengths_is_in_the_checkpoint_and_needs_not_be() -> None:
     data, resumed = data_module(dispatch=TailBatching()), data_module(dispatch=TailBatching())
-    data._observers.end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
+    data._end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
     state = through_a_file(data.state_dict())
     resumed.load_state_dict(state)
-    assert resumed.dispatch.lengths.expected(make_prompt(8, 8)) == pytest.approx(80) != 1
+    assert resumed.length_predictor.expected(make_prompt(8, 8)) == pytest.approx(80) != 1
     plain = data_module()
     plain.load_state_dict(state)
     resumed.load_state_dict(through_a_file(plain.state_dict()))

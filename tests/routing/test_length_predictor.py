@@ -1,4 +1,4 @@
-"""What a run learns of lengths, and how well it then ranks."""
+"""Length prediction: what it learns, and how well it ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answered(prompt: Prompt, *lengths: int, cut: bool = False) -> Group:
 
 
 class World:
-    """Prompts of random words, some of which make a response long; the policy's responses grow with every step."""
+    """Prompts of random words, some of which make a response long; responses grow with every step."""
 
     def __init__(self, seed: int = 0) -> None:
         self.draw = random.Random(seed)
@@ -87,7 +87,7 @@ def test_recall_is_not_said_of_a_handful() -> None:
     assert not lengths.recall()
 
 
-def test_newer_answers_to_a_prompt_count_more() -> None:
+def test_newer_responses_to_a_prompt_count_more() -> None:
     lengths, others = LengthPredictor(), [answered(make_prompt(id, id), 100) for id in range(1, 50)]
     for length in (100, 100, 1000):
         lengths.end_step([*others, answered(make_prompt(0), length)])
@@ -95,7 +95,7 @@ def test_newer_answers_to_a_prompt_count_more() -> None:
     assert LengthPredictor(newest_weight=1.0).newest_weight == 1.0
 
 
-def test_what_was_seen_once_grows_with_all_answers() -> None:
+def test_what_was_seen_once_grows_with_all_responses() -> None:
     lengths = LengthPredictor(newest_weight=1.0)
     lengths.end_step([answered(make_prompt(0), 200), answered(make_prompt(1), 50)])
     lengths.end_step([answered(make_prompt(id), 1000) for id in range(2, 20)])
@@ -103,7 +103,7 @@ def test_what_was_seen_once_grows_with_all_answers() -> None:
     assert lengths.expected(make_prompt(1)) == pytest.approx(500)
 
 
-def test_an_answer_that_was_cut_is_at_least_as_long_as_expected() -> None:
+def test_a_response_that_was_cut_is_at_least_as_long_as_expected() -> None:
     lengths = LengthPredictor(newest_weight=1.0)
     lengths.end_step([answered(make_prompt(id), 400) for id in range(10)])
     lengths.end_step([answered(make_prompt(0), 100, 100, cut=True), answered(make_prompt(1), 100, 100)])
@@ -113,7 +113,7 @@ def test_an_answer_that_was_cut_is_at_least_as_long_as_expected() -> None:
     assert lengths.expected(make_prompt(1)) == pytest.approx(900)
 
 
-def test_an_answer_longer_than_expected_goes_on_like_those_that_became_longer() -> None:
+def test_a_response_longer_than_expected_goes_on_like_those_that_became_longer() -> None:
     lengths = LengthPredictor()
     lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate((10, 10, 60, 100, 200))])
     assert lengths.expected(make_prompt(0), written=9.0) == pytest.approx(10)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
-from lrl.routing.dispatch import LeastLoaded, Loaded, Request
+from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.types import Prompt
 from tests.generators.test_pool import Known, ModelClient, ask, gather, make_crew, resync
@@ -18,11 +18,11 @@ from tests.generators.test_pool import Known, ModelClient, ask, gather, make_cre
 
 def make_moving_crew(*capacities: int, migration: Migration) -> tuple[GeneratorPool, list[ModelClient]]:
     pool, clients = make_crew(*capacities)
-    pool.requests.migration, pool.requests.dispatch.lengths = migration, Known()
+    pool.requests.use(LeastLoaded(), migration, Known())
     return pool, clients
 
 
-def test_half_written_answers_go_on_with_an_idle_generator_behind_their_tokens() -> None:
+def test_half_written_responses_go_on_with_an_idle_generator_behind_their_tokens() -> None:
     pool, (first, second) = make_moving_crew(8, 8, migration=Migration())
     run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
     assert first.requests == [(2, 0), (2, 0)] and second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
@@ -30,7 +30,7 @@ def test_half_written_answers_go_on_with_an_idle_generator_behind_their_tokens()
     assert pool.requests.moved == 2 and pool.reissued == 0
     assert (
         not pool.requests._targets
-        and not pool.requests._under
+        and not pool.requests._moved_at
         and all(not generator.load for generator in pool.generators)
     )
 
@@ -48,12 +48,12 @@ def test_what_gains_less_than_it_costs_stays(migration: Migration | None, known:
 
 def test_nothing_moves_while_something_waits() -> None:
     class HoldsThree(LeastLoaded):
-        def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
+        def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
             return None if request.responses == 3 and not released else super().pick(request, generators)
 
     pool, _ = make_moving_crew(8, 8, migration=Migration())
-    pool.requests.dispatch, released = HoldsThree(), False
-    pool.requests.dispatch.lengths = Known()
+    released = False
+    pool.requests.use(HoldsThree(), Migration(), Known())
 
     async def scene() -> None:
         nonlocal released
@@ -74,7 +74,7 @@ def test_nothing_moves_while_something_waits() -> None:
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 60)), min_size=2, max_size=16),
     st.lists(st.floats(0.5, 70), max_size=3),
 )
-def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
+def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
     capacities: list[int], groups: list[tuple[int, int]], syncs: list[float]
 ) -> None:
     pool, clients = make_moving_crew(*capacities, migration=Migration(prefill_ms=0.0, margin=1.0))
@@ -91,12 +91,12 @@ def test_no_answer_moves_twice_under_a_version_and_none_loses_a_token(
     assert all(client.most <= max(capacity, 3) for client, capacity in zip(clients, capacities, strict=True))
     assert (
         not pool.requests._targets
-        and not pool.requests._under
+        and not pool.requests._moved_at
         and all(generator.in_flight == 0 for generator in pool.generators)
     )
 
 
-def test_an_answer_that_outgrew_what_was_expected_may_still_move() -> None:
+def test_a_response_that_outgrew_what_was_expected_may_still_move() -> None:
     class OutgrownAtTen(Known):
         def expected(self, prompt: Prompt, written: float = 0.0) -> float:
             return 10 if written < 10 else written + 50

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import RankStream, StepStream
+from lrl.rollouts.stream import RankStream, RunParts, StepStream
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.training.gradients import average_over_ranks
@@ -46,18 +46,8 @@ def main(model: str, folder: Path, rank: int, ranks: int) -> None:
 
 def stream(ranks: Ranks) -> StepStream:
     arriving = (group for group in GROUPS if not time.sleep(float(os.environ.get("SLOW", 0))))
-    return StepStream(
-        next_group=lambda: next(arriving),
-        groups=len(GROUPS),
-        packer=Packer(BUDGET, GroupMean(), 1.0, ranks=ranks.size),
-        step=0,
-        give_up=lambda group: None,
-        prepare=lambda group: None,
-        end=lambda groups: None,
-        stopwatch=Stopwatch(),
-        gather=False,
-        ranks=ranks,
-    )
+    run = RunParts(next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=ranks)
+    return StepStream(0, len(GROUPS), Packer(BUDGET, GroupMean(), 1.0, ranks=ranks.size), run)
 
 
 if __name__ == "__main__":

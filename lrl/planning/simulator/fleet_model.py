@@ -12,13 +12,13 @@ from lrl.planning.costs import GeneratorCosts
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.generator_model import ModelGenerator
 from lrl.planning.simulator.length_sampling import LengthSampler, SimulatedResponse, fill
-from lrl.routing.dispatch import Dispatch, Request
+from lrl.routing.dispatch import DispatchPolicy, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
 
 class ModelFleet:
-    """Fulfils `lrl.rollouts.controller.Generates`.
+    """Fulfils `lrl.rollouts.controller.ResponseWriter`.
 
     Args:
         costs: Of each generator.
@@ -33,7 +33,7 @@ class ModelFleet:
         costs: Sequence[GeneratorCosts],
         capacity: int,
         lengths: LengthSampler,
-        dispatch: Dispatch,
+        dispatch: DispatchPolicy,
         record: Callable[[GeneratorRecord], None] | None = None,
     ) -> None:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]
@@ -47,7 +47,7 @@ class ModelFleet:
     async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
     ) -> None:
-        """See `Generates.response`; the rollouts have no token yet."""
+        """See `ResponseWriter.generate`; the rollouts have no token yet."""
         request = Request(prompt, len(rollouts), priority, due)
         written = False
         while not written:

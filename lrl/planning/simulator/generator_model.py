@@ -38,6 +38,8 @@ class ModelGenerator(Slots):
         record: Told of each stretch of work; None for nobody.
     """
 
+    serving = True
+
     def __init__(
         self,
         costs: GeneratorCosts,
@@ -48,7 +50,6 @@ class ModelGenerator(Slots):
         self.costs = costs
         self.version = 0
         """What it holds."""
-        self.serving = True
         self.tokens = 0
         """Tokens written so far."""
         self.busy_s = 0.0

@@ -21,11 +21,11 @@ from lrl.planning.simulator.fleet_model import ModelFleet
 from lrl.planning.simulator.generator_model import ModelGenerator
 from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.planning.simulator.trainer_model import ModelTrainer, TrainedResponse
-from lrl.rollouts.bin_packing import Cuts
+from lrl.rollouts.bin_packing import BinPacker
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from lrl.routing.dispatch import Dispatch, LeastLoaded
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.types import Prompt, Rollout, Sampling
 
 
@@ -69,7 +69,7 @@ class Simulation:
     max_num_seqs: int = 256
     prompt_tokens: int = 256
     prompts: int = 1_000_000
-    dispatch: Callable[[], Dispatch] = LeastLoaded
+    dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Simulation:
         )
         oldest_lag = self.max_lag if self.stragglers == "mask" else None
         alternates = self.placement == "shared"
-        cuts = Cuts[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks)
+        cuts = BinPacker[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks)
         trainer = ModelTrainer(self.trainer, fleet, controller, cuts, oldest_lag, alternates, record)
         await controller.new_version(0)
         steps = [await trainer.step(number) for number in range(self.steps)]
@@ -156,6 +156,6 @@ class NoRewards:
     """Every response is worth the same, at once."""
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """See `lrl.rollouts.controller.Scores`."""
+        """See `lrl.rollouts.controller.Scorer`."""
         for rollout in rollouts:
             rollout.reward = 0.0

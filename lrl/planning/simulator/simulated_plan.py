@@ -23,7 +23,7 @@ from lrl.planning.planner.search import Plan
 from lrl.planning.profiling.timeline import GeneratorRecord, Record, StepRecord
 from lrl.planning.simulator.length_sampling import LengthSampler, ObservedLengths
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
+from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.types import Prompt
 
@@ -42,7 +42,7 @@ class Outcome:
     """What the simulator says of a plan under one rule; shares are of the step."""
 
     rule: str
-    make: Callable[[], Dispatch]
+    make: Callable[[], DispatchPolicy]
     """Makes the rule."""
     step_s: float
     waits: dict[str, float]
@@ -70,7 +70,7 @@ class ByPrompt:
         return self.lengths.quantile(share)
 
 
-def rules(costs: RooflineGenerator, slots: int, context_tokens: float) -> dict[str, Callable[[], Dispatch]]:
+def rules(costs: RooflineGenerator, slots: int, context_tokens: float) -> dict[str, Callable[[], DispatchPolicy]]:
     """Makes of each rule, by its name; those that look at times are told the generators' own.
 
     Args:
@@ -97,11 +97,11 @@ def outcomes(plan: Plan, sides: Sides, cluster: Cluster) -> tuple[Outcome, ...]:
     return tuple(outcome(name, made[name], plan, sides, cluster) for name in names)
 
 
-def outcome(rule: str, make: Callable[[], Dispatch], plan: Plan, sides: Sides, cluster: Cluster) -> Outcome:
+def outcome(rule: str, make: Callable[[], DispatchPolicy], plan: Plan, sides: Sides, cluster: Cluster) -> Outcome:
     """The plan under one rule."""
     lengths = ObservedLengths([round(tokens) for tokens in sides.workload.lengths.values])
 
-    def informed() -> Dispatch:
+    def informed() -> DispatchPolicy:
         made = make()
         made.lengths = ByPrompt(lengths)
         return made
@@ -130,7 +130,7 @@ def outcome(rule: str, make: Callable[[], Dispatch], plan: Plan, sides: Sides, c
 
 
 def simulation(
-    plan: Plan, sides: Sides, cluster: Cluster, lengths: LengthSampler, dispatch: Callable[[], Dispatch]
+    plan: Plan, sides: Sides, cluster: Cluster, lengths: LengthSampler, dispatch: Callable[[], DispatchPolicy]
 ) -> Simulation:
     """The plan as a simulation; one of its micro-batches is what all ranks train at the same time."""
     training, workload = plan.training, sides.workload

@@ -12,14 +12,14 @@ from lrl.planning.profiling.timeline import MicroBatchRecord, Record, StepRecord
 from lrl.planning.profiling.wait_breakdown import by_cause, generation_s, group_record
 from lrl.planning.simulator.fleet_model import ModelFleet
 from lrl.planning.simulator.length_sampling import Runs
-from lrl.rollouts.bin_packing import Cuts, Rows
+from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.rollouts.controller import Controller
 from lrl.types import Group
 
 
 @dataclass(slots=True)
 class TrainedResponse:
-    """A prompt and its response; see `lrl.rollouts.bin_packing.TrainedResponse`."""
+    """A prompt and its response; see `lrl.rollouts.bin_packing.Packable`."""
 
     group: int
     tokens: int
@@ -55,7 +55,7 @@ class ModelTrainer:
         costs: TrainerCosts,
         fleet: ModelFleet,
         controller: Controller,
-        cuts: Cuts[TrainedResponse],
+        cuts: BinPacker[TrainedResponse],
         oldest_lag: int | None,
         alternates: bool,
         record: Callable[[Record], None] | None,
@@ -133,7 +133,7 @@ class ModelTrainer:
             tally.tokens += trained
             if trained:
                 piece = TrainedResponse(group.index, len(group.prompt.token_ids) + len(rollout.token_ids))
-                self._cuts.take(piece)
+                self._cuts.add(piece)
                 length += len(piece)
         return length
 

@@ -1,21 +1,19 @@
-"""Which generator answers which prompt, and in which order. One class a rule, named in YAML by its `class_path`.
+"""Dispatch policies: the generator and the order of the requests. YAML names a policy by its `class_path`.
 
-A rule sees only what it may know: what waits, how loaded each generator is, and how long responses are expected to be.
+Hides how waiting requests are ordered. A policy sees only them, the load of each generator, and expected lengths.
 """
 
-from lrl.routing.dispatch.base import Dispatch, ExpectedLengths, Loaded, Request
-from lrl.routing.dispatch.least_loaded import LeastLoaded
-from lrl.routing.dispatch.least_tokens import LeastTokens
-from lrl.routing.dispatch.round_robin import RoundRobin
+from lrl.routing.dispatch.base import DispatchPolicy, ExpectedLengths, GeneratorLoad, Request
+from lrl.routing.dispatch.greedy import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.dispatch.skewness_aware import SkewnessAware
 from lrl.routing.dispatch.tail_batching import TailBatching
 
 __all__ = [
-    "Dispatch",
+    "DispatchPolicy",
     "ExpectedLengths",
+    "GeneratorLoad",
     "LeastLoaded",
     "LeastTokens",
-    "Loaded",
     "Request",
     "RoundRobin",
     "SkewnessAware",

@@ -1,4 +1,4 @@
-"""What every rule of dispatch shares: requests, the line in which they wait, and what may be known of a generator."""
+"""Base class of the dispatch policies: requests, their priority queue, and the load of a generator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Protocol
 from lrl.types import Prompt
 
 
-class Loaded(Protocol):
-    """What a rule may know of a generator."""
+class GeneratorLoad(Protocol):
+    """A generator as a dispatch policy sees it."""
 
     @property
     def in_flight(self) -> int:
@@ -32,14 +32,13 @@ class Loaded(Protocol):
 
 
 class ExpectedLengths(Protocol):
-    """Expected lengths of responses that are not written yet: `lrl.routing.length_predictor.LengthPredictor`, or an
-    oracle."""
+    """Expected lengths of unwritten responses: `lrl.routing.length_predictor.LengthPredictor`, or an oracle."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Expected tokens of a whole response of which `written` are there; more than `written`."""
+        """Returns the expected tokens of a whole response that has `written` already; more than `written`."""
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that this share of the responses seen lately does not exceed."""
+        """Returns the length in tokens that this share of the recent responses does not exceed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,26 +47,25 @@ class Request:
 
     prompt: Prompt
     responses: int
-    """How many; they go to one generator."""
+    """Number of responses; they go to one generator."""
     priority: int
     """The group's place in the run."""
     due: int = 0
     """The step that trains it (`Group.due`): the trainer waits for the smallest first."""
     written: float = 0.0
-    """Tokens that each of the responses has already, on the average."""
+    """Mean tokens that each response has already."""
     tokens: float = 1.0
-    """Expected tokens that each of them still needs. `Dispatch.add` sets it; 1 where nothing is known."""
+    """Expected tokens that each response still needs; 1 where nothing is known. `DispatchPolicy.estimate` sets it."""
 
 
-class Line:
-    """Requests in order: the smallest first, and among equals the first that came.
-
-    Sending one costs the same however many others wait, but for the heap's logarithm.
-    """
+class PriorityQueue:
+    """Requests by a sort key: the smallest first, and among equals the first that came."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, ...], int, Request]] = []
-        self._waiting: dict[Request, None] = {}  # a set in order of arrival; who has left is in the heap for a while
+        # A set in order of arrival. A discarded request stays in the heap until it comes first: a removal from the heap
+        # would cost as much as there are requests.
+        self._waiting: dict[Request, None] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -80,74 +78,71 @@ class Line:
         return request in self._waiting
 
     def push(self, order: tuple[float, ...], request: Request) -> None:
-        """`request` waits from now on."""
+        """Adds `request` with the sort key `order`."""
         self._arrivals += 1
         self._waiting[request] = None
         heapq.heappush(self._heap, (order, self._arrivals, request))
 
     def discard(self, request: Request) -> None:
-        """`request` waits no longer; it need not have waited here."""
+        """Removes `request` if it is here."""
         self._waiting.pop(request, None)
 
     @property
     def first(self) -> Request | None:
-        """Who goes next, or None if nobody waits."""
+        """The next request, or None if the queue is empty."""
         while self._heap and self._heap[0][2] not in self._waiting:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 
 
-class Dispatch(ABC):
-    """The requests that wait, and the rule by which they are sent.
+class DispatchPolicy(ABC):
+    """Waiting requests, and the choice of a generator for the first of them.
 
-    The first in the rule's order goes first, and holds the others until it has a generator: a large group would
-    otherwise wait for ever while small ones fill every gap.
+    The first request holds the others until it has a generator: a large group would otherwise wait for ever while small
+    ones fill every gap.
     """
 
     needs_lengths = False
-    """Whether the rule is worth nothing without expected lengths."""
+    """Whether the policy is useless without expected lengths."""
 
     def __init__(self) -> None:
         self.lengths: ExpectedLengths | None = None
-        """What is known of lengths; the data module sets it (`data.length_predictor`)."""
-        self._line = Line()
+        """Source of expected lengths; `RequestQueue.use` sets it."""
+        self._queue = PriorityQueue()
 
-    @abstractmethod
     def order(self, request: Request) -> tuple[float, ...]:
-        """Sorts what waits: the smallest goes first, and among equals the first that came."""
+        """Returns the sort key of `request`: the smallest goes first. By default that is the oldest group."""
+        return (request.priority,)
 
     @abstractmethod
-    def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
-        """The position in `generators` of the one that writes `request`, or None to wait until one is free."""
+    def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+        """Returns the position of the generator that writes `request`, or None to wait until one is free."""
 
     def add(self, request: Request) -> None:
-        """`request` waits from now on."""
+        """Adds a request that waits."""
         self.estimate(request)
-        self._line.push(self.order(request), request)
+        self._queue.push(self.order(request), request)
 
     def estimate(self, request: Request) -> None:
-        """Note how long its responses are expected to go on, if that is known."""
+        """Sets `request.tokens` if lengths are known."""
         if self.lengths is not None:
             request.tokens = self.lengths.expected(request.prompt, request.written) - request.written
 
     def discard(self, request: Request) -> None:
-        """`request` waits no longer."""
-        self._line.discard(request)
+        """Removes a request that waits no longer."""
+        self._queue.discard(request)
 
-    def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
-        """The request that goes out now, which waits no longer, and its generator's position; None if all wait."""
-        request = self._line.first
-        if request is None or not generators:
+    def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
+        """Removes the next request and returns it with its generator's position, or returns None if all wait."""
+        request = self._queue.first
+        if request is None or not generators or (position := self.pick(request, generators)) is None:
             return None
-        position = self.pick(request, generators)
-        if position is None:
-            return None
-        self._line.discard(request)
+        self._queue.discard(request)
         return request, position
 
 
-def has_room(generator: Loaded, request: Request) -> bool:
-    """Whether `generator` can write `request` at once.
+def has_room(generator: GeneratorLoad, request: Request) -> bool:
+    """Returns whether `generator` can write `request` at once.
 
     A request never waits inside vLLM: one that began to wait there before a sync would start on the keys and values of
     the version before. A group larger than a generator's whole capacity is sent to an idle one.
@@ -156,5 +151,5 @@ def has_room(generator: Loaded, request: Request) -> bool:
 
 
 def longest_first(request: Request) -> tuple[float, ...]:
-    """The order of what the trainer waits for; among requests of one step the longest, and then the oldest group."""
+    """Returns a sort key by which the earliest step goes first, in it the longest request, then the oldest group."""
     return (request.due, -request.tokens, request.priority)

@@ -1,4 +1,4 @@
-"""How long a generator takes: StreamRL's model of it (2504.15930, section 5), which rules compare placements with."""
+"""Decode latency of a generator: StreamRL's model (2504.15930, section 5), with which placements are compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lrl.runtime.config_errors import above, at_least
 
 @dataclass(frozen=True, slots=True)
 class DecodeLatency:
-    """Milliseconds of decoding. Only their ratios matter to a rule.
+    """Milliseconds of decoding; only their ratios matter.
 
     The defaults are StreamRL's 7B model on an H800 (figure 6: 8.4 ms for one response, 37 ms for 512; the line meets
     the points between them within 5 %).
 
     Args:
-        step_ms: For the next token, however many responses get one.
-        response_ms: On top, for each response that gets one.
+        step_ms: Time of a decoding step, however many responses get a token.
+        response_ms: Added time for each response of the step.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -31,12 +31,12 @@ class DecodeLatency:
         at_least(0, "decode_latency", response_ms=self.response_ms)
 
     def per_token(self, responses: int) -> float:
-        """PTL(BS): milliseconds in which each of `responses` answers gets one token."""
+        """Returns PTL(BS), the milliseconds of a step in which each of `responses` gets one token."""
         return self.step_ms + self.response_ms * responses
 
     def latency(self, responses: int, tokens: float, capacity: int) -> float:
-        """Milliseconds for responses of `tokens` tokens each on one generator (equation 2), in waves of its
-        capacity."""
+        """Returns the milliseconds for responses of `tokens` tokens each on one generator of `capacity` (equation
+        2)."""
         if responses == 0:
             return 0.0
         at_once = min(responses, capacity)

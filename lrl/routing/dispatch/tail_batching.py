@@ -1,4 +1,4 @@
-"""Long responses in rounds of their own."""
+"""Separate rounds for long responses."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
-from lrl.routing.dispatch.base import Dispatch, Line, Loaded, Request, longest_first
-from lrl.routing.dispatch.least_tokens import fewest_tokens
+from lrl.routing.dispatch.base import GeneratorLoad, PriorityQueue, Request
+from lrl.routing.dispatch.greedy import LeastTokens
 from lrl.runtime.config_errors import at_least, fault
 
 RECENT = 512
-"""Requests among which one is long or not."""
+"""Number of recent requests with which a request is compared to count as long."""
 
 
-class TailBatching(Dispatch):
-    """Holds the requests that are expected to be long back, and sends them together, those of several steps at once.
+class TailBatching(LeastTokens):
+    """Holds long requests back, and sends those of several steps together, as `LeastTokens` does.
 
-    What is held goes out when it fills a generator, when the step that trains one of it is near, and when a generator
-    has nothing else to do. So nothing is held while all generators are idle, and a bound on lag of 0 holds nothing. How
-    old a token may become is pacing's: this rule only decides when within that time a response begins.
+    Held requests go out when they fill a generator, when the step that trains one of them is near, and when a generator
+    has nothing else to do. So nothing is held while all generators are idle, and a bound on lag of 0 holds nothing.
+    Pacing bounds the age of a token: this policy only decides when within that bound a response begins.
 
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1).
@@ -30,47 +30,36 @@ class TailBatching(Dispatch):
         ValueError: A setting is outside its range.
     """
 
-    needs_lengths = True
-
     def __init__(self, long_tail: float = 0.2, steps_ahead: int = 1) -> None:
         super().__init__()
         if not 0 < long_tail < 1:
             fault(f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 and 1.")
         at_least(0, "data.dispatch", steps_ahead=steps_ahead)
-        self.long_tail = long_tail
-        self.steps_ahead = steps_ahead
-        self._held = Line()
+        self.long_tail, self.steps_ahead = long_tail, steps_ahead
+        self._held = PriorityQueue()
         self._recent = deque[float](maxlen=RECENT)
         self._ranked: list[float] = []  # the same, sorted
 
-    def order(self, request: Request) -> tuple[float, ...]:
-        """See `Dispatch.order`."""
-        return longest_first(request)
-
-    def pick(self, request: Request, generators: Sequence[Loaded]) -> int | None:
-        """See `Dispatch.pick`."""
-        return fewest_tokens(request, generators)
-
     def add(self, request: Request) -> None:
-        """See `Dispatch.add`."""
+        """See `DispatchPolicy.add`."""
         self.estimate(request)
-        line = self._held if self._is_long(request.tokens) else self._line
-        line.push(self.order(request), request)
+        queue = self._held if self._is_long(request.tokens) else self._queue
+        queue.push(self.order(request), request)
 
     def discard(self, request: Request) -> None:
-        """See `Dispatch.discard`."""
+        """See `DispatchPolicy.discard`."""
         self._held.discard(request)
         super().discard(request)
 
-    def send(self, generators: Sequence[Loaded]) -> tuple[Request, int] | None:
-        """See `Dispatch.send`."""
-        if generators and self._a_round_is_due(generators):
+    def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
+        """See `DispatchPolicy.send`."""
+        if generators and self._round_is_due(generators):
             for request in self._held:
-                self._line.push(self.order(request), request)
-            self._held = Line()
+                self._queue.push(self.order(request), request)
+            self._held = PriorityQueue()
         return super().send(generators)
 
-    def _a_round_is_due(self, generators: Sequence[Loaded]) -> bool:
+    def _round_is_due(self, generators: Sequence[GeneratorLoad]) -> bool:
         first = self._held.first
         if first is None:
             return False
@@ -78,11 +67,11 @@ class TailBatching(Dispatch):
         return (
             first.due <= version + self.steps_ahead
             or sum(request.responses for request in self._held) >= max(generator.capacity for generator in generators)
-            or (not self._line and any(generator.in_flight == 0 for generator in generators))
+            or (not self._queue and any(generator.in_flight == 0 for generator in generators))
         )
 
     def _is_long(self, tokens: float) -> bool:
-        """Whether fewer than `long_tail` of the recent requests are as long; counts this one among them."""
+        """Returns whether fewer than `long_tail` of the recent requests, this one included, are as long."""
         if len(self._recent) == RECENT:
             del self._ranked[bisect_left(self._ranked, self._recent[0])]
         self._recent.append(tokens)

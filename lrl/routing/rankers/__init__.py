@@ -1,4 +1,7 @@
-"""Which prompts will have long responses, from the prompt alone. One class a way, named in YAML by its `class_path`."""
+"""Rankers: which prompts will have long responses, from the prompt alone. YAML names a ranker by its `class_path`.
+
+Hides features, models and processes; the length predictor only sees numbers.
+"""
 
 from lrl.routing.rankers.base import Ranker
 from lrl.routing.rankers.language_model import LanguageModelRanker

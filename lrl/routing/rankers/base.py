@@ -1,6 +1,6 @@
-"""What every ranker is: it learns a number for each prompt that was answered, and guesses it for others.
+"""Base class of the rankers, which learn a number for each answered prompt and guess it for others.
 
-The number is how much longer than the others a prompt's responses are, in log tokens. It only ranks.
+The number is the length of a prompt's responses relative to all responses of that time, in log tokens. It only ranks.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from lrl.types import Prompt
 
 
 class Ranker(ABC):
-    """Guesses a number for a prompt. One thread teaches; another may ask meanwhile, and does not wait."""
+    """Guesses a number for a prompt. `guess` never waits for `learn`, which another thread may call meanwhile."""
 
     @abstractmethod
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
-        """Take in the prompts of a step, with their numbers."""
+        """Learns the numbers of a step's prompts."""
 
     @abstractmethod
     def guess(self, prompt: Prompt) -> float:
-        """The number of a prompt; 0 before anything was learnt."""
+        """Returns the number of a prompt; 0 before anything was learnt."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What was learnt, in plain types and tensors, of bounded size."""
+        """Returns the state in plain types and tensors, of bounded size."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restores the state that `state_dict` returned."""
 
-    def look_ahead(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 - what guesses at once needs no warning
-        """These will be asked for soon; called by the thread that asks."""
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:  # noqa: B027 (a ranker that guesses at once ignores it)
+        """Announces prompts that will be guessed soon; called by the thread that guesses."""
 
-    def figures(self) -> dict[str, float]:
-        """What the log says of it, by the metric's name."""
+    def metrics(self) -> dict[str, float]:
+        """Returns the ranker's metrics by name."""
         return {}
 
-    def start(self) -> None:  # noqa: B027 - most have no process
-        """A run begins. Call it on a thread that outlives the run."""
+    def start(self) -> None:  # noqa: B027 (most rankers have no process)
+        """Starts the ranker's process. Call it on a thread that outlives the run."""
 
     def close(self) -> None:  # noqa: B027
-        """The run is over. May be called twice, and without `start`."""
+        """Ends the ranker's process. May be called twice, and without `start`."""

@@ -1,6 +1,6 @@
-"""A small language model with one number at its end, fine-tuned on prompts and what was found of them.
+"""Fine-tuning of a small language model with a scalar head on prompts and their numbers.
 
-This runs in a process of its own (`lrl.routing.rankers.language_model`).
+It runs in a separate process, which `lrl.routing.rankers.language_model` starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lrl.runtime.parent_death import die_with
 BATCH = 16
 """Prompts of an optimizer step."""
 NEWEST = 512
-"""Tokens at a prompt's end that are read; what is before them is mostly the same in all prompts."""
+"""Tokens read at a prompt's end; the tokens before them are mostly the same in all prompts."""
 MAX_GRAD_NORM = 1.0
 BYTES_A_PARAMETER = 16
 """float32 weights, their gradients and AdamW's two moments."""
@@ -35,7 +35,7 @@ Row = tuple[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is fine-tuned, and how; the arguments of `LanguageModelRanker` of the same names."""
+    """Arguments of `LanguageModelRanker` of the same names."""
 
     model: str
     device: str
@@ -45,9 +45,9 @@ class Recipe:
 
 
 class FineTuned:
-    """Learns numbers of texts, and guesses those of others.
+    """Fine-tuned model that learns the numbers of texts and guesses the numbers of others.
 
-    Everything that stays is float32 (`BYTES_A_PARAMETER`); on CUDA it computes in bfloat16.
+    Weights, gradients and moments are float32 (`BYTES_A_PARAMETER`); on CUDA it computes in bfloat16.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -56,13 +56,13 @@ class FineTuned:
         self._tokenizer = AutoTokenizer.from_pretrained(recipe.model, padding_side="right", truncation_side="left")
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._network = open_with_a_number(recipe.model, self._tokenizer.pad_token_id).to(self._device)
+        self._network = open_with_scalar_head(recipe.model, self._tokenizer.pad_token_id).to(self._device)
         self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=recipe.lr, weight_decay=0.0)
         self._older = deque[Row](maxlen=recipe.fitted_prompts)
         self._draw = random.Random(0)
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """Take in `rows`: in each pass all of them and as many of the older ones, so that those are not forgotten."""
+        """Trains on `rows`, and in each pass on as many older rows, so that the model does not forget them."""
         self._network.train()
         for _ in range(self._recipe.passes):
             older = self._draw.sample(self._older, min(len(rows), len(self._older)))
@@ -72,7 +72,7 @@ class FineTuned:
 
     @torch.no_grad()
     def guess(self, texts: Sequence[str]) -> list[float]:
-        """The number of each text."""
+        """Returns the number of each text."""
         self._network.eval()
         by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         found: dict[int, float] = {}
@@ -93,7 +93,7 @@ class FineTuned:
         self._optimizer.zero_grad()
 
     def _numbers(self, texts: Sequence[str]) -> Tensor:
-        """float32 [texts]."""
+        """Returns float32 [texts]."""
         read: BatchEncoding = self._tokenizer(
             list(texts), padding=True, truncation=True, max_length=NEWEST, return_tensors="pt"
         )
@@ -101,11 +101,11 @@ class FineTuned:
             return self._network(**read.to(self._device)).logits[:, 0].float()
 
 
-def open_with_a_number(model: str, pad_token_id: int) -> PreTrainedModel:
-    """A causal language model whose head over the vocabulary is replaced by a new one with one number.
+def open_with_scalar_head(model: str, pad_token_id: int) -> PreTrainedModel:
+    """Opens a causal language model with a new scalar head in the place of its language model head.
 
     Raises:
-        RuntimeError: Other weights than the head's would be new, too.
+        RuntimeError: Other weights than the head's would be random, too.
     """
     network, report = AutoModelForSequenceClassification.from_pretrained(
         model, num_labels=1, pad_token_id=pad_token_id, dtype=torch.float32, output_loading_info=True
@@ -117,16 +117,16 @@ def open_with_a_number(model: str, pad_token_id: int) -> PreTrainedModel:
 
 
 fine_tuned = cache(FineTuned)
-"""The model of this process, opened by its first job: what is wrong with it is then that job's error."""
+"""Returns the model of this process. The first job opens it, so an error of the model is that job's error."""
 
 
 def begin(owner: int, on_cpu: bool) -> None:
-    """Set a new process up. On a CPU it has what trainer and generators leave."""
+    """Sets up the new process, which dies with `owner`."""
     die_with(owner)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     transformers.logging.set_verbosity_error()  # it would warn of the new head at its end
     transformers.logging.disable_progress_bar()
-    if on_cpu:
+    if on_cpu:  # trainer and generators need the same cores
         os.nice(19)
         torch.set_num_threads(1)
 

@@ -1,10 +1,9 @@
 """StreamRL's ranker: a small language model, fine-tuned on prompts and the lengths of their responses (2504.15930,
 section 5), in a process beside the trainer.
 
-Nobody waits for it. What was answered is taught to it in the background, and prompts that start soon are guessed ahead.
-What it has not guessed yet the n-grams do (`NgramRanker`), and so they do if its process is lost.
-
-Its guesses are not taken at their word (`Ensemble`): a model that has learnt nothing yet does no harm.
+No call waits for the model. It learns in the background, and it guesses prompts before they start. The n-grams
+(`NgramRanker`) guess the prompts that it has not guessed yet, and all prompts if its process is lost. Both guesses are
+weighed by their past errors (`Ensemble`), so a model that has learnt nothing yet does no harm.
 """
 
 from __future__ import annotations
@@ -33,71 +32,69 @@ from lrl.runtime.config_errors import above, at_least, fault
 from lrl.types import Prompt
 
 NEWEST = 512
-"""Numbers to which the worth of both guesses is fitted."""
+"""Numbers to which the weights of both guesses are fitted."""
 LEAST = 64
-"""With fewer the second guess is not believed."""
+"""Numbers below which the second guess has no weight."""
+JOB_S = 1800.0
+"""Longest time to open the model, to learn a step or to guess one, in seconds."""
+LOOKED_AHEAD = 65_536
+"""Prompts whose guesses are kept, the newest."""
+
+log = logging.getLogger(__name__)
 
 
 class Ensemble:
-    """Mixes a guess that is always there with a second one."""
+    """Weighted sum of two guesses; the second one may be missing."""
 
     def __init__(self) -> None:
-        self._judged = deque[tuple[float, float, float]](maxlen=NEWEST)  # both guesses, and what was found
-        self._worth: NDArray[np.float64] | None = None  # what both are multiplied with, and what is added
+        self._judged = deque[tuple[float, float, float]](maxlen=NEWEST)  # both guesses and the true number
+        self._weights: NDArray[np.float64] | None = None  # of both guesses, and a constant
 
     def __call__(self, first: float, second: float | None) -> float:
-        """The number that both make likely; the first where there is no second, or nothing is known of its worth."""
-        worth = self._worth  # one read: another thread may judge meanwhile
-        return first if second is None or worth is None else float(worth @ (first, second, 1.0))
+        """Returns the weighted sum; the first guess if there is no second, or no weights yet."""
+        weights = self._weights  # one read: another thread may judge meanwhile
+        return first if second is None or weights is None else float(weights @ (first, second, 1.0))
 
     def judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
-        """Take in both guesses and what was found, and fit by least squares to the newest."""
+        """Fits the weights by least squares to the newest triples of both guesses and the true number."""
         self._judged.extend(judged)
         if len(self._judged) >= LEAST:
             *guesses, found = np.array(self._judged).T
-            self._worth = np.linalg.lstsq(np.stack([*guesses, np.ones(len(found))], axis=1), found)[0]
+            self._weights = np.linalg.lstsq(np.stack([*guesses, np.ones(len(found))], axis=1), found)[0]
 
     def correlations(self) -> tuple[float, float] | None:
-        """Pearson's, of each guess with what was found; None while the second is not believed."""
-        if self._worth is None:
+        """Returns Pearson's correlation of each guess with the true numbers; None while there are no weights."""
+        if self._weights is None:
             return None
         first, second, found = np.array(self._judged).T
         return correlation(first, found), correlation(second, found)
 
     def state_dict(self) -> Tensor:
-        """What was judged: float32 [judged, 3]."""
+        """Returns the triples: float32 [judged, 3]."""
         return torch.tensor(self._judged, dtype=torch.float32).reshape(-1, 3)
 
     def load_state_dict(self, state: Tensor) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restores the triples and fits the weights."""
         self._judged.clear()
         self.judge(list(map(tuple, state.tolist())))
 
 
 def correlation(guesses: NDArray[np.float64], found: NDArray[np.float64]) -> float:
-    """Pearson's; 0 where all guesses are the same."""
+    """Returns Pearson's correlation; 0 if all guesses are the same."""
     return float(np.corrcoef(guesses, found)[0, 1]) if np.ptp(guesses) and np.ptp(found) else 0.0
 
 
-log = logging.getLogger(__name__)
-
-JOB_S = 1800.0
-"""Longest that opening the model, learning a step or guessing one may take."""
-LOOKED_AHEAD = 65_536
-"""Prompts whose guesses are kept, the newest."""
-
-
 class LanguageModelRanker(Ranker):
-    """A language model with a number at its end, fine-tuned while the run goes on.
+    """A language model with a scalar head, fine-tuned during the run.
 
     Args:
         model: Hub name or folder of a causal language model; it need not be of the policy's family.
-        device: Where it is: `cuda:0`, `cpu`, ...; null takes the first CUDA device, else the CPU. It needs 16 bytes a
+        device: Its device: `cuda:0`, `cpu`, ...; null takes the first CUDA device, else the CPU. It needs 16 bytes a
             parameter there, and activations for 16 prompts of at most 512 tokens.
         lr: Learning rate of AdamW, constant.
-        passes: How often what was answered in a step is read, each time with as much of what was before.
-        fitted_prompts: Prompts of which those are drawn, the newest. A run that is resumed begins with the model as it
-            was and reads these again.
+        passes: Passes over the prompts of a step, each with as many older prompts.
+        fitted_prompts: The newest prompts, from which the older ones are drawn. A resumed run begins with the original
+            model and trains it on these again.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -113,7 +110,7 @@ class LanguageModelRanker(Ranker):
         self._recipe = Recipe(model, str(self.device), lr, passes, fitted_prompts)
         self._ngrams = NgramRanker(fitted_prompts)
         self._ensemble = Ensemble()
-        self._guesses: dict[int, float] = {}  # prompt id -> the language model's
+        self._guesses: dict[int, float] = {}  # prompt id -> guess of the language model
         self._learnt = deque[Row](maxlen=fitted_prompts)
         self._to_learn = deque[Row](maxlen=fitted_prompts)
         self._lock = threading.Lock()  # one thread may close the pool while another gives it a job
@@ -122,33 +119,31 @@ class LanguageModelRanker(Ranker):
         self._guessing: Future[list[float]] | None = None
 
     def guess(self, prompt: Prompt) -> float:
-        """Both guesses, each for what it is worth; the n-grams' alone where there is no other."""
+        """Returns the weighted sum of both guesses; the guess of the n-grams if there is no other."""
         return self._ensemble(self._ngrams.guess(prompt), self._guesses.get(prompt.id))
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
-        """Judge both guesses by `numbers`, and teach them; the language model as soon as it is free."""
-        found = [
-            (prompt, self._guesses.get(prompt.id), number) for prompt, number in zip(prompts, numbers, strict=True)
-        ]
-        self._ensemble.judge(
-            [(self._ngrams.guess(p), guess, number) for p, guess, number in found if guess is not None]
-        )
+        """Judges both guesses by `numbers` and trains both models; the language model as soon as it is free."""
+        found = list(zip(prompts, numbers, strict=True))
+        both = [(self._ngrams.guess(prompt), self._guesses.get(prompt.id), number) for prompt, number in found]
+        self._ensemble.judge([(first, second, number) for first, second, number in both if second is not None])
         self._ngrams.learn(prompts, numbers)
-        self._take_in([(prompt.text, number) for prompt, _, number in found])
+        self._add([(prompt.text, number) for prompt, number in found])
 
-    def _take_in(self, rows: Sequence[Row]) -> None:
+    def _add(self, rows: Sequence[Row]) -> None:
         self._learnt.extend(rows)
         self._to_learn.extend(rows)
         self._teach()
 
     def _teach(self) -> None:
+        """Gives the process the rows to learn, if it is free."""
         if self._to_learn and self._is_free(self._learning):
             self._learning = self._schedule(finetuning.learn, list(self._to_learn))
             if self._learning is not None:
                 self._to_learn.clear()
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """Have `prompts` guessed, unless it is still busy with those before."""
+        """Has the process guess `prompts`, unless it still guesses the ones before."""
         if self._is_free(self._guessing):
             ids, texts = [prompt.id for prompt in prompts], [prompt.text for prompt in prompts]
             self._guessing = self._schedule(finetuning.guess, texts)
@@ -156,21 +151,21 @@ class LanguageModelRanker(Ranker):
                 self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
 
     def _schedule(self, job: Callable[..., Any], given: Sequence[Any]) -> Future[Any] | None:
-        """Give the process a job, which waits for those before; None without a process."""
+        """Gives the process a job, which waits for earlier jobs; returns None without a process."""
         with self._lock:
             if self._pool is None or not self._pool.active:
                 return None
             return self._pool.schedule(job, (self._recipe, given), timeout=JOB_S)
 
     def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
-        """Keep what was guessed; on pebble's thread. What went wrong is said at the next look (`_is_free`)."""
+        """Keeps the guesses of a job; runs on pebble's thread. `_is_free` reports the job's error later."""
         if not guessing.cancelled() and guessing.exception() is None:
             self._guesses |= zip(ids, guessing.result(), strict=True)
             while len(self._guesses) > LOOKED_AHEAD:
                 del self._guesses[next(iter(self._guesses))]
 
     def _is_free(self, job: Future[Any] | None) -> bool:
-        """Whether there can be another one; when `job` went wrong there is none any more."""
+        """Returns whether another job may start; ends the process if `job` failed."""
         if job is None or not job.done() or job.cancelled():
             return job is None
         if (error := job.exception()) is not None:
@@ -182,27 +177,24 @@ class LanguageModelRanker(Ranker):
             self.close()
         return error is None
 
-    def figures(self) -> dict[str, float]:
-        """How well n-grams and language model go with what was found, over the last prompts with both."""
-        found = self._ensemble.correlations()
-        return (
-            {}
-            if found is None
-            else {"length_predictor/ngrams_correlation": found[0], "length_predictor/model_correlation": found[1]}
-        )
+    def metrics(self) -> dict[str, float]:
+        """Returns the correlation of both guesses with the true numbers, over the last prompts with both."""
+        if (found := self._ensemble.correlations()) is None:
+            return {}
+        return {"length_predictor/ngrams_correlation": found[0], "length_predictor/model_correlation": found[1]}
 
     def start(self) -> None:
-        """Start the process, and open the model in it, while the generators start."""
+        """Starts the process, which opens the model while the generators start."""
         on_cpu = self.device.type == "cpu"
         context = multiprocessing.get_context("spawn")  # as for reward workers: a fork would inherit open pipes
         self._pool = ProcessPool(1, initializer=finetuning.begin, initargs=(os.getpid(), on_cpu), context=context)
         self.look_ahead([])
         self._to_learn.clear()
-        self._to_learn.extend(self._learnt)  # a new process knows nothing of it
+        self._to_learn.extend(self._learnt)  # a new process has the original model
         self._teach()
 
     def close(self) -> None:
-        """End the process at once, whatever it is doing."""
+        """Ends the process at once."""
         with self._lock:
             pool, self._pool = self._pool, None
         self._learning = self._guessing = None
@@ -211,17 +203,17 @@ class LanguageModelRanker(Ranker):
             pool.join()
 
     def wait(self, timeout_s: float) -> None:
-        """Until all that it was given is done; for measurements, no run waits.
+        """Waits until the process has done its jobs; for tests and measurements, no run waits.
 
         Raises:
-            TimeoutError: It is not.
+            TimeoutError: The jobs take longer than `timeout_s`.
         """
         jobs: list[Future[Any]] = [job for job in (self._learning, self._guessing) if job is not None]
         if futures.wait(jobs, timeout_s).not_done:
             raise TimeoutError(f"The process with {self.model} was not done in {timeout_s:g} s.")
 
     def state_dict(self) -> dict[str, Any]:
-        """What it was taught, as text, and what the guesses were worth; no weights."""
+        """Returns the learnt texts with their numbers, and the judged guesses; no weights of the model."""
         texts, numbers = zip(*self._learnt, strict=True) if self._learnt else ((), ())
         return {
             "ngrams": self._ngrams.state_dict(),
@@ -231,16 +223,16 @@ class LanguageModelRanker(Ranker):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Teach what was learnt to the model as it was before the first run."""
+        """Trains the original model on the texts of the state."""
         self._ngrams.load_state_dict(state["ngrams"])
         self._ensemble.load_state_dict(state["judged"])
         self._learnt.clear()
         self._to_learn.clear()
-        self._take_in(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
+        self._add(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device of that name; raises ValueError if this machine has none."""
+    """Returns the device of that name; a fault (ValueError) if this machine has none."""
     if name is None:
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,8 +1,7 @@
 """Ridge regression on hashed n-grams of the prompt's tokens.
 
-Chosen for its cost: tens of microseconds a prompt, and some ten milliseconds for a fit on the newest prompts. Of the
-models tried on GSM8K it also ranked best; scikit-learn's SGD, fed once with each step, came out behind the prompt's
-bare length.
+It costs tens of microseconds a prompt, and some ten milliseconds for a fit on the newest prompts. Of the models tried
+on GSM8K it also ranked best; scikit-learn's SGD, fed once with each step, came out behind the prompt's bare length.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 BUCKETS = 2**13
-"""Places that n-grams are hashed into; the last one is the prompt's length."""
+"""Buckets of the n-gram hash; the last one is the prompt's length."""
 LENGTH = BUCKETS - 1
 NEWEST = 512
-"""Tokens at a prompt's end whose n-grams count; what is before them is mostly the same in all prompts."""
+"""Tokens at a prompt's end whose n-grams count; the tokens before them are mostly the same in all prompts."""
 USUAL_LENGTH = np.log(64.0)
 
 Features = tuple[NDArray[np.int16], NDArray[np.float32]]
-"""Places, int16 [F], and their values, float32 [F]."""
+"""Buckets, int16 [F], and their values, float32 [F]."""
 
 
 class NgramRanker(Ranker):
-    """Guesses by which tokens, and pairs of them, a prompt has.
+    """Guesses from the tokens and token pairs of a prompt.
 
     Args:
-        fitted_prompts: Prompts that it is fitted to after each step, the newest; older ones are forgotten.
-        penalty: Of the ridge.
+        fitted_prompts: The newest prompts, to which it is fitted after each step.
+        penalty: L2 penalty of the regression.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -60,7 +59,7 @@ class NgramRanker(Ranker):
         return float(weights[places] @ values) + intercept
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
-        """Fit the newest prompts anew, these among them."""
+        """Fits the newest prompts anew, these among them."""
         rows = [(features(prompt.token_ids), number) for prompt, number in zip(prompts, numbers, strict=True)]
         self._rows = (self._rows + rows)[-self.fitted_prompts :]
         self._refit()
@@ -71,7 +70,7 @@ class NgramRanker(Ranker):
             self._weights = self._ridge.coef_, float(self._ridge.intercept_)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is fitted: int16 and float32 [sum of F], int64 [rows] and float32 [rows]; 6 bytes a feature."""
+        """Returns the fitted rows: int16 and float32 [sum of F], int64 [rows] and float32 [rows]; 6 bytes a feature."""
         rows = [row for row, _ in self._rows]
         empty: Features = np.empty(0, np.int16), np.empty(0, np.float32)
         return {
@@ -82,7 +81,7 @@ class NgramRanker(Ranker):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what was fitted."""
+        """Restores the fitted rows and fits them."""
         sizes = state["sizes"].tolist()
         rows = zip(state["places"].split(sizes), state["values"].split(sizes), state["numbers"].tolist(), strict=True)
         self._rows = [((places.numpy(), values.numpy()), number) for places, values, number in rows]
@@ -90,7 +89,7 @@ class NgramRanker(Ranker):
 
 
 def features(token_ids: list[int]) -> Features:
-    """Which single tokens and pairs of neighbours a prompt has, hashed, as a vector of norm 1; and its length."""
+    """Returns a prompt's hashed tokens and pairs of neighbours as a vector of norm 1, and its length."""
     ids = np.asarray(token_ids[-NEWEST:], dtype=np.int64)
     ngrams = np.concatenate([ids * 2654435761, ids[:-1] * 40503 + ids[1:] * 2246822519 + 1])
     places, counts = np.unique((ngrams ^ (ngrams >> 15)) % LENGTH, return_counts=True)
@@ -101,7 +100,7 @@ def features(token_ids: list[int]) -> Features:
 
 
 def as_matrix(rows: list[Features]) -> csr_matrix:
-    """Vectors as a sparse matrix, float32 [rows, `BUCKETS`]."""
+    """Returns the vectors as a sparse matrix, float32 [rows, `BUCKETS`]."""
     from scipy.sparse import csr_matrix
 
     ends = np.cumsum([0, *(len(places) for places, _ in rows)])

@@ -1,4 +1,4 @@
-"""What two guesses are worth together."""
+"""The weighted sum of two guesses."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""A language model that is fine-tuned beside the trainer: what it comes to know, and what happens without it.
+"""The language model ranker: what it learns beside the trainer, and what happens without its process.
 
-The n-grams know nothing here: they read a prompt's tokens, and all prompts have the same ones. The model reads text.
+The n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The model reads text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rankers(model: str) -> Iterator[Callable[[], LanguageModelRanker]]:
 
 
 def told(id: int) -> tuple[Prompt, float]:
-    """A prompt whose responses are long or short, as one word of it says."""
+    """Returns a prompt, of which one word decides the number."""
     draw = random.Random(id)
     word, number = draw.choice([("brief", -1.0), ("whole", 1.0)])
     text = f"Give me the {word} story of {draw.randrange(100)}."
@@ -63,13 +63,13 @@ def step(start: int, count: int = 40) -> tuple[list[Prompt], list[float]]:
 
 
 def processes_of(owner: int) -> set[int]:
-    """What it started; Python's tracker of shared memory, which serves all of its helpers, left out."""
+    """Returns its child processes, without Python's tracker of shared memory, which serves all of them."""
     found = psutil.Process(owner).children(recursive=True)
     return {process.pid for process in found if "resource_tracker" not in " ".join(process.cmdline())}
 
 
 def live(ranker: LanguageModelRanker, first: int, steps: int) -> None:
-    """Some steps of a run: prompts are guessed before they start, and taught when they are answered."""
+    """Runs some steps: the ranker guesses prompts before they start, and learns them afterwards."""
     for start in range(first, first + 40 * steps, 40):
         prompts, numbers = step(start)
         ranker.look_ahead(prompts)
@@ -79,7 +79,7 @@ def live(ranker: LanguageModelRanker, first: int, steps: int) -> None:
 
 
 def correlation(ranker: LanguageModelRanker, first: int = 10_000) -> float:
-    """Of guesses with what is found, on prompts that it has not seen."""
+    """Returns the correlation of guesses and numbers, on new prompts."""
     prompts, numbers = step(first, 200)
     ranker.look_ahead(prompts)
     ranker.wait(DEADLINE_S)
@@ -92,13 +92,13 @@ def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_
 ) -> None:
     ranker, resumed = rankers(), rankers()
     ranker.start()
-    assert correlation(ranker) == 0 and not ranker.figures()
+    assert correlation(ranker) == 0 and not ranker.metrics()
     live(ranker, 0, steps=6)
     assert correlation(ranker) > 0.9
     assert (
-        ranker.figures()["length_predictor/model_correlation"]
+        ranker.metrics()["length_predictor/model_correlation"]
         > 0.5
-        > ranker.figures()["length_predictor/ngrams_correlation"]
+        > ranker.metrics()["length_predictor/ngrams_correlation"]
     )
     state = through_a_file(ranker.state_dict())
     ranker.close()
@@ -112,7 +112,7 @@ def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_
     assert correlation(resumed) > 0.9
 
 
-def test_a_process_that_stands_still_holds_nobody_and_ends_with_the_run(
+def test_a_process_that_stands_still_blocks_nothing_and_ends_with_the_run(
     rankers: Callable[[], LanguageModelRanker],
 ) -> None:
     before, ranker = processes_of(os.getpid()), rankers()

@@ -1,4 +1,4 @@
-"""What n-grams say of a prompt."""
+"""The features of the n-gram ranker."""
 
 import numpy as np
 import pytest

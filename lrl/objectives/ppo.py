@@ -5,7 +5,7 @@ clip-higher (2503.14476, equation 10), which leaves unlikely tokens room to grow
 
 Use it when the responses come from the version just before, or nearly. The trust region lies around the policy that
 wrote the token: the larger the lag, the more tokens are outside it from the start and learn nothing. What that costs is
-measured in docs/results/learning.md.
+measured in docs/learning.md.
 """
 
 from __future__ import annotations

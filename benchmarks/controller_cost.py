@@ -32,7 +32,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.length_sampling import fill
-from lrl.planning.simulator.simulate import NoRewards, Row
+from lrl.planning.simulator.simulate import ModelPrompts, NoRewards
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
@@ -69,7 +69,7 @@ def make_controller(in_flight: int, steps: int) -> Controller:
         generator.open, generator.version = True, 0
         generator.client = ModelClient()  # type: ignore[assignment]
     pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // RESPONSES, max_lag=0, last_step=steps)
-    prompts, sampling = Row(10**9, 1), Sampling(n=RESPONSES)
+    prompts, sampling = ModelPrompts(10**9, 1), Sampling(n=RESPONSES)
     return Controller(prompts, GeneratorPool(generators), NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 1e9)
 
 

@@ -31,8 +31,8 @@ from benchmarks.forced_lengths import forced, long_tailed
 from benchmarks.forecast_report import draw, table
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from lrl.callbacks import Throughput, Timeline, WeightSync
+from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.calibration import fit_generator, fit_trainer
-from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import GroupRecord, Record, StepRecord, read
 from lrl.planning.simulator.simulate import Simulation
 

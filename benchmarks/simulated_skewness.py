@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
-from lrl.planning.profiling.linear_costs import LinearTrainer
+from lrl.planning.costs import LinearTrainer
 from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, Loaded, SkewnessAware

@@ -82,9 +82,9 @@ class PPOTrainer:
         return 2 * self.one.update_s()
 
     @property
-    def goes_on(self) -> bool:
+    def pause_overlaps(self) -> bool:
         """See `TrainerCosts`."""
-        return self.one.goes_on
+        return self.one.pause_overlaps
 
     def sync_s(self) -> float:
         """Of the actor alone."""

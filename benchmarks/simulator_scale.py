@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import records
-from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulate import Simulation
 

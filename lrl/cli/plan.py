@@ -35,14 +35,8 @@ PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 @ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the plans and writes the recipe.
-
-    Args:
-        argv: The words after `lrl plan`.
-
-    Returns:
-        Exit status: 2 for bad input, if nothing fits, or if a recipe was asked for and lrl can run none of the plans.
-    """
+    """Runs `lrl plan` with these words; returns the exit status: 2 for bad input, if nothing fits, or if a recipe was
+    asked for and lrl can run none of the plans."""
     words = list(sys.argv[1:] if argv is None else argv)
     comparing = any(word.partition("=")[0] == "--compare" for word in words)
     asked = (compare_parser() if comparing else parser()).parse_args(words)
@@ -96,8 +90,7 @@ def check(asked: argparse.Namespace) -> None:
     """Raises ValueError if a setting is outside its range."""
     for name, least in {"max_lag": 0, "top": 1, "simulate": 0}.items():
         if getattr(asked, name) < least:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} is {getattr(asked, name)}; it must be at least {least}.")
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least {least}.")
     if not asked.link > 0:
         raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
     if asked.simulate and asked.generators is not None:
@@ -122,11 +115,9 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
     check(asked)
     base = base_recipe(asked.base)
     cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
+    lengths = parse_lengths(asked.lengths)
     workload = Workload(
-        prompts=asked.prompts,
-        responses=asked.responses,
-        prompt_tokens=asked.prompt_tokens,
-        lengths=parse_lengths(asked.lengths),
+        prompts=asked.prompts, responses=asked.responses, prompt_tokens=asked.prompt_tokens, lengths=lengths
     )
     layouts = Layouts(read_shape(asked.model), workload, PRECISIONS[asked.precision])
     today = list(plans_today(layouts, cluster, asked.max_lag)) if asked.generators is None else []

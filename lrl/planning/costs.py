@@ -28,12 +28,8 @@ class TrainerCosts(Protocol):
     """The whole trainer, on any number of devices."""
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
-        """Returns the seconds of forward and backward.
-
-        Args:
-            tokens: Sum of the sequences' lengths (prompt and response).
-            tokens_squared: Sum of the squares of these lengths.
-        """
+        """Returns the seconds of forward and backward for sequences (prompt and response) with these sums of lengths
+        and of squared lengths."""
 
     def update_s(self) -> float:
         """Returns the seconds of the optimizer's update."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,13 +39,13 @@ class GenerationPhase:
     group_ends_s: tuple[float, ...] = ()
     """Seconds from admission until even shares of the groups (none to all) are complete; empty in a steady flow."""
 
-    def trained_s(self, training_s: float, last_s: float) -> float:
-        """Returns the seconds from admission to the end of a training that takes groups as they become complete.
+    def shortest_step_s(self, lag: int) -> float:
+        """Returns P_gen of StreamRL's Algorithm 1: the shortest step that this generation allows."""
+        return max(self.busy_s, self.span_s / (lag + 1))
 
-        Args:
-            training_s: Seconds of training for all groups.
-            last_s: Seconds of the last micro-batch, which begins after the last group.
-        """
+    def trained_s(self, training_s: float, last_s: float) -> float:
+        """Returns the seconds from admission to the end of a training that takes groups as they become complete:
+        `training_s` for all groups, `last_s` of it for the last micro-batch, which begins after the last group."""
         shares = np.linspace(1, 0, len(self.group_ends_s))
         fed = [end + share * training_s for end, share in zip(self.group_ends_s, shares, strict=True)]
         return max(*fed, self.span_s + last_s)
@@ -60,12 +61,8 @@ def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
 def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> GenerationPhase:
     """Returns the phase of a step that starts with nothing in flight, on the generator with the longest response.
 
-    Responses start in an order independent of their lengths, each as soon as a slot is free.
-
-    Args:
-        costs: Costs of one generator.
-        workload: The step's, spread evenly over the fleet.
-        generators: Number of generators.
+    The workload is spread evenly over the generators. Responses start in an order independent of their lengths, each as
+    soon as a slot is free.
     """
     responses = -(-workload.samples // generators)
     slots = min(slots_of(costs, workload), responses)
@@ -89,13 +86,11 @@ def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weig
     over: list[float] = []
     count = starts = 0.0
     clock = _prefill_s(costs, workload, len(lengths) * weight)
-    waiting = iter(lengths)
-    upcoming = next(waiting, None)
-    while upcoming is not None or ends:
-        while upcoming is not None and (not ends or (len(ends) + 1) * weight <= slots):
-            heapq.heappush(ends, (count + upcoming, count))
+    waiting = deque(lengths)
+    while waiting or ends:
+        while waiting and (not ends or (len(ends) + 1) * weight <= slots):
+            heapq.heappush(ends, (count + waiting.popleft(), count))
             starts += count
-            upcoming = next(waiting, None)
         end, start = heapq.heappop(ends)
         alive = (len(ends) + 1) * weight
         middle = (count + end) / 2
@@ -118,12 +113,6 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
     as fit; the generator is then at its fastest. If the longest response becomes too slow for the bound on lag, steps
     take longer and fewer responses are in flight, until both agree: the more responses share the generator, the sooner
     a step's worth is written, and the later each of them ends.
-
-    Args:
-        costs: Costs of one generator.
-        workload: The step's, spread evenly over the fleet.
-        generators: Number of generators.
-        lag: Most versions between writing and training.
     """
     responses = workload.samples / generators
     longest = float(workload.lengths.of(workload.samples)[-1])

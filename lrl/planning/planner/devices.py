@@ -83,15 +83,10 @@ class Cluster:
 
 
 def parse_cluster(text: str, setting: str = "--cluster", devices_per_node: int = DEVICES_PER_NODE) -> Cluster:
-    """Returns the cluster that a text like `8xH100` names.
-
-    Args:
-        text: Number of devices, `x`, and the name of a sheet.
-        setting: The setting's name in errors.
-        devices_per_node: Devices that share a node's own link.
+    """Returns the cluster that a text like `8xH100` (number, `x`, name of a sheet) names.
 
     Raises:
-        ValueError: The text has another form, a number below 1, or a name without a sheet.
+        ValueError: The text has another form, a number below 1, or a name without a sheet; it names `setting`.
     """
     names = ", ".join(device.name for device in SHEETS)
     match = re.fullmatch(r"(\d+)\s*[xX*]\s*(\S+)", text.strip())

@@ -62,13 +62,8 @@ class Layouts:
         return min(found, key=lambda one: one.seconds + one.last_s, default=None)
 
     def trainings(self, cluster: Cluster, devices: int, shards: int | None = None) -> Iterator[Training]:
-        """Yields all trainings on `devices` devices that fit a device's memory.
-
-        Args:
-            cluster: Their cluster.
-            devices: Number of devices.
-            shards: Devices over which the state is spread, also the limit of tensor parallelism; None for all.
-        """
+        """Yields all trainings on `devices` devices that fit a device's memory. The state is spread over `shards` of
+        them, which also limits tensor parallelism; None for all."""
         work = self.workload
         for tp in self.divisions(min(cluster.devices_per_node, shards or devices)):
             used = devices // tp * tp
@@ -94,20 +89,13 @@ class Layouts:
     def generation(self, cluster: Cluster, devices: int, lag: int) -> Generation | None:
         """Returns the fastest generation on `devices` devices with this bound on lag; None if none fits."""
         found = self.generations(cluster, devices, lag, memory.usable(cluster.device))
-        return min(found, key=lambda one: max(one.writing.busy_s, one.writing.span_s / (lag + 1)), default=None)
+        return min(found, key=lambda one: one.writing.shortest_step_s(lag), default=None)
 
     def generations(
         self, cluster: Cluster, devices: int, lag: int, room: float, sizes: Sequence[int] | None = None
     ) -> Iterator[Generation]:
-        """Yields all generations on `devices` devices with `room` bytes on each.
-
-        Args:
-            cluster: Their cluster.
-            devices: Number of devices.
-            lag: Bound on lag.
-            room: Bytes of each device for weights, keys and values.
-            sizes: Devices of a generator; None for all powers of two that divide the heads.
-        """
+        """Yields all generations on `devices` devices, with `room` bytes on each for weights, keys and values, and with
+        generators of `sizes` devices; None for all powers of two that divide the heads."""
         for tp in self.divisions(devices) if sizes is None else sizes:
             for precision in self.precisions:
                 if precision == "fp8" and not cluster.device.fp8_flops:

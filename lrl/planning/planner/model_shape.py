@@ -105,10 +105,7 @@ class ModelShape:
 
 
 def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:
-    """Reads the shape of a model.
-
-    Args:
-        model: A folder in Hugging Face format, its `config.json`, or the content of that file.
+    """Reads the shape of a model from a folder in Hugging Face format, its `config.json`, or that file's content.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -27,16 +27,9 @@ def write_recipe(
     model: Path,
     dispatch: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes `base` with the plan's settings; its comments are lost.
+    """Writes the recipe `base` with the settings of a plan that runs today; its comments are lost.
 
-    Args:
-        path: The file to write or replace.
-        plan: A plan that runs today (`lrl.planning.planner.runnable_today`).
-        workload: The plan's.
-        cluster: The plan's.
-        base: A recipe.
-        model: The policy; the recipe's own stays if this is only a config.
-        dispatch: The setting `data.dispatch`; None keeps the recipe's.
+    The recipe's own model stays if `model` is only a config, and its own dispatch if `dispatch` is None.
     """
     recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
     if dispatch is not None:

@@ -21,14 +21,7 @@ HOUR = 3600
 
 
 def assumed(asked: Mapping[str, Any], default: Callable[[str], Any], layouts: Layouts, cluster: Cluster) -> str:
-    """Returns the workload and the limits of the plans, each with its setting, and marks the defaults.
-
-    Args:
-        asked: The settings by name.
-        default: Returns a setting's default by name.
-        layouts: The policy and the workload.
-        cluster: The trainer's cluster.
-    """
+    """Returns the workload and the limits of the plans, with the settings `asked` by name, and marks the defaults."""
 
     def of(name: str) -> str:
         flag = f"--{name.replace('_', '-')}"
@@ -75,21 +68,15 @@ def print_plans(
 
 
 def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workload, price: float | None) -> Table:
-    """Returns a table with one column a plan.
+    """Returns a table with one column a plan, and with prices if a device and hour has one."""
 
-    Args:
-        plans: With their numbers.
-        cluster: The trainer's cluster.
-        workload: Work of a step.
-        price: Price of a device and hour; None leaves the row out.
-    """
+    def devices(plan: Plan) -> str:
+        apart = f"{plan.training.devices} + {plan.generation.devices}"
+        return f"{plan.devices} in turn" if plan.placement == "shared" else apart
+
     rows: dict[str, Callable[[Plan], str]] = {
         "today's lrl": lambda plan: "runs it" if runs_today(plan, cluster) else "cannot yet",
-        "devices": lambda plan: (
-            f"{plan.devices} in turn"
-            if plan.placement == "shared"
-            else f"{plan.training.devices} + {plan.generation.devices}"
-        ),
+        "devices": devices,
         "lag, at most": lambda plan: f"{plan.lag}",
         "trainer": lambda plan: f"TP {plan.training.costs.tp}",
         "  state spread over": lambda plan: f"{plan.training.costs.shards}",

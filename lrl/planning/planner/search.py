@@ -65,14 +65,8 @@ class Plan:
 
 
 def split(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
-    """Returns the plan of two sides on separate devices.
-
-    Args:
-        training: The trainer's layout.
-        generation: The generators' layout for this lag.
-        lag: Most versions between writing and training.
-        between: Seconds to move a version's weights from one cluster to another; 0 within one.
-    """
+    """Returns the plan of two sides on separate devices, with `between` seconds to move a version's weights from one
+    cluster to another (0 within one)."""
     sync_s = max(training.costs.sync_s(), generation.costs.sync_pause_s(), between)
     writing = generation.writing
     if lag:
@@ -97,13 +91,8 @@ def asynchronous(layouts: Layouts, cluster: Cluster, max_lag: int, shards: int |
     """Yields a plan for each division of the cluster and each lag up to `max_lag`: StreamRL's Algorithm 1, one
     datacentre.
 
-    A side may leave devices idle, so divisions of fewer devices need not be tried.
-
-    Args:
-        layouts: Layouts of the model and workload.
-        cluster: Devices of both sides.
-        max_lag: Largest lag to try.
-        shards: Devices over which the trainer's state is spread; None for all of the trainer's.
+    A side may leave devices idle, so divisions of fewer devices need not be tried. The trainer's state is spread over
+    `shards` devices; None for all of the trainer's.
     """
     # Numbers of generator devices: each one within two nodes, whole nodes beyond.
     unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
@@ -117,44 +106,29 @@ def asynchronous(layouts: Layouts, cluster: Cluster, max_lag: int, shards: int |
 
 def across(layouts: Layouts, trainers: Cluster, writers: Cluster, lag: int, link: float) -> Plan | None:
     """Returns StreamRL's Algorithm 1 for two datacentres: all devices of the slower side, as many as needed of the
-    other; None if one side does not fit its cluster.
-
-    Args:
-        layouts: Layouts of the model and workload.
-        trainers: Cluster of the trainer.
-        writers: Cluster of the generators.
-        lag: Most versions between writing and training.
-        link: Bytes/s between the two; one copy of the weights goes over it and spreads on the other side.
-    """
-
-    def needs(generation: Generation) -> float:
-        """Returns P_gen: the shortest step that the generators allow."""
-        return max(generation.writing.busy_s, generation.writing.span_s / (lag + 1))
-
+    other; None if one side does not fit its cluster. One copy of the weights goes over the link (bytes/s) and spreads
+    on the other side."""
     between = BYTES["bf16"] * layouts.shape.parameters / link
     training = layouts.training(trainers, trainers.count)
     generation = layouts.generation(writers, writers.count, lag)
     if training is None or generation is None:
         return None
-    train_s, write_s = training.seconds, needs(generation)
+    train_s, write_s = training.seconds, generation.writing.shortest_step_s(lag)
     if write_s < train_s:
-        writing = [layouts.generation(writers, k, lag) for k in range(1, writers.count + 1)]
-        generation = min((one for one in writing if one), key=lambda one: abs(needs(one) - train_s))
+        written = filter(None, (layouts.generation(writers, k, lag) for k in range(1, writers.count + 1)))
+        generation = min(written, key=lambda one: abs(one.writing.shortest_step_s(lag) - train_s))
     else:
-        trained = [layouts.training(trainers, k) for k in range(1, trainers.count + 1)]
-        training = min((one for one in trained if one), key=lambda one: abs(one.seconds - write_s))
+        trained = filter(None, (layouts.training(trainers, k) for k in range(1, trainers.count + 1)))
+        training = min(trained, key=lambda one: abs(one.seconds - write_s))
     return split(training, generation, lag, between)
 
 
 def synchronous(layouts: Layouts, cluster: Cluster, shards: int | None = None) -> Iterator[Plan]:
     """Yields plans that train and write in turn on all devices, on-policy, with both sides in memory.
 
-    Args:
-        layouts: Layouts of the model and workload.
-        cluster: Devices of both sides.
-        shards: Devices over which each side spreads its model (LlamaRL's synchronous problem: one m for both). None
-            spreads the trainer's state over all devices, gives generators their own size, and lays weights out anew
-            between the two. Keys and values get the memory that training leaves.
+    With `shards`, each side spreads its model over so many devices (LlamaRL's synchronous problem: one m for both).
+    Without, the trainer's state is spread over all devices, generators have their own size, and weights are laid out
+    anew between the two. Keys and values get the memory that training leaves.
     """
     for training in layouts.trainings(cluster, cluster.count, shards):
         room = memory.usable(cluster.device) - training.memory

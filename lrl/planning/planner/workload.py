@@ -110,14 +110,11 @@ class Workload:
 
 
 def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
-    """Returns the distribution that `text` names.
-
-    Args:
-        text: One of `FORMS`. A lognormal is cut at `max`, as responses are; `mean` is the mean after the cut.
-        setting: The setting's name in errors.
+    """Returns the distribution that `text` names, one of `FORMS`. A lognormal is cut at `max`, as responses are; `mean`
+    is the mean after the cut.
 
     Raises:
-        ValueError: The text has another form, or impossible numbers.
+        ValueError: The text has another form, or impossible numbers; it names `setting`.
         FileNotFoundError: There is no such file.
     """
     kind, _, rest = text.partition(":")
@@ -125,10 +122,8 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
         return _lognormal(_numbers(rest, setting, text), setting, text)
     if kind == "fixed":
         numbers = _numbers(f"length={rest}", setting, text)
-        if len(numbers) > 1:
-            raise ValueError(f"{setting} is {text!r}; after fixed: comes one length and nothing else, like fixed:512.")
-        if not 1 <= numbers["length"] < math.inf:
-            raise ValueError(f"{setting} is {text!r}; a response has at least one token, and an end.")
+        if len(numbers) > 1 or not 1 <= numbers["length"] < math.inf:
+            raise ValueError(f"{setting} is {text!r}; after fixed: comes one finite length from 1 on, like fixed:512.")
         return Quantiles((numbers["length"],))
     if Path(text).suffix in {".jsonl", ".csv"}:
         return _measured(Path(text), setting)

@@ -26,11 +26,7 @@ LEAST = 0.01
 
 
 def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
-    """Fits the costs of one of the run's generators.
-
-    Args:
-        records: The run's timeline.
-        kv_tokens: Tokens whose keys and values fit; no log has them.
+    """Fits the costs of one of the run's generators; `kv_tokens` is given, as no log has it.
 
     Raises:
         ValueError: The timeline has no record of a generator's work, or no step.

@@ -20,11 +20,7 @@ SHORTEST_S = 0.25
 
 
 class WorkIntervals:
-    """Intervals of one generator's work.
-
-    Args:
-        record: Called with the record of each complete interval.
-    """
+    """Intervals of one generator's work; calls `record` with each complete one."""
 
     def __init__(self, record: Callable[[GeneratorRecord], None]) -> None:
         self._record = record

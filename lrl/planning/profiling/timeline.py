@@ -117,18 +117,17 @@ def truncate(path: Path, steps: int) -> list[StepRecord]:
     """
     if not path.exists():
         return []
-    kept, found, end = list[StepRecord](), list[str](), 0
-    for number, text in enumerate(path.read_text().splitlines(keepends=True), 1):
+    kept, lines, end = list[StepRecord](), path.read_text().splitlines(keepends=True), 0
+    for number, text in enumerate(lines, 1):
         try:
             record = _record(text, f"{path}, line {number}")
         except ValueError:
             break
-        found.append(text)
         if isinstance(record, StepRecord):
             if record.step >= steps:
                 break
             kept, end = [*kept, record], number
-    path.write_text("".join(found[:end]))
+    path.write_text("".join(lines[:end]))
     return kept
 
 
@@ -155,11 +154,10 @@ def _record(text: str, where: str) -> Record:
 
 
 def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float, float, float]:
-    """Returns the seconds of waiting for the first group, for more, and for the last ones; see `StepRecord`.
+    """Splits a step's waits into seconds for the first group, for more, and for the last ones; see `StepRecord`.
 
     Args:
-        waits: For each group of the step in the order of arrival: seconds waited for it, and its trained tokens,
-            prompts included.
+        waits: Of each group in the order of arrival: seconds waited for it, and its trained tokens, prompts included.
         budget: Tokens that fill a micro-batch for every rank.
     """
     first_s = more_s = last_s = 0.0

@@ -20,12 +20,7 @@ from lrl.types import Prompt, Rollout, Sampling
 class ModelFleet:
     """Generates responses for the controller (`lrl.rollouts.controller.Generates`).
 
-    Args:
-        costs: Costs of each generator.
-        capacity: Responses that a generator writes at once.
-        lengths: Distribution of the responses.
-        dispatch: The dispatch policy.
-        record: Called with each interval of a generator's work.
+    Each generator writes at most `capacity` at once; `record` is called with each interval of its work.
     """
 
     def __init__(
@@ -34,7 +29,7 @@ class ModelFleet:
         capacity: int,
         lengths: LengthSampler,
         dispatch: Dispatch,
-        record: Callable[[GeneratorRecord], None] | None = None,
+        record: Callable[[GeneratorRecord], None] = lambda record: None,
     ) -> None:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]
         self.requests = RequestQueue(dispatch, lambda: [one for one in self.generators if one.open])

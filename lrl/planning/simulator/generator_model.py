@@ -57,16 +57,10 @@ class SimulatedResponse:
 
 
 class ModelGenerator(Slots):
-    """Writes responses in the time that `costs` say.
-
-    Args:
-        costs: Seconds of its work.
-        capacity: Responses that it writes at once.
-        record: Called with each interval of work.
-    """
+    """Writes at most `capacity` responses at once in the time of `costs`; calls `record` with each interval."""
 
     def __init__(
-        self, costs: GeneratorCosts, capacity: int, record: Callable[[GeneratorRecord], None] | None = None
+        self, costs: GeneratorCosts, capacity: int, record: Callable[[GeneratorRecord], None] = lambda record: None
     ) -> None:
         super().__init__(capacity)
         self.costs = costs
@@ -83,7 +77,7 @@ class ModelGenerator(Slots):
         """Seconds without a response to write."""
         self.preemptions = 0
         """Responses preempted because keys and values did not fit."""
-        self._record = record or (lambda record: None)
+        self._record = record
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
         self._since = self._loop.time()  # of the last change: always between two decode steps

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lrl.types import Rollout
+from lrl.types import Prompt, Rollout
 
 V = TypeVar("V", int, float)
 
 
 class LengthSampler(ABC):
-    """A distribution of lengths in tokens.
+    """A distribution of lengths in tokens. Dispatch can use it as its `ExpectedLengths`.
 
     Args:
         prompt_share: Share of the variance between prompts, in [0, 1]; 1 makes all responses to a prompt equally long.
@@ -42,20 +42,15 @@ class LengthSampler(ABC):
         1."""
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        """Returns the tokens of each response of a group.
-
-        Args:
-            prompt: `Prompt.id`.
-            index: `Group.index`: another epoch has other responses to the same prompt.
-            responses: Responses of the group.
-        """
+        """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is `Group.index`, as
+        another epoch has other responses to the same prompt."""
         own = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
         normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * own
         return self.tokens(normal).tolist()
 
-    def middle(self, prompt: int) -> float:
-        """Returns the median tokens of the responses to a prompt (`Prompt.id`)."""
-        return float(self.tokens(np.array([self._of_prompt(prompt)]))[0])
+    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+        """Returns the median tokens of the prompt's responses; more than `written`."""
+        return max(float(self.tokens(np.array([self._of_prompt(prompt.id)]))[0]), written + 1.0)
 
     def quantile(self, share: float) -> float:
         """Returns the tokens that this share of all responses does not exceed."""
@@ -72,8 +67,7 @@ class Lognormal(LengthSampler):
         median: Tokens.
         sigma: Standard deviation of the logarithm; 0 makes all responses equally long.
         longest: Limit in tokens.
-        prompt_share: See `LengthSampler`.
-        seed: See `LengthSampler`.
+        prompt_share, seed: See `LengthSampler`.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -98,8 +92,7 @@ class ObservedLengths(LengthSampler):
 
     Args:
         lengths: In tokens, each at least 1.
-        prompt_share: See `LengthSampler`.
-        seed: See `LengthSampler`.
+        prompt_share, seed: See `LengthSampler`.
 
     Raises:
         ValueError: There are none, or one is below 1.
@@ -158,13 +151,9 @@ class RunLengths(Sequence[V]):
 
 
 def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
-    """Finishes `rollout` with tokens without meaning, log-probs of 0, and their versions.
+    """Finishes an empty rollout with meaningless tokens, log-probs of 0, and `versions`: (version, tokens) in order.
 
     A list of 20,000 versions would take 160 kB; run-length encoded they take a few hundred bytes.
-
-    Args:
-        rollout: A rollout without tokens.
-        versions: (version, tokens that it wrote), in order.
     """
     written: Any = RunLengths(versions)
     rollout.token_ids, rollout.versions = range(len(written)), written  # type: ignore[assignment]

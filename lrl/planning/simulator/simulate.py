@@ -81,15 +81,11 @@ class Simulation:
         if self.placement == "shared" and self.max_lag:
             raise ValueError(f"max_lag is {self.max_lag} with placement shared, which alternates; set it to 0.")
 
-    def run(self, record: Callable[[Record], None] | None = None) -> Forecast:
-        """Simulates the run.
-
-        Args:
-            record: Called with every record of the timeline.
-        """
+    def run(self, record: Callable[[Record], None] = lambda record: None) -> Forecast:
+        """Simulates the run; calls `record` with every record of the timeline."""
         return clock.run(self._run(record))
 
-    async def _run(self, record: Callable[[Record], None] | None) -> Forecast:
+    async def _run(self, record: Callable[[Record], None]) -> Forecast:
         pacing = Pacing(
             prompts_per_epoch=self.prompts,
             groups_per_step=self.groups_per_step,
@@ -107,10 +103,15 @@ class Simulation:
             decode=lambda tokens: "",
             deadline_s=float("inf"),
         )
-        oldest_lag = self.max_lag if self.stragglers == "mask" else None
-        alternates = self.placement == "shared"
-        cuts = Cuts[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks)
-        trainer = ModelTrainer(self.trainer, fleet, controller, cuts, oldest_lag, alternates, record)
+        trainer = ModelTrainer(
+            self.trainer,
+            fleet,
+            controller,
+            Cuts[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks),
+            oldest_lag=self.max_lag if self.stragglers == "mask" else None,
+            alternates=self.placement == "shared",
+            record=record,
+        )
         await controller.new_version(0)
         steps = [await trainer.step(number) for number in range(self.steps)]
         for generator in fleet.generators:

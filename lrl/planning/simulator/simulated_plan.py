@@ -2,8 +2,8 @@
 
 The search has one bound for each side. Here the real controller, pacing, dispatch and packing run a few steps of a plan
 with the same roofline costs, and so order, whole micro-batches and full memories show. A policy that asks for lengths
-learns each prompt's share of them (half of the variance of their logarithm): the best that a length predictor can
-learn, once every prompt has been answered.
+gets the median for the prompt, which explains half of the variance of their logarithm: the best that a length predictor
+can learn, once every prompt has been answered.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from rich.table import Table
 from lrl.planning.planner.search import Plan
 from lrl.planning.planner.workload import Workload
 from lrl.planning.profiling.timeline import GeneratorRecord, Record, StepRecord
-from lrl.planning.simulator.length_sampling import LengthSampler, ObservedLengths
+from lrl.planning.simulator.length_sampling import ObservedLengths
 from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.decode_latency import DecodeLatency
 from lrl.routing.dispatch import Dispatch, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
-from lrl.types import Prompt
 
 COUNTED = 4
 """Steps of a simulation that count. Before them the pipeline fills, and the burst at a run's start ends."""
@@ -48,25 +47,6 @@ class Outcome:
     """Share in which a generator prefills or decodes, mean over all."""
 
 
-class PromptLengths:
-    """Expected lengths by prompt (`lrl.routing.dispatch.ExpectedLengths`).
-
-    Args:
-        lengths: Distribution of the responses.
-    """
-
-    def __init__(self, lengths: LengthSampler) -> None:
-        self.lengths = lengths
-
-    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Returns the median length of the prompt's responses in tokens; more than `written`."""
-        return max(self.lengths.middle(prompt.id), written + 1.0)
-
-    def quantile(self, share: float) -> float:
-        """Returns the length, in tokens, that this share of all responses does not exceed."""
-        return self.lengths.quantile(share)
-
-
 @cache
 def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
     """Simulates the plan under each policy; with a single generator only under those that differ then."""
@@ -89,7 +69,7 @@ def _outcome(policy: str, make: Callable[[], Dispatch], plan: Plan, workload: Wo
 
     def informed() -> Dispatch:
         made = make()
-        made.lengths = PromptLengths(lengths)
+        made.lengths = lengths
         return made
 
     steps = list[tuple[StepRecord, float]]()

@@ -8,14 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lrl.planning.costs import TrainerCosts
-from lrl.planning.profiling.timeline import (
-    MicroBatchRecord,
-    Record,
-    StepRecord,
-    generation_s,
-    group_record,
-    split_waits,
-)
+from lrl.planning.profiling import timeline
+from lrl.planning.profiling.timeline import MicroBatchRecord, Record, StepRecord
 from lrl.planning.simulator.fleet_model import ModelFleet
 from lrl.planning.simulator.length_sampling import RunLengths
 from lrl.rollouts.bin_packing import Cuts, Rows
@@ -45,37 +39,24 @@ class StepTally:
     """Of each group: seconds waited for it, and its trained tokens, prompts included."""
 
 
+@dataclass
 class ModelTrainer:
-    """Trains steps, and syncs after each.
+    """Trains steps, and syncs after each."""
 
-    Args:
-        costs: Seconds of its work.
-        fleet: Gets the weights.
-        controller: Hands out the groups.
-        cuts: Makes the micro-batches of all ranks.
-        oldest_lag: Tokens with a larger lag are masked; None trains all.
-        alternates: Whether no micro-batch begins before the step's last group is there.
-        record: Called with the record of every step and micro-batch.
-    """
+    costs: TrainerCosts
+    fleet: ModelFleet
+    controller: Controller
+    cuts: Cuts[TrainedResponse]
+    """Makes the micro-batches of all ranks."""
+    oldest_lag: int | None
+    """Tokens with a larger lag are masked; None trains all."""
+    alternates: bool
+    """Whether no micro-batch begins before the step's last group is there."""
+    record: Callable[[Record], None]
+    """Called with the record of every step, group and micro-batch."""
 
-    def __init__(
-        self,
-        costs: TrainerCosts,
-        fleet: ModelFleet,
-        controller: Controller,
-        cuts: Cuts[TrainedResponse],
-        oldest_lag: int | None,
-        alternates: bool,
-        record: Callable[[Record], None] | None,
-    ) -> None:
-        self.costs = costs
-        self.fleet = fleet
-        self.controller = controller
-        self.oldest_lag = oldest_lag
-        self.alternates = alternates
-        self._cuts = cuts
-        self._done = [0.0] * len(cuts.squares)  # end of each rank's last micro-batch, on the loop's clock
-        self._record = record or (lambda record: None)
+    def __post_init__(self) -> None:
+        self._done = [0.0] * len(self.cuts.squares)  # end of each rank's last micro-batch, on the loop's clock
         self._delivery: asyncio.Task[float] | None = None  # the last sync's pause, if it overlaps the next step
         self._loop = asyncio.get_running_loop()
 
@@ -85,8 +66,8 @@ class ModelTrainer:
         train_s = await self._train(step, tally)
         await asyncio.sleep(update_s := self.costs.update_s())
         sync_s, pause_s = await self._sync(step + 1)
-        first_s, more_s, last_s = split_waits(tally.waits, self._cuts.budget)
-        record = StepRecord(
+        first_s, more_s, last_s = timeline.split_waits(tally.waits, self.cuts.budget)
+        done = StepRecord(
             step=step,
             started_s=started,
             seconds=self._loop.time() - started,
@@ -97,14 +78,14 @@ class ModelTrainer:
             update_s=update_s,
             sync_s=sync_s,
             pause_s=pause_s,
-            generation_s=generation_s(tally.groups),
+            generation_s=timeline.generation_s(tally.groups),
             tokens=tally.tokens,
             lags=dict(sorted(tally.lags.items())),
         )
         for group in tally.groups:
-            self._record(group_record(group))
-        self._record(record)
-        return record
+            self.record(timeline.group_record(group))
+        self.record(done)
+        return done
 
     async def _train(self, step: int, tally: StepTally) -> float:
         """Runs all forward and backward passes of a step; returns their seconds."""
@@ -115,9 +96,9 @@ class ModelTrainer:
             waited_s = self._loop.time() - waiting
             tally.waits.append((waited_s, self._take(group, step, tally)))
             if not self.alternates:
-                for each in self._cuts.full():
+                for each in self.cuts.full():
                     train_s += await self._compute(each)
-        for each in self._cuts.flush():
+        for each in self.cuts.flush():
             train_s += await self._compute(each)
         others_s = max(0.0, max(self._done) - self._loop.time())
         await asyncio.sleep(others_s)
@@ -137,7 +118,7 @@ class ModelTrainer:
             tally.tokens += trained
             if trained:
                 piece = TrainedResponse(group.index, len(group.prompt.token_ids) + len(rollout.token_ids))
-                self._cuts.take(piece)
+                self.cuts.take(piece)
                 length += len(piece)
         return length
 
@@ -151,7 +132,7 @@ class ModelTrainer:
             tokens, squared = sum(lengths), sum(length * length for length in lengths)
             seconds = self.costs.micro_batch_s(tokens, squared)
             self._done[rank] = max(self._done[rank], now) + seconds
-            self._record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
+            self.record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
             if rank == 0:
                 rank_0_s = seconds
         await asyncio.sleep(rank_0_s)

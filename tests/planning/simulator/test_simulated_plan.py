@@ -11,7 +11,7 @@ from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.search import Plan, asynchronous, synchronous
 from lrl.planning.planner.workload import Workload, parse_lengths
 from lrl.planning.simulator.length_sampling import Lognormal
-from lrl.planning.simulator.simulated_plan import DEFAULT, Outcome, PromptLengths, best_dispatch, outcomes
+from lrl.planning.simulator.simulated_plan import DEFAULT, Outcome, best_dispatch, outcomes
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, SkewnessAware
 from lrl.types import Prompt
 from tests.planning.shapes import QWEN_1_5B, shape
@@ -64,11 +64,10 @@ def test_every_dispatch_policy_is_simulated_that_differs() -> None:
 
 def test_dispatch_learns_the_prompts_share_of_the_length() -> None:
     lengths = Lognormal(median=100, sigma=1.0, longest=10_000)
-    known = PromptLengths(lengths)
     many = lengths.of(7, 7, 4001)
-    assert known.expected(Prompt(id=7, token_ids=[1], text="")) == pytest.approx(sorted(many)[2000], rel=0.1)
-    assert known.expected(Prompt(id=7, token_ids=[1], text=""), written=9999.0) == 10_000.0
-    assert known.quantile(0.5) == pytest.approx(100, abs=1) and known.quantile(0.9) == pytest.approx(360, rel=0.02)
+    assert lengths.expected(Prompt(id=7, token_ids=[1], text="")) == pytest.approx(sorted(many)[2000], rel=0.1)
+    assert lengths.expected(Prompt(id=7, token_ids=[1], text=""), written=9999.0) == 10_000.0
+    assert lengths.quantile(0.5) == pytest.approx(100, abs=1) and lengths.quantile(0.9) == pytest.approx(360, rel=0.02)
 
 
 def test_a_recipe_gets_a_dispatch_policy_only_if_it_is_clearly_faster() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -71,15 +72,14 @@ def test_dispatch_learns_the_prompts_share_of_the_length() -> None:
 
 
 def test_a_recipe_gets_a_dispatch_policy_only_if_it_is_clearly_faster() -> None:
-    default, least_tokens, skewness = LeastLoaded, LeastTokens, SkewnessAware
-
     def took(policy: str, make: type, step_s: float) -> Outcome:
         return Outcome(policy=policy, make=make, step_s=step_s, waits={}, write=1.0)
 
-    usual = took(DEFAULT, default, 10.0)
-    assert best_dispatch([usual, took("LeastTokens", least_tokens, 9.95)]) is None
-    assert best_dispatch([usual, took("LeastTokens", least_tokens, 9.0)]) == {
+    usual = took(DEFAULT, LeastLoaded, 10.0)
+    assert best_dispatch([usual, took("LeastTokens", LeastTokens, 9.95)]) is None
+    assert best_dispatch([usual, took("LeastTokens", LeastTokens, 9.0)]) == {
         "class_path": "lrl.routing.dispatch.LeastTokens"
     }
-    chosen = best_dispatch([usual, took("SkewnessAware", skewness, 8.0)])
+    chosen = best_dispatch([usual, took("SkewnessAware", SkewnessAware, 8.0)])
     assert chosen is not None and chosen["init_args"]["decode_latency"] == {"step_ms": 8.4, "response_ms": 0.056}
+    assert chosen["init_args"].keys() <= inspect.signature(SkewnessAware).parameters.keys()

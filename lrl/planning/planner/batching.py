@@ -22,8 +22,7 @@ REPRESENTATIVES = 96
 SHARES = 33
 """Points of the curve of complete groups."""
 GOLDEN = 0.6180339887498949
-"""Golden ratio's fraction. Its multiples modulo 1 spread evenly: an order of arrival independent of length, without a
-seed."""
+"""Golden ratio's fraction. Its multiples modulo 1 spread evenly: an order of arrival independent of length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def _prefill_s(costs: GeneratorCosts, workload: Workload, responses: float) -> f
 
 
 def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> GenerationPhase:
-    """Returns the phase of a step in a flow where the next step's responses start at once: `lag` at least 1.
+    """Returns the phase of a step in a steady flow: the next step's responses start at once. `lag` is at least 1.
 
     Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on average, or as many
     as fit; the generator is then at its fastest. If the longest response becomes too slow for the bound on lag, steps

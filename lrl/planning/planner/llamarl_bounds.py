@@ -113,8 +113,7 @@ class Problem:
 
 
 def llamarl_problem(layouts: Layouts, cluster: Cluster) -> Problem:
-    """Returns the problem of a model and cluster: the roofline's tau, m a power of two, bfloat16, samples of mean
-    length."""
+    """Returns the problem with the roofline's tau, m a power of two, bfloat16, and samples of mean length."""
     return Problem(
         devices=cluster.count,
         samples=layouts.workload.samples,
@@ -126,8 +125,7 @@ def llamarl_problem(layouts: Layouts, cluster: Cluster) -> Problem:
 
 
 def _trainer(layouts: Layouts, cluster: Cluster) -> Side:
-    """Returns the side of training: m devices hold one copy of the state, with tensor parallelism in a node and FSDP
-    over nodes."""
+    """Returns training's side: m devices hold one copy of the state (tensor parallel in a node, FSDP over nodes)."""
     shape, work = layouts.shape, layouts.workload
     tokens, squared = work.tokens / work.samples, work.tokens_squared / work.samples
 
@@ -146,7 +144,7 @@ def _trainer(layouts: Layouts, cluster: Cluster) -> Side:
 
 
 def _generator(layouts: Layouts, cluster: Cluster) -> Side:
-    """Returns the side of generation: m devices are one generator with tensor parallelism over all of them."""
+    """Returns generation's side: m devices are one generator with tensor parallelism over all of them."""
     shape, work = layouts.shape, layouts.workload
 
     def sample_s(batch: float, m: int) -> float:

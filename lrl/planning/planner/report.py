@@ -45,10 +45,8 @@ def _width(table: Table, console: Console) -> int:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Prints a table at its full width; a narrower terminal breaks its lines.
-
-    Rich itself would cut and break words to fit a narrow terminal, or a pipe's 80 columns.
-    """
+    """Prints a table at its full width; a narrower terminal breaks its lines."""
+    # Rich itself would cut and break words to fit a narrow terminal, or a pipe's 80 columns.
     table.width = _width(table, console)
     console.print(table, crop=False, no_wrap=True, overflow="ignore")
 

@@ -31,7 +31,7 @@ class Constants:
     """Of a memory's bandwidth, when weights or keys and values are read. Ours: between the 0.9 that a plain copy
     reaches and what attention over many short sequences does; not measured here."""
     link_share: float = 0.8
-    """Of a link's bandwidth, in large collectives; 360 of 450 GB/s is what NCCL's own test prints for all-reduces
+    """Of a link's bandwidth, in large collectives; NCCL's own test prints 360 of 450 GB/s for all-reduces
     within an H100 node. From memory of such logs; not measured here."""
     step_overhead_s: float = 3.0e-3
     """Seconds of a decode step without computing: scheduling, launch, sampling. The rest of the 8.4 ms of one response

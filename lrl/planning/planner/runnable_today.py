@@ -16,10 +16,8 @@ from lrl.planning.planner.search import Plan, asynchronous, best, synchronous
 
 
 def runs_today(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether lrl can run the plan.
-
-    A shared plan of one device counts, though in a run both sides then work at the same time instead of in turn.
-    """
+    """Returns whether lrl can run the plan. A shared plan of one device counts, though its sides then run concurrently
+    and not in turn."""
     whole = plan.training.costs.shards == 1 and plan.generation.costs.precision == "bf16"
     apart = plan.placement == "split" or plan.devices == 1
     return whole and apart and plan.devices <= cluster.devices_per_node

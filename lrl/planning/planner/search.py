@@ -88,8 +88,7 @@ def split(training: Training, generation: Generation, lag: int, between: float =
 
 
 def asynchronous(layouts: Layouts, cluster: Cluster, max_lag: int, shards: int | None = None) -> Iterator[Plan]:
-    """Yields a plan for each division of the cluster and each lag up to `max_lag`: StreamRL's Algorithm 1, one
-    datacentre.
+    """Yields a plan for each division of the cluster and each lag up to `max_lag` (Algorithm 1, one datacentre).
 
     A side may leave devices idle, so divisions of fewer devices need not be tried. The trainer's state is spread over
     `shards` devices; None for all of the trainer's.

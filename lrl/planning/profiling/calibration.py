@@ -1,7 +1,7 @@
 """Costs fitted to a run's timeline, for forecasts of other runs.
 
 Least squares with non-negative coefficients, in which a record's variance grows with its expected seconds. A second
-then has the same weight in short and in long records, and the fitted seconds add up to the measured ones whatever the
+then has the same weight in short and in long records, and the fitted seconds add up to the measured ones at any
 scatter. Errors relative to the measured seconds would favour fast records, the more so the larger the scatter.
 
 Work of which a log has no example (prefill, for instance) costs 0 in the fit. With a constant number of responses, the
@@ -81,7 +81,7 @@ def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -
     if not used:
         raise ValueError(f'The timeline has no record of kind "{kind}" that took time. Give that of a longer run.')
     work, measured = np.array([rows[place] for place in used], dtype=float), np.array([seconds[p] for p in used])
-    scale = work.max(axis=0)  # tokens squared are 1e9 where a micro-batch is 1
+    scale = work.max(axis=0)  # tokens squared are 1e9, a micro-batch is 1
     scale[scale == 0] = 1.0
     work, expected = work / scale, measured
     for _ in range(ROUNDS):

@@ -111,10 +111,8 @@ def write(path: Path, records: Iterable[Record], mode: str = "w") -> None:
 
 
 def truncate(path: Path, steps: int) -> list[StepRecord]:
-    """Removes the records of step `steps` and later ones, which are trained again; returns the steps that stay.
-
-    Also removes a last line that a crash cut short. Does nothing if there is no file.
-    """
+    """Removes the records of step `steps` and later ones, which are trained again, and a last line that a crash cut
+    short; returns the steps that stay. Does nothing if there is no file."""
     if not path.exists():
         return []
     kept, lines, end = list[StepRecord](), path.read_text().splitlines(keepends=True), 0

@@ -1,6 +1,6 @@
 """An asyncio loop without waiting: when nothing is ready, its clock jumps to the next timer.
 
-Hours of a run take milliseconds and are deterministic. Where a real loop would hang, this one raises `Deadlock`.
+Hours of a run take milliseconds and are deterministic. If a real loop would hang, this one raises `Deadlock`.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _found(folder: Path, name: str) -> Path:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """Reads the run's settings and checks that a comparison has what it needs."""
+    """Reads the run's settings and checks the ones that a comparison needs."""
     try:
         config = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:

@@ -140,8 +140,8 @@ class ModelGenerator(Slots):
 
     # ---- time
 
-    def _at(self, when: float, what: Callable[[], None]) -> None:
-        self._timer = self._loop.call_at(when, what)
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        self._timer = self._loop.call_at(when, action)
 
     def _passed(self) -> float:
         """Returns the seconds since the last change; now is a change."""

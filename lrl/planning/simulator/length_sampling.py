@@ -38,8 +38,7 @@ class LengthSampler(ABC):
 
     @abstractmethod
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """Maps numbers of the standard normal distribution, float64 [n], to lengths in tokens, int64 [n], at least
-        1."""
+        """Maps standard normal numbers, float64 [n], to lengths in tokens, int64 [n], at least 1."""
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
         """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is `Group.index`, as

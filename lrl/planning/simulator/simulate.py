@@ -1,5 +1,4 @@
-"""A simulated run: the real controller, pacing, dispatch and packing on a virtual clock, with modelled generators and
-trainer.
+"""The real controller, pacing, dispatch and packing on a virtual clock, with models of generators and trainer.
 
     admit -> generate -> queue -> micro-batches as groups arrive -> update -> sync -> admit ...
 

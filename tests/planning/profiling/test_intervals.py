@@ -84,7 +84,7 @@ def test_intervals_exclude_pauses_and_idle_time() -> None:
         await ask(pool, 2, 3)
 
     records = looked_at(work)
-    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a look at either end.
+    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than SAMPLE_S at either end.
     assert sum(record.seconds for record in records) == pytest.approx(5.5 + 4.2 + 3, abs=0.7)
     assert all(record.responses == pytest.approx(2, abs=0.2) for record in records)
 

@@ -137,7 +137,7 @@ def test_equal_responses_take_the_closed_form(responses: int, length: int, promp
 def test_a_later_response_joins_after_the_decode_step_and_its_prefill_stops_the_others() -> None:
     costs = LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5)
     _, ended, records = write(costs, [Asked(0.0, 2, 10), Asked(3.25, 4, 3)])
-    # Read 1 s; write from 1.0; at 4.0 the step under way ends, and 4 tokens are read; both write from 6.0.
+    # Prefill 1 s; decode from 1.0; at 4.0 the current step ends; prefill of 4 tokens; both decode from 6.0.
     assert [(at, response.length) for at, response in ended] == [(9.0, 3), (13.0, 10)]
     assert [(record.responses, record.tokens, record.prefill_tokens) for record in records] == [
         (0, 0, 2),

@@ -140,7 +140,7 @@ def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
         prompt_tokens=10,
     )
     first, last = scene.run().steps[0], scene.run().steps[-1]
-    # Each of two prompts is read once, and all eight responses end together; then there are two micro-batches of 200.
+    # Each of two prompts is prefilled once, all eight responses end together, and two micro-batches of 200 follow.
     assert (first.wait_first_s, first.train_s, first.update_s) == (2 * 10 * 0.25 + 40 * 0.5, 400 * 0.125, 2.0)
     assert (first.wait_last_s, first.sync_s, first.pause_s) == (0.0, 5.0, 3.0)
     assert last.seconds == first.seconds and last.lags == {0: 320}

@@ -1,15 +1,15 @@
-"""What the controller costs: processor time and memory per response, with more and more responses in flight.
+"""The controller's cost: processor time and memory per response, by the number of responses in flight.
 
     python -m benchmarks.controller_cost
     python -m benchmarks.controller_cost --in-flight 100 1000 --repeats 3
 
-The real controller, ledger, pacing, dispatch and pool on the virtual clock; in place of vLLM a client that waits for as
-long as a response takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
-256 responses, responses of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. A response
-is one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
-time, with Python's garbage collector and without. As in a run (`lrl.strategies.generator_devices`), the collector is
-spared what was there before the first step. Memory is what tracemalloc counts when all responses are in flight, which
-have no token then.
+The real controller, ledger, pacing, dispatch and pool run on the virtual clock. Instead of vLLM, a client waits for the
+time of a response and then returns its tokens, without HTTP and JSON. Groups of 8, one generator for 256 responses,
+responses of 1 to 4 seconds, equal rewards at once; the trainer takes groups in the order of arrival. A response counts
+when it has been admitted, dispatched, written, scored, finished and handed over. Its time is the process's own
+processor time, with and without Python's garbage collector. As in a run (`lrl.strategies.generator_devices`), objects
+from before the first step are frozen for the collector. Memory is tracemalloc's count with all responses in flight and
+without tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.length_sampling import fill
-from lrl.planning.simulator.simulate import NoRewards, Row
+from lrl.planning.simulator.simulate import ModelPrompts, NoRewards
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
@@ -69,7 +69,7 @@ def make_controller(in_flight: int, steps: int) -> Controller:
         generator.state, generator.version = State.SERVING, 0
         generator.client = ModelClient()  # type: ignore[assignment]
     pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // RESPONSES, max_lag=0, last_step=steps)
-    prompts, sampling = Row(10**9, 1), Sampling(n=RESPONSES)
+    prompts, sampling = ModelPrompts(10**9, 1), Sampling(n=RESPONSES)
     return Controller(prompts, GeneratorPool(generators), NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 1e9)
 
 

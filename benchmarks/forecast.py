@@ -3,12 +3,12 @@
     python -m benchmarks.forecast                  run what is missing, then draw and print
     python -m benchmarks.forecast --plot-only      draw and print what is there
 
-Every run has a random policy of 5 million parameters and answers of forced lengths (`benchmarks.forced_lengths`), which
-the simulation has, too, answer by answer. Each process has one thread. A generator has fewer places than a step has
-responses, so that its batch grows and shrinks: only then can the cost of a decode step and that of a response in it be
-told apart. Run A alone is fitted to; the others differ in lag, in batch, and in generators. Two cores do not hold two
-generators and a trainer at work, so these take turns in run D. In the others both sides work at once, and that they
-slow each other down is in the costs.
+Every run has a random policy of 5 million parameters and responses of forced lengths (`benchmarks.forced_lengths`); the
+simulation has the same length for each response. Each process has one thread. A generator has fewer slots than a step
+has responses, so that its batch grows and shrinks: only then can the fit separate the cost of a decode step from the
+cost of a response in it. The costs are fitted to run A only; the others differ in lag, in batch, and in generators. Two
+cores are too few for two generators and a trainer, so these take turns in run D. In the other runs both sides work at
+the same time, and their contention is in the costs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from benchmarks.forced_lengths import forced, long_tailed
 from benchmarks.forecast_report import draw, table
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from lrl.callbacks import Throughput, Timeline, WeightSync
+from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.calibration import fit_generator, fit_trainer
-from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import GroupRecord, Record, StepRecord, read
 from lrl.planning.simulator.simulate import Simulation
 
@@ -50,7 +50,7 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a run differs in from the others."""
+    """Differences between the runs."""
 
     about: str
     generators: int = 1

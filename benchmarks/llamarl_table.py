@@ -4,10 +4,10 @@
 
 The paper's batch, lengths, layouts and number formats are not known to us (docs/planning.md), so one workload serves
 all rows: 2,048 responses a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most 4,096.
-They are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in view.
-Everything else is `lrl.planning`'s own constants.
+These are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in view.
+All other constants are `lrl.planning`'s.
 
-Four designs of each row: turns with one layout for both sides (the paper's baseline as its theory has it), turns with
+Each row has four designs: in turn with one layout for both sides (the baseline of the paper's theory), in turn with
 weights laid out anew in between, apart in bfloat16, and apart with float8 generators allowed.
 """
 
@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import records
-from lrl.planning.lengths import parse_lengths
 from lrl.planning.planner.devices import Cluster, parse_cluster
-from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.llamarl_bounds import llamarl_problem
 from lrl.planning.planner.model_shape import read_shape
 from lrl.planning.planner.search import Plan, asynchronous, synchronous
-from lrl.planning.planner.workload import Workload
+from lrl.planning.planner.workload import Workload, parse_lengths
 
 LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 
@@ -80,7 +79,7 @@ def workload(responses: int, mean: int, max: int, prompt: int) -> Workload:
 def forecasts(row: Row, work: Workload) -> dict[str, Plan]:
     """The fastest plan of each design."""
     cluster, shape = parse_cluster(f"{row.devices}xH100"), read_shape(row.config)
-    plain, eight_bits = Sides(shape, work), Sides(shape, work, ("bf16", "fp8"))
+    plain, eight_bits = Layouts(shape, work), Layouts(shape, work, ("bf16", "fp8"))
     found = (
         _one_layout(plain, cluster),
         synchronous(plain, cluster),
@@ -90,9 +89,9 @@ def forecasts(row: Row, work: Workload) -> dict[str, Plan]:
     return {name: min(plans, key=lambda plan: plan.step_s) for name, plans in zip(DESIGNS, found, strict=True)}
 
 
-def _one_layout(sides: Sides, cluster: Cluster) -> Iterator[Plan]:
-    for m in sides.divisions(cluster.count):
-        yield from synchronous(sides, cluster, m)
+def _one_layout(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
+    for m in layouts.divisions(cluster.count):
+        yield from synchronous(layouts, cluster, m)
 
 
 def record(row: Row, change: dict[str, int]) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def record(row: Row, change: dict[str, int]) -> dict[str, Any]:
     settings = CHOSEN | change
     work = workload(**settings)
     plans = forecasts(row, work)
-    ideal = llamarl_problem(Sides(read_shape(row.config), work), parse_cluster(f"{row.devices}xH100"))
+    ideal = llamarl_problem(Layouts(read_shape(row.config), work), parse_cluster(f"{row.devices}xH100"))
     return {
         "model": row.model,
         "workload": settings,
@@ -117,8 +116,8 @@ def told(plan: Plan) -> str:
     """A plan in a few words."""
     training, generation = plan.training, plan.generation
     devices = f"{training.devices} + {generation.devices}" if plan.placement == "split" else f"{training.devices}"
-    layouts = f"trainer TP {training.tp}, {generation.generators} generators of TP {generation.tp}"
-    return f"{devices} devices; {layouts} {generation.precision}"
+    layouts = f"trainer TP {training.costs.tp}, {generation.generators} generators of TP {generation.costs.tp}"
+    return f"{devices} devices; {layouts} {generation.costs.precision}"
 
 
 def tables(found: list[dict[str, Any]]) -> str:

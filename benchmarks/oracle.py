@@ -1,4 +1,4 @@
-"""What a rule of dispatch is told of lengths where they are drawn: the truth, or the truth behind a blur."""
+"""Lengths for dispatch where they are drawn: the truth, or the truth with a blur."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from lrl.types import Prompt
 
 
 class Oracle:
-    """Knows the responses that a first epoch draws, in which prompt and group have one number.
-
-    It fulfils `lrl.routing.dispatch.ExpectedLengths`.
+    """The drawn lengths of a first epoch, in which prompt and group have the same number (`ExpectedLengths`).
 
     Args:
-        lengths: Of the responses.
+        lengths: Distribution of the responses.
         prompts: Rows of the data set.
-        responses: To each.
-        blur: Standard deviation of the logarithm of a factor by which each prompt's length is misjudged.
+        responses: Responses to each.
+        blur: Standard deviation of the logarithm of each prompt's error factor.
     """
 
     def __init__(self, lengths: LengthSampler, prompts: int, responses: int = 1, blur: float = 0.0) -> None:

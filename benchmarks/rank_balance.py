@@ -1,16 +1,16 @@
-"""What several trainer ranks lose by unequal work, computed with the real cuts: nothing is trained.
+"""The loss of several trainer ranks by unequal work, computed with the real packing: nothing is trained.
 
     python -m benchmarks.rank_balance
 
 Responses are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prompts of 200; groups of 16 arrive one by
 one. A pass costs a unit for each token of its rows, padding included, and for attention `length / longest` more for
-each token of a response. All groups are there when the step begins.
+each token of a response. All groups are complete when the step begins.
 
-- lrl: cuts of equal work for so many ranks. Rank 0 hands one out before it trains its own part, and nobody waits.
-- in lockstep: the same cuts, but a round begins when all ranks are done with the one before.
-- in turn: the micro-batches of one rank in their order, so many of them to a round, handed out as lrl does.
+- lrl: cuts of equal work for all ranks. Rank 0 scatters each before it trains its own part, and no rank waits.
+- in lockstep: the same cuts, but a round begins when all ranks have finished the one before.
+- in turn: the micro-batches of one rank in their order, one for each rank to a round, scattered as in lrl.
 
-The loss is what a step takes beyond the same work, without padding, in equal parts.
+The loss is a step's time beyond the same work, without padding, in equal parts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""StreamRL's figure 9 in the simulator: how long a step's generation takes under each rule of dispatch.
+"""StreamRL's figure 9 in the simulator: seconds of a step's generation under each dispatch policy.
 
     python -m benchmarks.simulated_skewness
     python -m benchmarks.simulated_skewness --contexts
     python -m benchmarks.simulated_skewness --longest 20000 --fewer 4
     python -m benchmarks.simulated_skewness --longest 20000 --seeds 1 --cases BestDivision:oracle BestDivision-5%:oracle
 
-The set-up is that of `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a rule and what
-it is told of lengths: nothing, every response's own length (`oracle`), or that behind a blur, which finds the longest
-as often as the paper's ranker (`ranker`). `SkewnessAware` is told the seconds per token of the model that is simulated.
-Times are relative to random FIFO on the same responses. The floor is the longest response alone on a generator: no rule
-is faster. `BestDivision` is the rule with the number of generators for the long responses that turns out best of all,
-`ends` tells it the longest response of either part where it asks for P90 and P50, and `5%` is its `long_tail`.
+The set-up is `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a dispatch policy and
+its knowledge of lengths: none, each response's true length (`oracle`), or the true length with a blur, which finds the
+longest as often as the paper's ranker (`ranker`). `SkewnessAware` knows the simulated model's seconds per token. Times
+are relative to random FIFO on the same responses. The floor is the longest response alone on a generator: no policy is
+faster. `BestDivision` is `SkewnessAware` with the best of all numbers of generators for the long responses, `ends`
+gives it the longest response of either part for P90 and P50, and `5%` is its `long_tail`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
-from lrl.planning.profiling.linear_costs import LinearTrainer
+from lrl.planning.costs import LinearTrainer
 from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, LeastTokens, SkewnessAware
 from lrl.routing.dispatch.decode_latency import DecodeLatency

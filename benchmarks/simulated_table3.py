@@ -1,4 +1,4 @@
-"""StreamRL's table 3 in the simulator: what each of its parts adds to the throughput of a 72B model on 128 H800.
+"""StreamRL's table 3 in the simulator: the throughput that each of its parts adds for a 72B model on 128 H800.
 
     python -m benchmarks.simulated_table3
     python -m benchmarks.simulated_table3 --contexts
@@ -8,12 +8,11 @@ Four scenes of one workload, PPO with responses of at most 20,000 tokens: both s
 random FIFO; the same with `SkewnessAware`; each side on devices of its own, training while responses are still written;
 and with a lag of 1. `SkewnessAware` has lengths that are blurred to the recall of the paper's ranker.
 
-Generators are those of `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s,
-with its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: turning from
-generation to training and back costs nothing; and how many forward passes a micro-batch costs. An actor alone costs 4
+Generators are from `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s, with
+its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: switching between
+generation and training costs nothing; and the number of forward passes of a micro-batch. An actor alone costs 4
 (forward, again for recomputation, backward, which counts as two); PPO with critic and reference of its size up to 11.
-The default makes
-training as long as figure 10 has it on 80 + 48 devices: 1.04 of generation.
+The default makes training as long as figure 10 has it on 80 + 48 devices: 1.04 of generation.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ SCENES = (
 
 @dataclass(frozen=True, slots=True)
 class PPOTrainer:
-    """An actor with what PPO has beside it; fulfils `TrainerCosts`."""
+    """An actor with PPO's other models (`TrainerCosts`)."""
 
     one: RooflineTrainer
     passes: float
@@ -82,9 +81,9 @@ class PPOTrainer:
         return 2 * self.one.update_s()
 
     @property
-    def goes_on(self) -> bool:
+    def pause_overlaps(self) -> bool:
         """See `TrainerCosts`."""
-        return self.one.goes_on
+        return self.one.pause_overlaps
 
     def sync_s(self) -> float:
         """Of the actor alone."""

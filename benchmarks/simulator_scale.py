@@ -1,4 +1,4 @@
-"""How long it takes to simulate a large run: processor seconds on one core, and memory.
+"""The cost of simulating a large run: processor seconds on one core, and memory.
 
     python -m benchmarks.simulator_scale
     python -m benchmarks.simulator_scale --generators 100 --groups 125 --steps 2     # seconds
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import records
-from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulate import Simulation
 
@@ -27,7 +27,7 @@ RESPONSES = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate one run and say what that took."""
+    """Simulates one run and prints its cost."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator_scale", description="The simulator's cost.")
     parser.add_argument("--generators", type=int, default=2000, help="(%(default)s)")

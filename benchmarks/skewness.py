@@ -1,18 +1,17 @@
-"""How long two real generators take for a step's responses of very different lengths, under each rule of dispatch.
+"""Seconds of generation of two real generators under each dispatch policy, with very different response lengths.
 
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
     python -m benchmarks.skewness --plot-only                     draw and print what is there
     python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailBatching:seen
 
-What is measured is generation: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
-nothing. Its weights are random and stay as they are; they are synced after every step all the same. The lengths are
-forced: at the same step all cases have the same responses. The time of a step is what the trainer waits for its groups.
+Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
+nothing. Its weights are random and constant; they are synced after every step all the same. The lengths are forced: at
+the same step all cases have the same responses. A step's time is the trainer's wait for its groups.
 
-Two things come before. The time of a token is measured for several numbers of responses on each generator, while both
-write: `SkewnessAware.decode_latency`. And one run answers every prompt once, so that lrl's own lengths have seen them
-    all;
-each run begins with what was learnt then. An oracle knows the lengths that are about to be drawn.
+Before, the time of a token is measured for several numbers of responses on each generator, while both write:
+`SkewnessAware.decode_latency`. And one run answers every prompt once, to train lrl's length predictor; each run begins
+with its state. An oracle knows the lengths of the next step.
 """
 
 from __future__ import annotations

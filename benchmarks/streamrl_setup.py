@@ -4,14 +4,14 @@ From the paper: seconds per token of a 7B model on an H800 by batch size (figure
 (tables 1 and 2), 1,024 prompts with a response each (PPO), limits of 5, 10 and 20 thousand tokens. Assumed here,
 because the paper does not say it:
 
-- Generators: 20 of one device for 7B, 10 of 4 for 32B, 10 of 8 for 72B. That is the share of 5/8 of 32, 64 and 128
-  devices that figure 10 has for 32B and 72B.
-- Seconds per token of the others: in proportion to the weights that a device holds.
+- Generators: 20 of one device for 7B, 10 of 4 for 32B, 10 of 8 for 72B. This is 5/8 of 32, 64 and 128 devices, the
+  share in figure 10 for 32B and 72B.
+- Seconds per token of the other models: in proportion to a device's weights.
 - Lengths: lognormal, median an eighth of the limit, sigma 0.9, cut at the limit; about 1 % reach it.
-- Keys and values: what is left of 90 % of the memory; prompts of 512 tokens, read at half of the device's speed.
+- KV cache: 90 % of the memory less the weights; prompts of 512 tokens, prefilled at half of the device's FLOP/s.
 
-That contexts slow a decode step down is left out, as it is in the paper's model of it (equation 1), unless it is asked
-for: then a step also takes the time in which a device reads the keys and values of its responses (table 1: 3.35 TB/s).
+By default contexts do not slow a decode step down, as in the paper's model (equation 1). As an option, a step also
+takes the time to read the keys and values of its responses (table 1: 3.35 TB/s).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RANKER_BLUR = 0.2
 
 @dataclass(frozen=True)
 class Model:
-    """A model and how it is spread; fulfils `GeneratorCosts`."""
+    """A model and its devices (`GeneratorCosts`)."""
 
     parameters: float
     layers: int

@@ -18,9 +18,9 @@ from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.planning.profiling.intervals import LOOK_S, Stretches
-from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord, append, keep
-from lrl.planning.profiling.wait_breakdown import by_cause, generation_s, group_record
+from lrl.planning.profiling import timeline
+from lrl.planning.profiling.intervals import SAMPLE_S, WorkIntervals
+from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord
 from lrl.rollouts.stream import StepStream
 from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import ConfigError
@@ -64,7 +64,7 @@ class Timeline(OnRankZero):
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with best_effort("The timeline", path):
-            known = keep(path, trainer.global_step)
+            known = timeline.truncate(path, trainer.global_step)
             self._now_s = known[-1].started_s + known[-1].seconds if known else 0.0
         self._update.attach(trainer.optimizers[0])
         self._watch.begin(trainer.datamodule.fleet)  # type: ignore[attr-defined]
@@ -80,9 +80,9 @@ class Timeline(OnRankZero):
         assert throughput is not None, "checked in setup"
         step = step_record(throughput.times, data.step_stream, self._update.lap(), self._now_s)
         self._now_s += step.seconds
-        groups = [group_record(group) for group in data.step_stream.groups]
+        groups = [timeline.group_record(group) for group in data.step_stream.groups]
         with best_effort("The timeline", path := self.path(trainer)):
-            append(path, [*self._watch.lap(), *pass_records(data.step_stream), *groups, step])
+            timeline.write(path, [*self._watch.lap(), *pass_records(data.step_stream), *groups, step], "a")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Look no more."""
@@ -105,7 +105,7 @@ class Timeline(OnRankZero):
 def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s: float) -> StepRecord:
     """The record of a step that has ended; what none of its fields names is in `other_s`."""
     waits = list(zip(stream.waits, map(trained_tokens, stream.groups), strict=True))
-    first_s, more_s, last_s = by_cause(waits, stream.packer.budget)
+    first_s, more_s, last_s = timeline.split_waits(waits, stream.packer.budget)
     train_s = sum(seconds for seconds, _ in stream.passes)
     reward_s = times.trainer.get("wait_reward", 0.0)
     return StepRecord(
@@ -121,7 +121,7 @@ def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s
         sync_s=times.sync,
         other_s=times.step - first_s - more_s - last_s - reward_s - train_s - update_s - times.sync,
         pause_s=times.sync_pause,
-        generation_s=generation_s(stream.groups),
+        generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
         lags=lags(stream.groups, stream.step),
     )
@@ -206,10 +206,10 @@ class Watch:
         return [self._records.popleft() for _ in range(len(self._records))]
 
     async def _look(self, pool: GeneratorPool) -> None:
-        known: dict[Generator, Stretches] = {}
+        known: dict[Generator, WorkIntervals] = {}
         while True:
             now = asyncio.get_running_loop().time()
-            known = {one: known.get(one) or Stretches(self._records.append) for one in pool.generators}
-            for generator, stretches in known.items():
-                stretches.look(now, generator.stats.snapshot())
-            await asyncio.sleep(LOOK_S)
+            known = {one: known.get(one) or WorkIntervals(self._records.append) for one in pool.generators}
+            for generator, intervals in known.items():
+                intervals.add(now, generator.stats.snapshot())
+            await asyncio.sleep(SAMPLE_S)

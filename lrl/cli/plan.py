@@ -1,7 +1,7 @@
 """`lrl plan`: the best few ways to train a model on a cluster, forecast from data sheets.
 
-It imports neither torch nor vLLM and works on any machine, also without the devices it plans for. With `--compare` it
-lays a forecast beside what a run took.
+It imports neither torch nor vLLM and runs on any machine, also without the planned devices. With `--compare` it
+compares a run with its forecast.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.console import Console
@@ -19,42 +18,25 @@ from rich.progress import track
 
 from lrl.cli.interrupt import ends_quietly
 from lrl.cli.recipes import recipes
-from lrl.planning.lengths import FORMS, parse_lengths
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import DEVICES_PER_NODE, GB, Cluster, parse_cluster
-from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.llamarl_bounds import llamarl_problem
 from lrl.planning.planner.model_shape import read_shape
 from lrl.planning.planner.recipe import write_recipe
-from lrl.planning.planner.report import assumed, print_plans, what_binds
-from lrl.planning.planner.runnable_today import one_node, plans_today, runs_today, why_none
+from lrl.planning.planner.report import assumed, bottleneck, print_plans, print_whole
+from lrl.planning.planner.runnable_today import plans_today, runs_today, why_none
 from lrl.planning.planner.search import Plan, across, asynchronous, best, synchronous
-from lrl.planning.planner.tables import print_whole
-from lrl.planning.planner.workload import Workload
+from lrl.planning.planner.workload import FORMS, Workload, parse_lengths
 
 GIGABIT = 1e9 / 8
-DEFAULTS: dict[str, Any] = {
-    "prompts": 512,
-    "responses": 8,
-    "prompt_tokens": 512,
-    "max_lag": 1,
-    "precision": "bf16",
-    "devices_per_node": DEVICES_PER_NODE,
-}
-"""What a plan assumes where nothing is said."""
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
 @ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plans and write the recipe.
-
-    Args:
-        argv: The words after `lrl plan`.
-
-    Returns:
-        Exit status: 2 for bad input, if nothing fits, or if a recipe was asked for and lrl can run none of the plans.
-    """
+    """Runs `lrl plan` with these words; returns the exit status: 2 for bad input, if nothing fits, or if a recipe was
+    asked for and lrl can run none of the plans."""
     words = list(sys.argv[1:] if argv is None else argv)
     comparing = any(word.partition("=")[0] == "--compare" for word in words)
     asked = (compare_parser() if comparing else parser()).parse_args(words)
@@ -62,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length
     try:
         if comparing:
-            compare(asked.compare, console)
+            from lrl.planning.simulator import compare  # the simulator needs torch; a plan does not
+
+            print_whole(console, compare.table(compare.read_run(asked.compare)))
         else:
             plan(asked, console)
     except (ValueError, FileNotFoundError) as error:
@@ -72,57 +56,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare_parser() -> argparse.ArgumentParser:
-    """The settings of a comparison: it takes none of those of a plan."""
-    words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description="Lay a forecast beside a run.")
+    """Returns the settings of a comparison: none of a plan's."""
+    words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description="Compare a run with its forecast.")
     words.add_argument("--compare", type=Path, metavar="RUN", required=True, help="the run's folder")
     return words
 
 
 def parser() -> argparse.ArgumentParser:
-    """The settings of a plan."""
-    about = "Forecast how to train a model on a cluster. Or, with --compare RUN alone, beside what a run took."
+    """Returns the settings of a plan."""
+    about = "Forecast how to train a model on a cluster. With --compare RUN alone: compare a run with its forecast."
     words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description=about)
     words.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format, or its config.json")
     words.add_argument("--cluster", required=True, help="number and kind of devices, like 8xH100")
     words.add_argument("--lengths", required=True, help=f"of responses: {FORMS}")
-    words.set_defaults(**DEFAULTS)
-    words.add_argument("--prompts", type=int, help="prompts a step (%(default)s)")
-    words.add_argument("--responses", type=int, help="responses to each prompt (%(default)s)")
-    words.add_argument("--prompt-tokens", type=int, help="tokens of a prompt (%(default)s)")
-    words.add_argument("--max-lag", type=int, help="largest lag that is tried (%(default)s)")
-    words.add_argument("--precision", choices=PRECISIONS, help="fp8: generators may be fp8, too")
-    words.add_argument("--devices-per-node", type=int, help="(%(default)s)")
+    words.add_argument("--prompts", type=int, default=512, help="prompts a step (%(default)s)")
+    words.add_argument("--responses", type=int, default=8, help="responses to each prompt (%(default)s)")
+    words.add_argument("--prompt-tokens", type=int, default=512, help="tokens of a prompt (%(default)s)")
+    words.add_argument("--max-lag", type=int, default=1, help="largest lag to try (%(default)s)")
+    words.add_argument("--precision", choices=PRECISIONS, default="bf16", help="fp8: also try generators in fp8")
+    words.add_argument("--devices-per-node", type=int, default=DEVICES_PER_NODE, help="(%(default)s)")
     words.add_argument("--generators", help="a second cluster, elsewhere, for all generators, like 32xH20")
     words.add_argument("--link", type=float, default=80.0, help="Gb/s between the two clusters (%(default)s)")
     words.add_argument("--price", type=float, help="of one device and hour, in any currency")
-    words.add_argument("--top", type=int, default=5, help="plans that are printed (%(default)s)")
-    simulate_help = (
-        "put so many of them through the simulator, under each rule of dispatch; it needs torch (%(default)s)"
-    )
+    words.add_argument("--top", type=int, default=5, help="plans to print (%(default)s)")
+    simulate_help = "simulate as many of them under each dispatch policy; needs torch (%(default)s)"
     words.add_argument("--simulate", type=int, default=0, metavar="PLANS", help=simulate_help)
-    words.add_argument("--out", type=Path, help="where to write the best plan that lrl can run as a recipe")
+    words.add_argument("--out", type=Path, help="file for the best plan that lrl can run, as a recipe")
     words.add_argument("--base", default="gsm8k", help="recipe with data, rewards, callbacks for --out (%(default)s)")
     return words
 
 
-def compare(run: Path, console: Console) -> None:
-    """Print what a run took beside what it should have taken.
-
-    Raises:
-        ValueError: Its folder lacks something, or holds something else.
-        FileNotFoundError: It has no timeline or no config.
-    """
-    from lrl.planning.simulator import compare  # the simulator needs torch; a plan does not
-
-    print_whole(console, compare.table(compare.read_run(run)))
-
-
 def check(asked: argparse.Namespace) -> None:
-    """Raises ValueError if a number is outside its range."""
+    """Raises ValueError if a setting is outside its range."""
     for name, least in {"max_lag": 0, "top": 1, "simulate": 0}.items():
         if getattr(asked, name) < least:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} is {getattr(asked, name)}; it must be at least {least}.")
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least {least}.")
     if not asked.link > 0:
         raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
     if asked.simulate and asked.generators is not None:
@@ -138,112 +106,103 @@ def check(asked: argparse.Namespace) -> None:
 
 
 def plan(asked: argparse.Namespace, console: Console) -> None:
-    """Search, print, write.
+    """Searches, prints, simulates and writes.
 
     Raises:
         ValueError: A setting is wrong, nothing fits, or no plan can be written as a recipe.
-        FileNotFoundError: A file is not there.
+        FileNotFoundError: A file is missing.
     """
     check(asked)
     base = base_recipe(asked.base)
     cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
+    lengths = parse_lengths(asked.lengths)
     workload = Workload(
-        prompts=asked.prompts,
-        responses=asked.responses,
-        prompt_tokens=asked.prompt_tokens,
-        lengths=parse_lengths(asked.lengths),
+        prompts=asked.prompts, responses=asked.responses, prompt_tokens=asked.prompt_tokens, lengths=lengths
     )
-    sides = Sides(read_shape(asked.model), workload, PRECISIONS[asked.precision])
-    today = list(plans_today(sides, cluster, asked.max_lag)) if asked.generators is None else []
-    plans = first_today(
-        today, [plan for plan in found(asked, sides, cluster) if not runs_today(plan, cluster)], asked.top
-    )
+    layouts = Layouts(read_shape(asked.model), workload, PRECISIONS[asked.precision])
+    today = list(plans_today(layouts, cluster, asked.max_lag)) if asked.generators is None else []
+    later = [plan for plan in search(asked, layouts, cluster) if not runs_today(plan, cluster)]
+    plans = today_first(today, later, asked.top)
     if not plans:
-        raise ValueError(nothing_fits(sides, cluster))
-    console.print(assumed(vars(asked), DEFAULTS, sides, cluster))
-    if not today:
-        console.print(why_not(asked, sides, cluster))
+        raise ValueError(nothing_fits(layouts, cluster))
+    console.print(assumed(vars(asked), parser().get_default, layouts, cluster))
+    why_not = ""
+    if asked.generators is not None:
+        why_not = (
+            f"lrl can run none of these plans today: it works on one node. Leave out --generators {asked.generators}."
+        )
+    elif not today:
+        why_not = why_none(layouts, cluster, asked.max_lag)
+    if why_not:
+        console.print(why_not)
     print_plans(console, plans, cluster, workload, asked.price)
-    console.print(f"Plan 1. {what_binds(plans[0], workload)}")
+    console.print(f"Plan 1. {bottleneck(plans[0], workload)}")
     if asked.generators is None:
-        console.print(in_theory(sides, cluster))
+        problem = llamarl_problem(layouts, cluster)
+        console.print(
+            "LlamaRL's two problems, without longest responses, syncs and whole devices, with one layout for both "
+            f"sides when they take turns: {problem.synchronous_s():.3g} s synchronous, "
+            f"{problem.asynchronous_s():.3g} s asynchronous."
+        )
     if asked.simulate:
-        simulate(plans[: asked.simulate], sides, cluster, console)
+        simulate(plans[: asked.simulate], workload, console)
     if asked.out is not None:
-        write(asked, today, sides, cluster, base, console)
+        if why_not:
+            raise ValueError(f"--out is {str(asked.out)!r}, and nothing was written. {why_not}")
+        write(asked, best(today, 1)[0], workload, cluster, base, console)
 
 
-def first_today(today: Sequence[Plan], later: Sequence[Plan], most: int) -> list[Plan]:
-    """The best `most` plans: those that lrl can run, then those that it cannot, which have two places of five."""
+def search(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
+    """Yields all plans that fit."""
+    if asked.generators is None:
+        yield from asynchronous(layouts, cluster, asked.max_lag)
+        yield from synchronous(layouts, cluster)
+        return
+    writers = parse_cluster(asked.generators, "--generators", asked.devices_per_node)
+    for lag in range(asked.max_lag + 1):
+        if one := across(layouts, cluster, writers, lag, asked.link * GIGABIT):
+            yield one
+
+
+def today_first(today: Sequence[Plan], later: Sequence[Plan], most: int) -> list[Plan]:
+    """Returns the best `most` plans: first plans that lrl can run, then others, which have two places of five."""
     able = best(today, most - (2 * most // 5 if later else 0)) if today else []
     places = most - len(able)
     return able + (best(later, places) if later and places else [])
 
 
-def why_not(asked: argparse.Namespace, sides: Sides, cluster: Cluster) -> str:
-    """Why lrl can run none of the plans."""
-    if asked.generators is not None:
-        return (
-            f"lrl can run none of these plans today: it works on one node. Leave out --generators {asked.generators}."
-        )
-    return why_none(sides, cluster, asked.max_lag)
-
-
-def write(
-    asked: argparse.Namespace, today: Sequence[Plan], sides: Sides, cluster: Cluster, base: Path, console: Console
-) -> None:
-    """Write the best plan that lrl can run as a recipe.
-
-    Raises:
-        ValueError: There is none, or the file cannot be written.
-    """
-    if not today:
-        raise ValueError(f"--out is {str(asked.out)!r}, and nothing was written. {why_not(asked, sides, cluster)}")
-    running = best(today, 1)[0]
-    dispatch = fastest_dispatch(running, sides, one_node(cluster)) if asked.simulate else None
-    try:
-        write_recipe(asked.out, running, sides.workload, cluster, base, asked.model, dispatch)
-    except OSError as error:
-        raise ValueError(f"--out is {str(asked.out)!r}, which cannot be written: {error}.") from error
-    console.print(f"{asked.out}: the fastest plan that lrl runs today, {running.step_s:.3g} s a step.")
-    console.print(f"lrl fit --config {shlex.quote(str(asked.out))}", soft_wrap=True)
-
-
-def simulate(plans: Sequence[Plan], sides: Sides, cluster: Cluster, console: Console) -> None:
-    """Print what the simulator says of each plan, under each rule of dispatch."""
+def simulate(plans: Sequence[Plan], workload: Workload, console: Console) -> None:
+    """Prints each plan's simulation under each dispatch policy."""
     from lrl.planning.simulator import simulated_plan  # it needs torch; a plan does not
 
     numbered = track(enumerate(plans, start=1), "Simulating", total=len(plans), console=console, transient=True)
-    outcomes = [
-        (number, one)
-        for number, plan in numbered
-        for one in simulated_plan.outcomes(plan, sides, one_node(cluster) if runs_today(plan, cluster) else cluster)
-    ]
+    outcomes = [(number, one) for number, plan in numbered for one in simulated_plan.outcomes(plan, workload)]
     print_whole(console, simulated_plan.table(outcomes))
 
 
-def fastest_dispatch(plan: Plan, sides: Sides, cluster: Cluster) -> dict[str, Any] | None:
-    """The setting `data.dispatch` that the simulator finds fastest for a plan; None for the default."""
-    from lrl.planning.simulator import simulated_plan
+def write(
+    asked: argparse.Namespace, plan: Plan, workload: Workload, cluster: Cluster, base: Path, console: Console
+) -> None:
+    """Writes a plan as a recipe, with its fastest dispatch policy if it is simulated.
 
-    return simulated_plan.best_dispatch(simulated_plan.outcomes(plan, sides, cluster))
+    Raises:
+        ValueError: The file cannot be written.
+    """
+    dispatch = None
+    if asked.simulate:
+        from lrl.planning.simulator import simulated_plan
 
-
-def found(asked: argparse.Namespace, sides: Sides, cluster: Cluster) -> Iterable[Plan]:
-    """All plans that fit."""
-    if asked.generators is None:
-        yield from asynchronous(sides, cluster, asked.max_lag)
-        yield from synchronous(sides, cluster)
-        return
-    writers = parse_cluster(asked.generators, "--generators", asked.devices_per_node)
-    for lag in range(asked.max_lag + 1):
-        one = across(sides, cluster, writers, lag, asked.link * GIGABIT)
-        if one is not None:
-            yield one
+        dispatch = simulated_plan.best_dispatch(simulated_plan.outcomes(plan, workload))
+    try:
+        write_recipe(asked.out, plan, workload, cluster, base, asked.model, dispatch)
+    except OSError as error:
+        raise ValueError(f"--out is {str(asked.out)!r}, which cannot be written: {error}.") from error
+    console.print(f"{asked.out}: the fastest plan that lrl runs today, {plan.step_s:.3g} s a step.")
+    console.print(f"lrl fit --config {shlex.quote(str(asked.out))}", soft_wrap=True)
 
 
 def base_recipe(name: str) -> Path:
-    """The path of a recipe that is given by name or by path.
+    """Returns the path of a recipe that is given by name or by path.
 
     Raises:
         FileNotFoundError: There is none.
@@ -263,25 +222,15 @@ def base_recipe(name: str) -> Path:
     return path
 
 
-def in_theory(sides: Sides, cluster: Cluster) -> str:
-    """LlamaRL's two problems in a sentence."""
-    problem = llamarl_problem(sides, cluster)
-    return (
-        "LlamaRL's two problems, without longest responses, syncs and whole devices, with one layout for both sides "
-        f"when they take turns: {problem.synchronous_s():.3g} s synchronous, {problem.asynchronous_s():.3g} s "
-        "asynchronous."
-    )
-
-
-def nothing_fits(sides: Sides, cluster: Cluster) -> str:
-    """Why there is no plan."""
-    room = memory.usable(cluster.device) / GB
+def nothing_fits(layouts: Layouts, cluster: Cluster) -> str:
+    """Explains why there is no plan."""
+    longest, room = layouts.workload.longest, memory.usable(cluster.device) / GB
     trained = min(
-        memory.training(sides.shape, cluster.count // tp * tp, tp).bytes_for(sides.workload.longest)
-        for tp in sides.divisions(min(cluster.devices_per_node, cluster.count))
+        memory.training(layouts.shape, cluster.count // tp * tp, tp).bytes_for(longest)
+        for tp in layouts.divisions(min(cluster.devices_per_node, cluster.count))
     )
     return (
         f"nothing fits: spread over all of {cluster}, training takes at least {trained / GB:.0f} GB of each device's "
-        f"{room:.0f} with one response of {sides.workload.longest:,} tokens, and generators need room beside it. Take "
-        "a larger --cluster, a smaller --model or shorter --lengths."
+        f"{room:.0f} with one response of {longest:,} tokens, and generators need room beside it. Take a larger "
+        "--cluster, a smaller --model or shorter --lengths."
     )

@@ -1,1 +1,4 @@
-"""What a run costs before it is paid for: costs of work, a simulator that adds them up, and a search over plans."""
+"""Costs of a run before it starts: a search over plans, a simulator, and costs fitted to measured runs.
+
+Hides data sheets, rooflines, the virtual clock and the fit; `costs` is the interface between them.
+"""

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import forecast, forecast_report
 from benchmarks.forced_lengths import long_tailed
-from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import Record
 from lrl.planning.simulator.simulate import Simulation
 

@@ -1,4 +1,4 @@
-"""`lrl plan`: what it prints, what it writes, what it refuses, and what it does not import."""
+"""`lrl plan`: output, recipe, errors and imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from lrl.cli.main import main
 from lrl.cli.plan import parser, plan
-from lrl.planning.planner.tables import print_whole
+from lrl.planning.planner.report import print_whole
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
 
 LENGTHS = ("--lengths", "lognormal:mean=500,max=2000")
@@ -41,7 +41,9 @@ FILES = {
 }
 
 
-def test_it_prints_ranked_forecasts_what_binds_and_the_price(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
+    qwen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--price", "2.5"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     steps = [float(word) for word in printed.split("step (s)")[1].split("│")[1:6]]
@@ -50,7 +52,7 @@ def test_it_prints_ranked_forecasts_what_binds_and_the_price(qwen: str, capsys: 
         assert said in printed
 
 
-def test_it_needs_neither_torch_nor_vllm(qwen: str) -> None:
+def test_a_plan_imports_neither_torch_nor_vllm(qwen: str) -> None:
     code = (
         "import sys; from lrl.cli.main import main\n"
         f"assert main(['plan', '--model', {qwen!r}, '--cluster', '8xH100', *{SMALL!r}]) == 0\n"
@@ -63,9 +65,7 @@ def test_it_needs_neither_torch_nor_vllm(qwen: str) -> None:
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
-def test_what_it_writes_is_a_recipe_that_lrl_fit_builds(
-    qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lrl_fit_builds_the_written_recipe(qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[L.Trainer, dict[str, Any]]] = []
 
     @functools.wraps(L.Trainer.fit)
@@ -92,7 +92,7 @@ def test_what_it_writes_is_a_recipe_that_lrl_fit_builds(
     assert data.max_lag == 1 and arguments["model"].gradient_checkpointing
 
 
-def test_plans_go_through_the_simulator_when_asked_and_the_recipe_has_the_fastest_rule(
+def test_a_simulated_plan_writes_the_fastest_dispatch_policy(
     qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fastest = {"class_path": "lrl.routing.dispatch.LeastTokens"}
@@ -106,7 +106,7 @@ def test_plans_go_through_the_simulator_when_asked_and_the_recipe_has_the_fastes
     assert yaml.safe_load(out.read_text())["data"]["init_args"]["dispatch"] == fastest
 
 
-def test_on_one_device_both_sides_share_its_memory_on_policy(qwen: str, tmp_path: Path) -> None:
+def test_on_one_device_both_sides_share_its_memory(qwen: str, tmp_path: Path) -> None:
     out = tmp_path / "planned.yaml"
     assert main(["plan", "--model", qwen, "--cluster", "1xH100", *SMALL, "--out", str(out)]) == 0
     planned = yaml.safe_load(out.read_text())
@@ -116,7 +116,7 @@ def test_on_one_device_both_sides_share_its_memory_on_policy(qwen: str, tmp_path
     assert planned["data"]["init_args"]["max_lag"] == 0
 
 
-def test_a_plan_that_lrl_cannot_run_yet_is_printed_and_not_written(
+def test_a_plan_that_lrl_cannot_run_is_printed_and_not_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, out = tmp_path / "config.json", tmp_path / "planned.yaml"
@@ -130,10 +130,10 @@ def test_a_plan_that_lrl_cannot_run_yet_is_printed_and_not_written(
         assert "The nearest cluster that can is 8xH200" in why and "at most about 4.6 billion parameters" in why
 
 
-def test_plans_that_run_today_come_first_and_the_recipe_is_the_first_of_them(
+def test_plans_of_today_come_first_and_the_first_becomes_the_recipe(
     qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two nodes and float8 are forecasts; of what lrl runs on one of the nodes, the fastest is the first plan."""
+    """Two nodes and float8 are forecasts; the fastest plan for one of the nodes comes first."""
     out = tmp_path / "planned.yaml"
     cluster = ["--cluster", "16xH100", "--precision", "fp8"]
     assert main(["plan", "--model", qwen, *cluster, *SMALL, "--out", str(out)]) == 0
@@ -148,14 +148,12 @@ def test_plans_that_run_today_come_first_and_the_recipe_is_the_first_of_them(
 
 
 def row(printed: str, name: str) -> list[str]:
-    """The cells of a row of the first table."""
+    """Returns the cells of a row of the first table."""
     line = next(line for line in printed.splitlines() if line.startswith(f"│ {name} "))
     return [cell.strip() for cell in line.split("│")[2:-1]]
 
 
-def test_the_assumed_workload_is_printed_with_the_settings_that_nobody_gave(
-    qwen: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_assumed_workload_is_printed_with_marked_defaults(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", qwen, "--cluster", "8xH100", "--lengths", "fixed:700", "--prompts", "64"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
     for said in (
@@ -170,7 +168,7 @@ def test_the_assumed_workload_is_printed_with_the_settings_that_nobody_gave(
 
 
 @pytest.mark.parametrize("width", [None, 60, 80, 120])
-def test_no_word_of_the_table_is_cut_in_a_pipe_or_a_narrow_terminal(width: int | None, tmp_path: Path) -> None:
+def test_no_word_of_the_table_is_cut(width: int | None, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), force_terminal=width is not None, width=width or 80, highlight=False)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     words = ["--model", str(tmp_path), "--cluster", "8xH100", *SMALL, "--price", "2", "--generators", "8xH20"]
@@ -184,7 +182,7 @@ def test_no_word_of_the_table_is_cut_in_a_pipe_or_a_narrow_terminal(width: int |
     assert printed.count("cannot yet") == 5 + 2
 
 
-def test_a_table_wider_than_any_terminal_still_loses_nothing() -> None:
+def test_a_table_wider_than_the_terminal_loses_nothing() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=20)
     table = Table("name", "what is found")
     table.add_row("transport", "shared_memory, ipc, nccl")
@@ -192,7 +190,7 @@ def test_a_table_wider_than_any_terminal_still_loses_nothing() -> None:
     assert "│ transport │ shared_memory, ipc, nccl │" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_generators_may_live_in_a_second_cluster(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generators_may_be_in_a_second_cluster(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--model", qwen, "--cluster", "16xH800", "--generators", "32xH20", *SMALL]
     assert main(words) == 0
     slow, fast = (out_of(capsys, [*words, "--max-lag", "0", "--link", link]) for link in ("0.1", "1000"))
@@ -234,7 +232,7 @@ def out_of(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         (["--cluster", "8xH100", "--lengths", "numbers.jsonl"], "--lengths is 'numbers.jsonl': row 1 is 5"),
     ],
 )
-def test_bad_input_is_one_error_that_names_the_setting(
+def test_bad_input_is_one_error_with_the_setting(
     words: list[str],
     named: str,
     qwen: str,
@@ -251,7 +249,7 @@ def test_bad_input_is_one_error_that_names_the_setting(
     assert not said.out, "it is said before anything is planned"
 
 
-def test_a_comparison_names_a_folder_that_is_not_there_and_takes_no_setting_of_a_plan(
+def test_a_comparison_rejects_a_missing_folder_and_settings_of_a_plan(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", "--compare", "no/where"]) == 2

@@ -183,7 +183,7 @@ def test_what_cannot_count_is_refused(words: list[str], said: str, capsys: pytes
         (["serve", "--talk", "."], "lrl.cli.serve.lines"),
         (["talk", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
         (["doctor"], "lrl.cli.doctor.checks"),
-        (["plan", "--compare", "."], "lrl.cli.plan.compare"),
+        (["plan", "--compare", "."], "lrl.planning.simulator.compare.read_run"),
     ],
 )
 def test_ctrl_c_ends_a_command_without_a_traceback(

@@ -1,1 +1,4 @@
-"""The planner: a roofline model of both sides, and the search for the best division of a cluster."""
+"""The planner: a search over plans for a cluster, from data sheets.
+
+Hides memory, rooflines, layouts and LlamaRL's two problems; it imports no torch.
+"""

@@ -1,14 +1,15 @@
-"""How long generators take for a step's responses: continuous batching, drained or in a steady flow.
+"""Seconds of a step's generation under continuous batching, drained or in a steady flow.
 
-On-policy a generator starts with all its responses and ends with the longest: its batch drains, and the makespan is
-added up event by event. With lag the next step's responses follow at once, the batch stays full, and the mean of a
-steady flow is a closed form; the longest response then only bounds how soon its own step can end.
+On-policy, a generator starts with all its responses and ends with the longest: its batch drains, and the makespan is
+added up event by event. With lag, the next step's responses follow at once, the batch stays full, and a steady flow has
+a closed form; the longest response then only bounds the end of its own step.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,9 @@ from lrl.planning.planner.workload import Workload
 REPRESENTATIVES = 96
 """Most responses that are followed one by one in a drain; of more, each stands for several."""
 SHARES = 33
-"""Points of the curve of whole groups."""
+"""Points of the curve of complete groups."""
 GOLDEN = 0.6180339887498949
-"""Its multiples modulo 1 spread evenly: an order of arrival that knows nothing of lengths, and has no seed."""
+"""Golden ratio's fraction. Its multiples modulo 1 spread evenly: an order of arrival independent of length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,42 +30,38 @@ class GenerationPhase:
     """A step's responses on one generator."""
 
     busy_s: float
-    """Seconds a step that the generator needs if nothing holds it up."""
+    """Seconds of generation for a step without waits."""
     span_s: float
     """Seconds from the admission of the step's responses to the end of the last one."""
     slots: int
-    """Responses it writes at the same time, at most."""
+    """Most responses at the same time."""
     group_ends_s: tuple[float, ...] = ()
-    """Seconds from admission until even shares of the groups (none to all) are whole; empty in a steady flow."""
+    """Seconds from admission until even shares of the groups (none to all) are complete; empty in a steady flow."""
+
+    def shortest_step_s(self, lag: int) -> float:
+        """Returns P_gen of StreamRL's Algorithm 1: the shortest step that this generation allows."""
+        return max(self.busy_s, self.span_s / (lag + 1))
 
     def trained_s(self, training_s: float, last_s: float) -> float:
-        """Seconds from admission to the end of a training that takes groups as they become whole.
-
-        Args:
-            training_s: Of all groups.
-            last_s: Of the last micro-batch, which begins when all are whole.
-        """
+        """Returns the seconds from admission to the end of a training that takes groups as they become complete:
+        `training_s` for all groups, `last_s` of it for the last micro-batch, which begins after the last group."""
         shares = np.linspace(1, 0, len(self.group_ends_s))
         fed = [end + share * training_s for end, share in zip(self.group_ends_s, shares, strict=True)]
         return max(*fed, self.span_s + last_s)
 
 
 def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
-    """Responses whose keys and values fit on average at the same time; 0 if the longest alone does not fit."""
+    """Returns the responses whose keys and values fit on average at once; 0 if the longest alone does not fit."""
     if costs.kv_tokens < workload.longest:
         return 0
     return max(1, int(costs.kv_tokens / workload.live_tokens))
 
 
 def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> GenerationPhase:
-    """A step that starts with nothing in flight: the makespan of the generator that has the longest response.
+    """Returns the phase of a step that starts with nothing in flight, on the generator with the longest response.
 
-    Responses start in an order that knows nothing of their lengths, as soon as one before has ended.
-
-    Args:
-        costs: Of one generator.
-        workload: The step's, spread evenly over the fleet.
-        generators: How many there are.
+    The workload is spread evenly over the generators. Responses start in an order independent of their lengths, each as
+    soon as a slot is free.
     """
     responses = -(-workload.samples // generators)
     slots = min(slots_of(costs, workload), responses)
@@ -73,32 +70,26 @@ def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Gener
     lengths[-1] = workload.lengths.of(workload.samples)[-1]
     order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
     ends = _drain(costs, workload, lengths[order].tolist(), responses / followed, slots)
-    return GenerationPhase(ends[-1], ends[-1], slots, _group_ends(ends, workload.responses))
-
-
-def _group_ends(ends: list[float], responses: int) -> tuple[float, ...]:
-    """When shares of the groups are whole: of n responses that end independently all have ended with a probability that
-    is the n-th power of one's."""
-    shares = np.linspace(0, 1, SHARES) ** (1 / responses)
-    return tuple(np.interp(shares, (np.arange(len(ends)) + 1) / len(ends), ends).tolist())
+    # Of n responses that end independently, all have ended with the n-th power of one's probability.
+    shares = np.linspace(0, 1, SHARES) ** (1 / workload.responses)
+    group_ends = np.interp(shares, (np.arange(len(ends)) + 1) / len(ends), ends)
+    return GenerationPhase(ends[-1], ends[-1], slots, tuple(group_ends.tolist()))
 
 
 def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weight: float, slots: int) -> list[float]:
-    """Seconds until each of `lengths` ends, ascending; each stands for `weight` answers.
+    """Returns the seconds until each of `lengths` ends, ascending; each stands for `weight` responses.
 
-    All prompts are read first. What is being written advances together, so one count of tokens orders all ends.
+    All prompts are prefilled first. All running responses advance together, so one token count orders all ends.
     """
     ends: list[tuple[float, float]] = []  # (count at the end, count at the start), a heap
     over: list[float] = []
     count = starts = 0.0
     clock = _prefill_s(costs, workload, len(lengths) * weight)
-    waiting = iter(lengths)
-    upcoming = next(waiting, None)
-    while upcoming is not None or ends:
-        while upcoming is not None and (not ends or (len(ends) + 1) * weight <= slots):
-            heapq.heappush(ends, (count + upcoming, count))
+    waiting = deque(lengths)
+    while waiting or ends:
+        while waiting and (not ends or (len(ends) + 1) * weight <= slots):
+            heapq.heappush(ends, (count + waiting.popleft(), count))
             starts += count
-            upcoming = next(waiting, None)
         end, start = heapq.heappop(ends)
         alive = (len(ends) + 1) * weight
         middle = (count + end) / 2
@@ -110,23 +101,17 @@ def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weig
 
 
 def _prefill_s(costs: GeneratorCosts, workload: Workload, responses: float) -> float:
-    """Seconds to read the prompts of `responses` answers; a group's responses share theirs."""
+    """Returns the seconds of prefill for `responses` responses; a group's responses share their prompt."""
     return costs.prefill_s(int(responses * workload.prompt_tokens / workload.responses))
 
 
 def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> GenerationPhase:
-    """A step of a flow in which the next responses start at once: `lag` at least 1.
+    """Returns the phase of a step in a steady flow: the next step's responses start at once. `lag` is at least 1.
 
     Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on average, or as many
-    as fit. With so many the generator is as fast as it can be. If the longest response is then too slow for the bound
-    on lag, steps take longer and fewer are in flight, until both agree: the more responses share the generator, the
-    sooner a step's worth is written, and the later each of them ends.
-
-    Args:
-        costs: Of one generator.
-        workload: The step's, spread evenly over the fleet.
-        generators: How many there are.
-        lag: Most versions between writing and training.
+    as fit; the generator is then at its fastest. If the longest response becomes too slow for the bound on lag, steps
+    take longer and fewer responses are in flight, until both agree: the more responses share the generator, the sooner
+    a step's worth is written, and the later each of them ends.
     """
     responses = workload.samples / generators
     longest = float(workload.lengths.of(workload.samples)[-1])

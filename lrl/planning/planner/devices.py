@@ -1,8 +1,8 @@
-"""Data sheets of accelerators, and clusters made of them.
+"""Data sheets of accelerators, and clusters of them.
 
-Figures are peaks as their makers print them, dense (without sparsity) and in one direction; what of a peak is reached
-is the roofline's to say. A sheet's gigabyte is read as 10^9 bytes. The parts hold about 7 % more, which is left to the
-driver. A price is nobody's figure but the user's, so there is none here.
+Figures are the makers' peaks, dense (without sparsity) and in one direction; the roofline says which share of a peak is
+reached. A sheet's gigabyte is read as 10^9 bytes. The parts hold about 7 % more, which is left to the driver. Prices
+differ by user, so there is none here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ GB, TB, TFLOPS = 1e9, 1e12, 1e12
 DEVICES_PER_NODE = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator."""
 
@@ -22,80 +22,30 @@ class Device:
     bf16_flops: float
     """FLOP/s of dense bfloat16 matrix products."""
     fp8_flops: float
-    """FLOP/s of dense float8 matrix products; 0 where there are none."""
+    """FLOP/s of dense float8 matrix products; 0 without float8."""
     memory: float
     """Bytes."""
     bandwidth: float
     """Bytes/s between memory and processor."""
     node_link: float
-    """Bytes/s that it sends to the devices of its node, while it receives as many (half of what a sheet prints)."""
+    """Bytes/s sent to the devices of its node, while it receives as many (half of a sheet's figure)."""
     network: float
-    """Bytes/s that it sends to other nodes; a property of the node it is sold in."""
-    source: str
-    """Where the figures are from."""
+    """Bytes/s sent to other nodes; a property of the node it is sold in."""
 
 
 SHEETS = (
-    Device(
-        name="H100",
-        bf16_flops=989.4 * TFLOPS,
-        fp8_flops=1978.9 * TFLOPS,
-        memory=80 * GB,
-        bandwidth=3.35 * TB,
-        node_link=450 * GB,
-        network=50 * GB,
-        source="NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device",
-    ),
-    Device(
-        name="H200",
-        bf16_flops=989.4 * TFLOPS,
-        fp8_flops=1978.9 * TFLOPS,
-        memory=141 * GB,
-        bandwidth=4.8 * TB,
-        node_link=450 * GB,
-        network=50 * GB,
-        source="NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device",
-    ),
-    Device(
-        name="H800",
-        bf16_flops=989.5 * TFLOPS,
-        fp8_flops=1979.0 * TFLOPS,
-        memory=80 * GB,
-        bandwidth=3.35 * TB,
-        node_link=200 * GB,
-        network=25 * GB,
-        source="StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node; float8 as in H100, the same chip",
-    ),
-    Device(
-        name="H20",
-        bf16_flops=148 * TFLOPS,
-        fp8_flops=296 * TFLOPS,
-        memory=96 * GB,
-        bandwidth=4.0 * TB,
-        node_link=450 * GB,
-        network=50 * GB,
-        source="StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node, an assumption",
-    ),
-    Device(
-        name="A100-80GB",
-        bf16_flops=312 * TFLOPS,
-        fp8_flops=0.0,
-        memory=80 * GB,
-        bandwidth=2.039 * TB,
-        node_link=300 * GB,
-        network=25 * GB,
-        source="NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device",
-    ),
-    Device(
-        name="B200",
-        bf16_flops=2250 * TFLOPS,
-        fp8_flops=4500 * TFLOPS,
-        memory=180 * GB,
-        bandwidth=8.0 * TB,
-        node_link=900 * GB,
-        network=50 * GB,
-        source="NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity",
-    ),
+    # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
+    Device("H100", 989.4 * TFLOPS, 1978.9 * TFLOPS, 80 * GB, 3.35 * TB, node_link=450 * GB, network=50 * GB),
+    # NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device
+    Device("H200", 989.4 * TFLOPS, 1978.9 * TFLOPS, 141 * GB, 4.8 * TB, node_link=450 * GB, network=50 * GB),
+    # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node; float8 as in H100, the same chip
+    Device("H800", 989.5 * TFLOPS, 1979.0 * TFLOPS, 80 * GB, 3.35 * TB, node_link=200 * GB, network=25 * GB),
+    # StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node, an assumption
+    Device("H20", 148 * TFLOPS, 296 * TFLOPS, 96 * GB, 4.0 * TB, node_link=450 * GB, network=50 * GB),
+    # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
+    Device("A100-80GB", 312 * TFLOPS, 0.0, 80 * GB, 2.039 * TB, node_link=300 * GB, network=25 * GB),
+    # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
+    Device("B200", 2250 * TFLOPS, 4500 * TFLOPS, 180 * GB, 8.0 * TB, node_link=900 * GB, network=50 * GB),
 )
 KNOWN = {device.name.lower(): device for device in SHEETS}
 
@@ -112,16 +62,16 @@ class Cluster:
         return f"{self.count}x{self.device.name}"
 
     def nodes_of(self, devices: int) -> int:
-        """Nodes that `devices` devices fill."""
+        """Returns the nodes that `devices` devices fill."""
         return -(-devices // self.devices_per_node)
 
     @property
     def outward(self) -> float:
-        """Bytes/s from a device of one group to one of another, say from the trainer to a generator."""
+        """Bytes/s between devices of two groups, for example from the trainer to a generator."""
         return self.device.node_link if self.nodes_of(self.count) == 1 else self.device.network
 
     def link(self, members: int, stride: int = 1) -> float:
-        """Bytes/s at which each of `members` devices takes part in a collective; every `stride`-th device is one.
+        """Returns the bytes/s of each of `members` devices in a collective; every `stride`-th device takes part.
 
         Within a node it is the node's own link. Across nodes the members of a node share their network ports, so a ring
         over all of them enters a node through all of its ports at once.
@@ -133,15 +83,10 @@ class Cluster:
 
 
 def parse_cluster(text: str, setting: str = "--cluster", devices_per_node: int = DEVICES_PER_NODE) -> Cluster:
-    """The cluster that a text like `8xH100` names.
-
-    Args:
-        text: Number of devices, `x`, and the name of a sheet.
-        setting: What an error calls it.
-        devices_per_node: Devices that share a node's own link.
+    """Returns the cluster that a text like `8xH100` (number, `x`, name of a sheet) names.
 
     Raises:
-        ValueError: The text has another form, a number below 1, or a name without a sheet.
+        ValueError: The text has another form, a number below 1, or a name without a sheet; it names `setting`.
     """
     names = ", ".join(device.name for device in SHEETS)
     match = re.fullmatch(r"(\d+)\s*[xX*]\s*(\S+)", text.strip())

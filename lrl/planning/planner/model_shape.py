@@ -1,8 +1,8 @@
-"""The shape of a decoder, read from its config, and what follows: parameters, FLOPs and keys and values a token.
+"""The shape of a decoder from its config, with its parameters, FLOPs and KV-cache bytes.
 
-A config is read as JSON and not by transformers: planning needs no torch. Only architectures whose parameters are
-counted here to the last norm are known (`KINDS`); any other gets an error, not a guess. A sliding window is not
-modelled: attention and keys and values are counted over the whole context.
+The config is read as JSON and not by transformers: planning needs no torch. `KINDS` has the architectures whose
+parameters are counted here to the last norm; any other is an error, not a guess. A sliding window is not modelled:
+attention and KV cache are counted over the whole context.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ KINDS: dict[str, dict[str, bool]] = {
     "mixtral": {"mixture": True},
     "qwen3_moe": {"head_norms": True, "mixture": True},
 }
-"""How the known architectures (`model_type`) differ from Llama."""
+"""Known architectures (`model_type`) and their differences from Llama."""
 BYTES = {"bf16": 2, "fp8": 1}
-"""Bytes of a number by the format's name."""
+"""Bytes of a number by format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class ModelShape:
     tied: bool = False
     """Whether the output head is the embedding."""
     experts: int = 1
-    """Feed-forward networks a layer has."""
+    """Feed-forward networks of a layer."""
     experts_per_token: int = 1
-    """Feed-forward networks a token passes through in each layer."""
+    """Feed-forward networks that process a token in each layer."""
     small_per_layer: int = 0
     """Parameters of a layer's norms and biases."""
 
@@ -59,7 +59,7 @@ class ModelShape:
 
     @property
     def router_parameters(self) -> int:
-        """Parameters with which a layer chooses its experts."""
+        """Parameters of one layer's router."""
         return self.hidden * self.experts if self.experts > 1 else 0
 
     @property
@@ -70,7 +70,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding, and of an output head of its own."""
+        """Parameters of the embedding; a separate output head has as many."""
         return self.vocabulary * self.hidden
 
     @property
@@ -80,37 +80,32 @@ class ModelShape:
         return self.layers * self.layer_parameters + ends + self.hidden
 
     def read_parameters(self, tokens: int) -> float:
-        """Parameters that one pass over `tokens` tokens multiplies with, on average.
+        """Returns the mean parameters used in one pass over `tokens` tokens.
 
-        Of a mixture only the experts that some token chose: with k of E experts drawn evenly by each of n tokens these
-        are E (1 - (1 - k/E)^n).
+        Of a mixture only the chosen experts: if each of n tokens draws k of E experts evenly, E (1 - (1 - k/E)^n).
         """
-        missed = (1 - self.experts_per_token / self.experts) ** tokens
-        chosen = self.experts * (1 - missed)
+        chosen = self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
         layer = self.attention_parameters + self.router_parameters + chosen * self.expert_parameters
         return self.layers * layer + self.embedding_parameters
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs of a forward pass for one token, without attention: two for each parameter it meets."""
+        """FLOPs of a forward pass for one token, without attention: two for each parameter used."""
         return 2 * self.read_parameters(1)
 
     @property
     def attention_flops(self) -> float:
-        """FLOPs of a forward pass for one token and one token that it attends to: scores, and the weighted sum."""
+        """FLOPs of a forward pass for one token and one attended token: scores, and the weighted sum."""
         return 4 * self.layers * self.heads * self.head_dim
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that one token's keys and values take over all layers, in bfloat16."""
+        """Bytes of one token's keys and values over all layers, in bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BYTES["bf16"]
 
 
 def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:
-    """The shape of a model.
-
-    Args:
-        model: A folder in Hugging Face format, its `config.json`, or what stands in it.
+    """Reads the shape of a model from a folder in Hugging Face format, its `config.json`, or that file's content.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -145,7 +140,7 @@ def _load(path: Path) -> tuple[Mapping[str, Any], str]:
 def _shape(
     config: Mapping[str, Any], qkv_bias: bool = False, head_norms: bool = False, mixture: bool = False
 ) -> ModelShape:
-    """The shape that the fields of a config describe; KeyError names the missing one."""
+    """Returns the shape of a config. Raises KeyError with the name of a missing field."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or hidden // heads
@@ -153,8 +148,7 @@ def _shape(
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise ValueError("Layers with and without experts in one model (mlp_only_layers) are not known to the planner.")
     projected = (heads + 2 * kv_heads) * head_dim
-    small = 2 * hidden
-    small += 2 * head_dim if head_norms else 0
+    small = 2 * hidden + (2 * head_dim if head_norms else 0)
     small += projected if qkv_bias else 0
     small += projected + hidden if config.get("attention_bias") else 0
     small += 2 * ffn + hidden if config.get("mlp_bias") else 0

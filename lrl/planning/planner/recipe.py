@@ -1,6 +1,6 @@
-"""A plan as a recipe: what today's lrl can run of it, on top of a recipe that has data, rewards and callbacks.
+"""A plan as a recipe, on top of a recipe with data, rewards and callbacks.
 
-Its run writes a timeline and knows what was forecast, so that `lrl plan --compare` can lay both side by side.
+The recipe also writes a timeline that knows the forecast, for `lrl plan --compare`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,11 @@ def write_recipe(
     model: Path,
     dispatch: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `base` with the plan's settings in their places; its comments are lost.
+    """Writes the recipe `base` with the settings of a plan that runs today; its comments are lost.
 
-    Args:
-        path: The file; it is replaced.
-        plan: One that runs today (`lrl.planning.planner.runnable_today`).
-        workload: What it was planned for.
-        cluster: Where.
-        base: A recipe.
-        model: The policy; the recipe's own stays if this is only a config.
-        dispatch: The setting `data.dispatch`; None keeps the recipe's.
+    The recipe's own model stays if `model` is only a config, and its own dispatch if `dispatch` is None.
     """
-    recipe = merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
+    recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
     if dispatch is not None:
         recipe["data"]["init_args"]["dispatch"] = dict(dispatch)
     recipe["trainer"]["callbacks"] = with_timeline(recipe["trainer"].get("callbacks") or [], plan.step_s)
@@ -47,13 +40,13 @@ def write_recipe(
         recipe["model"]["init_args"]["model"] = str(folder.absolute())
     head = (
         f"# Planned by lrl for {cluster}: {plan.step_s:.3g} s a step forecast, nothing measured.\n"
-        f"# Data, rewards and callbacks are those of {base.name}.\n"
+        f"# Data, rewards and callbacks are from {base.name}.\n"
     )
     path.write_text(head + yaml.safe_dump(recipe, sort_keys=False))
 
 
 def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list[Mapping[str, Any]]:
-    """A recipe's callbacks with a `Timeline` that knows of the forecast, behind the `Throughput` that it needs."""
+    """Returns a recipe's callbacks with a `Timeline` that knows the forecast, behind the `Throughput` that it needs."""
     others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
     if not any(callback["class_path"] == THROUGHPUT for callback in others):
         others.append({"class_path": THROUGHPUT})
@@ -63,17 +56,14 @@ def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list
 
 
 def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:
-    """The plan in lrl's own settings."""
-    generation = plan.generation
-    server: dict[str, Any] = {
-        "dtype": "bfloat16",
-        "max_num_seqs": generation.writing.slots,
-        "tensor_parallel_size": generation.tp,
-    }
+    """Returns the plan in lrl's settings."""
+    training, generation = plan.training, plan.generation
+    tp = generation.costs.tp
+    server = {"dtype": "bfloat16", "max_num_seqs": generation.writing.slots, "tensor_parallel_size": tp}
     if plan.placement == "shared":
         server["gpu_memory_utilization"] = round(generation.memory / cluster.device.memory, 2)
-    kept = 0 if plan.placement == "shared" else generation.generators * generation.tp
-    name = "AsyncSingleDevice" if plan.training.devices == 1 else "AsyncDDP"
+    kept = 0 if plan.placement == "shared" else generation.generators * tp
+    name = "AsyncSingleDevice" if training.devices == 1 else "AsyncDDP"
     strategy = {"class_path": f"lrl.{name}", "init_args": {"generator_devices": kept, "server": server}}
     return {
         "model": {"init_args": {"dtype": "float32", "gradient_checkpointing": True}},
@@ -84,22 +74,22 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
                 "max_lag": plan.lag,
                 "max_prompt_tokens": workload.prompt_tokens,
                 "max_response_tokens": workload.longest - workload.prompt_tokens,
-                "micro_batch_tokens": plan.training.micro_batch_tokens,
+                "micro_batch_tokens": training.micro_batch_tokens,
             }
         },
         "trainer": {
             "accelerator": "gpu",
-            "devices": plan.training.devices + kept,
+            "devices": training.devices + kept,
             "precision": "bf16-mixed",
             "strategy": strategy,
         },
     }
 
 
-def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the leaves of `change` in their places."""
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `base` with the leaves of `change` in their places."""
     both = dict(base)
     for name, value in change.items():
         old = both.get(name)
-        both[name] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        both[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return both

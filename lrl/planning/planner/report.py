@@ -1,87 +1,92 @@
-"""What is printed: the workload that is planned for, plans as a table, and in words what bounds the first one."""
+"""The printed report: the assumed workload, plans as a table, and the bottleneck of the first one in words."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import GB, Cluster
-from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.runnable_today import runs_today
 from lrl.planning.planner.search import Plan
-from lrl.planning.planner.tables import print_whole, room_of, width_of
 from lrl.planning.planner.workload import Workload
 
 HOUR = 3600
 
 
-def assumed(asked: Mapping[str, Any], defaults: Mapping[str, Any], sides: Sides, cluster: Cluster) -> str:
-    """The workload and the limits that the plans are for, each with its setting, and which of them nobody gave.
-
-    Args:
-        asked: The settings by name.
-        defaults: Those that have one.
-        sides: The policy and the workload.
-        cluster: Where the trainer runs.
-    """
+def assumed(asked: Mapping[str, Any], default: Callable[[str], Any], layouts: Layouts, cluster: Cluster) -> str:
+    """Returns the workload and the limits of the plans, with the settings `asked` by name, and marks the defaults."""
 
     def of(name: str) -> str:
         flag = f"--{name.replace('_', '-')}"
-        return f"({flag}, by default)" if asked[name] == defaults.get(name) else f"({flag})"
+        return f"({flag}, by default)" if asked[name] == default(name) else f"({flag})"
 
-    work = sides.workload
+    work = layouts.workload
     lengths = f"{work.lengths.mean:,.0f} tokens in the mean and {work.lengths.longest:,.0f} at most"
     return (
         f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} tokens each "
         f"{of('prompt_tokens')}, {work.responses} responses to each {of('responses')}, of {lengths} (--lengths "
         f"{asked['lengths']}). That is {work.samples:,} responses and {work.tokens:,.0f} tokens to train.\n"
-        f"Policy of {sides.shape.parameters / 1e9:.3g} billion parameters on {cluster}, {cluster.devices_per_node} "
+        f"Policy of {layouts.shape.parameters / 1e9:.3g} billion parameters on {cluster}, {cluster.devices_per_node} "
         f"to a node {of('devices_per_node')}; lag up to {asked['max_lag']} {of('max_lag')}; precision "
         f"{asked['precision']} {of('precision')}."
     )
 
 
+def _width(table: Table, console: Console) -> int:
+    """Returns the columns of a table with every cell on one line."""
+    return Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Prints a table at its full width; a narrower terminal breaks its lines."""
+    # Rich itself would cut and break words to fit a narrow terminal, or a pipe's 80 columns.
+    table.width = _width(table, console)
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+
+
 def print_plans(
     console: Console, plans: Sequence[Plan], cluster: Cluster, workload: Workload, price: float | None
 ) -> None:
-    """Print a table of all plans, or several below each other where a terminal is too narrow for one."""
+    """Prints a table of all plans, or several tables if the terminal is too narrow for one."""
     numbered = list(enumerate(plans, start=1))
+    room = console.width if console.is_terminal else sys.maxsize  # a pipe or a file takes lines of any length
     while numbered:
         some = numbered
-        while len(some) > 1 and width_of(table(some, cluster, workload, price), console) > room_of(console):
+        while len(some) > 1 and _width(table(some, cluster, workload, price), console) > room:
             some = some[:-1]
         print_whole(console, table(some, cluster, workload, price))
         numbered = numbered[len(some) :]
 
 
 def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workload, price: float | None) -> Table:
-    """One column a plan.
+    """Returns a table with one column a plan, and with prices if a device and hour has one."""
 
-    Args:
-        plans: With their numbers.
-        cluster: Where the trainer runs.
-        workload: What a step has to do.
-        price: Of a device and hour; None leaves the row out.
-    """
+    def devices(plan: Plan) -> str:
+        apart = f"{plan.training.devices} + {plan.generation.devices}"
+        return f"{plan.devices} in turn" if plan.placement == "shared" else apart
+
     rows: dict[str, Callable[[Plan], str]] = {
         "today's lrl": lambda plan: "runs it" if runs_today(plan, cluster) else "cannot yet",
-        "devices": _devices,
+        "devices": devices,
         "lag, at most": lambda plan: f"{plan.lag}",
-        "trainer": lambda plan: f"TP {plan.training.tp}",
-        "  state spread over": lambda plan: f"{plan.training.shards}",
+        "trainer": lambda plan: f"TP {plan.training.costs.tp}",
+        "  state spread over": lambda plan: f"{plan.training.costs.shards}",
         "  micro-batch": lambda plan: f"{plan.training.micro_batch_tokens:,}",
-        "generators": lambda plan: f"{plan.generation.generators}, {plan.generation.precision}",
-        "  each": lambda plan: f"TP {plan.generation.tp}",
+        "generators": lambda plan: f"{plan.generation.generators}, {plan.generation.costs.precision}",
+        "  each": lambda plan: f"TP {plan.generation.costs.tp}",
         "  responses at once": lambda plan: f"{plan.generation.writing.slots:,}",
         "step (s)": lambda plan: f"{plan.step_s:.3g}",
         "responses a second": lambda plan: f"{workload.samples / plan.step_s:.3g}",
         "trainer waits": lambda plan: f"{plan.trainer_waits:.0%}",
         "generators wait": lambda plan: f"{plan.generators_wait:.0%}",
-        "sync": lambda plan: f"{plan.sync_share:.1%}",
+        "sync": lambda plan: f"{plan.sync_s / plan.step_s:.1%}",
         "GB a device": lambda plan: f"{plan.memory / GB:.0f} of {memory.usable(cluster.device) / GB:.0f}",
     }
     if price is not None:
@@ -92,14 +97,8 @@ def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workloa
     return shown
 
 
-def _devices(plan: Plan) -> str:
-    if plan.placement == "shared":
-        return f"{plan.devices} in turn"
-    return f"{plan.training.devices} + {plan.generation.devices}"
-
-
-def what_binds(plan: Plan, workload: Workload) -> str:
-    """What a plan's time is, and what would shorten it."""
+def bottleneck(plan: Plan, workload: Workload) -> str:
+    """Explains a plan's step time and how to shorten it."""
     training, writing = plan.training, plan.generation.writing
     longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
     if plan.bound == "training":
@@ -112,7 +111,7 @@ def what_binds(plan: Plan, workload: Workload) -> str:
             f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A larger cluster, "
             "fewer or shorter responses, or --precision fp8 would shorten the step."
         )
-    if plan.bound == "longest answer":
+    if plan.bound == "longest response":
         return (
             f"The longest response binds: {longest} take {writing.span_s:.3g} s from admission, and a lag of "
             f"{plan.lag} gives them {plan.lag + 1} steps. More lag or a lower limit on responses would shorten the "
@@ -120,5 +119,5 @@ def what_binds(plan: Plan, workload: Workload) -> str:
         )
     return (
         f"Both sides take turns: writing ends with the longest response, {longest}, after {writing.span_s:.3g} s, and "
-        f"training takes {training.seconds:.3g} s. Devices of its own for each side would let them overlap."
+        f"training takes {training.seconds:.3g} s. Separate devices for each side would let them overlap."
     )

@@ -1,8 +1,7 @@
-"""Seconds of work from a model's shape and a device's sheet: the larger of what reading memory and what computing take.
+"""Roofline costs from a model's shape and a data sheet: the longer of reading memory and of computing.
 
-One set of constants serves every model and every device; none is fitted to a row of a table. Costs that depend on an
-implementation (kernels per layer, graph capture, quantised kernels) are not seen by a roofline: they are in the
-constants, or they are missing.
+One set of constants serves every model and device; none is fitted to a row of a table. A roofline does not see costs of
+an implementation (kernels per layer, graph capture, quantised kernels): they are in the constants, or missing.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from lrl.planning.planner.devices import Cluster
 from lrl.planning.planner.model_shape import BYTES, ModelShape
 
 UPDATE_BYTES = 30
-"""AdamW on a parameter: reads weight, gradient and two moments (16), writes weight and moments (12) and a bfloat16 copy
-(2)."""
+"""AdamW for one parameter: reads weight, gradient and two moments (16), writes weight and moments (12) and a bfloat16
+copy (2)."""
 PASSES = 4
-"""Forward passes that a micro-batch costs: forward, forward again (recomputation), and backward, which is two."""
+"""A micro-batch in forward passes: forward, forward again (recomputation), and backward, which is two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What of a data sheet is reached, and what no sheet has."""
+    """Reached shares of a data sheet's peaks, and latencies without a sheet."""
 
     matmul_share: float = 0.55
     """Of peak FLOP/s, in large matrix products. Llama 3 trained with 0.38 to 0.43 of peak on 8,192 to 16,384 H100,
@@ -32,19 +31,19 @@ class Constants:
     """Of a memory's bandwidth, when weights or keys and values are read. Ours: between the 0.9 that a plain copy
     reaches and what attention over many short sequences does; not measured here."""
     link_share: float = 0.8
-    """Of a link's bandwidth, in large collectives; 360 of 450 GB/s is what NCCL's own test prints for all-reduces
+    """Of a link's bandwidth, in large collectives; NCCL's own test prints 360 of 450 GB/s for all-reduces
     within an H100 node. From memory of such logs; not measured here."""
     step_overhead_s: float = 3.0e-3
-    """Seconds of a decode step in which no token is computed: scheduling, launch, sampling. What is left of the 8.4 ms
-    of one response by a 7B model on an H800 (StreamRL, figure 6, its first point) after reading the weights."""
+    """Seconds of a decode step without computing: scheduling, launch, sampling. The rest of the 8.4 ms of one response
+    by a 7B model on an H800 (StreamRL, figure 6, its first point) after reading the weights."""
     node_latency_s: float = 10e-6
-    """Seconds of an all-reduce of nearly nothing within a node. Ours: the usual size; not measured here."""
+    """Seconds of a tiny all-reduce within a node. Ours: the usual size; not measured here."""
     network_latency_s: float = 20e-6
-    """Seconds that each doubling of the number of nodes adds to it. Ours: the usual size; not measured here."""
+    """Seconds that each doubling of the nodes adds to it. Ours: the usual size; not measured here."""
 
 
 def all_reduce_s(size: float, cluster: Cluster, tp: int, constants: Constants) -> float:
-    """Seconds in which `tp` neighbouring devices add up `size` bytes: latency, and each byte twice around a ring."""
+    """Returns the seconds of an all-reduce of `size` bytes over `tp` neighbours: latency, and two turns of a ring."""
     if tp == 1:
         return 0.0
     latency = constants.node_latency_s + constants.network_latency_s * math.log2(cluster.nodes_of(tp))
@@ -53,7 +52,7 @@ def all_reduce_s(size: float, cluster: Cluster, tp: int, constants: Constants) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineGenerator:
-    """One generator on `tp` devices (`costs.GeneratorCosts`)."""
+    """One generator on `tp` devices (`GeneratorCosts`)."""
 
     shape: ModelShape
     cluster: Cluster
@@ -61,7 +60,7 @@ class RooflineGenerator:
     precision: str = "bf16"
     """Of weights and products; keys and values are bfloat16."""
     room: float | None = None
-    """Bytes of each device that it may fill; None for all that is usable."""
+    """Bytes of each device that it may fill; None for all usable ones."""
     constants: Constants = Constants()
 
     @property
@@ -72,19 +71,19 @@ class RooflineGenerator:
 
     def decode_s(self, responses: float, context_tokens: float) -> float:
         """See `GeneratorCosts.decode_s`. Weights and attention each take the longer of reading and computing; two
-        all-reduces a layer and the overhead of a step come on top."""
+        all-reduces a layer and a step's overhead come on top."""
         if responses <= 0:
             return 0.0
         products = self._products_s(responses)
         reads = self._reads_s(context_tokens * self.shape.kv_bytes / min(self.tp, self.shape.kv_heads))
         attention = max(reads, context_tokens * self.shape.attention_flops / self._flops("bf16"))
-        return products + attention + self._talk_s(responses) + self.constants.step_overhead_s
+        return products + attention + self._all_reduces_s(responses) + self.constants.step_overhead_s
 
     def prefill_s(self, tokens: float) -> float:
-        """See `GeneratorCosts.prefill_s`. Attention is left out: it is small for prompts of a few thousand tokens."""
+        """See `GeneratorCosts.prefill_s`. Without attention, which is small for prompts of a few thousand tokens."""
         if tokens <= 0:
             return 0.0
-        return self._products_s(tokens) + self._talk_s(tokens) + self.constants.step_overhead_s
+        return self._products_s(tokens) + self._all_reduces_s(tokens) + self.constants.step_overhead_s
 
     def sync_pause_s(self) -> float:
         """See `GeneratorCosts.sync_pause_s`. Each device receives its own shard of the weights once (LlamaRL's DDMA);
@@ -100,19 +99,19 @@ class RooflineGenerator:
         return size / (self.cluster.device.bandwidth * self.constants.bandwidth_share)
 
     def _flops(self, precision: str) -> float:
-        """FLOP/s that all its devices reach together."""
+        """Returns the reached FLOP/s of all its devices together."""
         device = self.cluster.device
         peak = device.fp8_flops if precision == "fp8" else device.bf16_flops
         return self.tp * peak * self.constants.matmul_share
 
-    def _talk_s(self, tokens: float) -> float:
+    def _all_reduces_s(self, tokens: float) -> float:
         size = BYTES["bf16"] * tokens * self.shape.hidden
         return 2 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp, self.constants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineTrainer:
-    """The trainer on `devices` devices (`costs.TrainerCosts`): FSDP over groups of `tp` devices, with recomputation."""
+    """The trainer on `devices` devices (`TrainerCosts`): FSDP over groups of `tp` devices, with recomputation."""
 
     shape: ModelShape
     cluster: Cluster
@@ -123,23 +122,23 @@ class RooflineTrainer:
     constants: Constants = Constants()
 
     @property
-    def goes_on(self) -> bool:
-        """See `TrainerCosts.goes_on`. What is sent from the devices is not copied first."""
+    def pause_overlaps(self) -> bool:
+        """See `TrainerCosts.pause_overlaps`. Weights are sent from the devices without a copy."""
         return False
 
     def micro_batch_s(self, tokens: float, tokens_squared: float) -> float:
-        """See `TrainerCosts.micro_batch_s`. The longer of computing and of FSDP's traffic, which overlaps with it (the
-        weights gathered for forward and backward, the gradient scattered), and tensor parallelism's all-reduces, which
-        do not: two a layer in each of forward, recomputation and backward."""
+        """See `TrainerCosts.micro_batch_s`. The longer of computing and of FSDP's traffic, which overlaps with it
+        (weights gathered for forward and backward, gradient scattered); tensor parallelism's all-reduces come on top:
+        two a layer in each of forward, recomputation and backward."""
         attention = self.shape.attention_flops * tokens_squared / 2  # causal: half of the square
         flops = PASSES * (self.shape.flops_per_token * tokens + attention)
         computing = flops / (self.devices * self.cluster.device.bf16_flops * self.constants.matmul_share)
         size = BYTES["bf16"] * self.shape.hidden * tokens * self.tp / self.devices
-        talking = 6 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp, self.constants)
-        return max(computing, 3 * self._over_group_s(self._shards // self.tp)) + talking
+        all_reduces = 6 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp, self.constants)
+        return max(computing, 3 * self._over_group_s(self._shards // self.tp)) + all_reduces
 
     def update_s(self) -> float:
-        """See `TrainerCosts.update_s`; with several copies of the state, adding up their gradients too."""
+        """See `TrainerCosts.update_s`; with several copies of the state, the sum of their gradients included."""
         mine = self.shape.parameters / self._shards
         update = UPDATE_BYTES * mine / (self.cluster.device.bandwidth * self.constants.bandwidth_share)
         copies = self.devices // self._shards
@@ -158,7 +157,7 @@ class RooflineTrainer:
         return self.shards or self.devices
 
     def _over_group_s(self, members: int) -> float:
-        """Seconds to gather or to scatter all layers once over the `members` that share a part of every matrix."""
+        """Returns the seconds to gather or scatter all layers once over the `members` that share every matrix."""
         if members == 1:
             return 0.0
         size = BYTES["bf16"] * self.shape.parameters / self.tp * (members - 1) / members

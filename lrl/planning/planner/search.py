@@ -1,17 +1,17 @@
-"""Plans for a cluster, and the best of them: how devices are divided, what each side does with its own, who waits.
+"""Plans for a cluster and the best of them: a division of the devices, and a layout for each side.
 
-Device counts are whole, responses have lengths, and weights take time to travel: what LlamaRL's problems
-(`problems.py`) leave out. The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on resource
-allocation) with the roofline for its profiler: each side's best layout for each number of devices, and the division
-whose slower side is fastest. The seconds of a step with lag k are the largest of
+Device counts are whole, responses have lengths, and moving weights takes time: LlamaRL's problems
+(`llamarl_bounds.py`) leave these out. The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on
+resource allocation) with the roofline for its profiler: each side's best layout for each number of devices, and the
+division with the fastest slower side. The seconds of a step with lag k are the largest of
 
     training + sync
     writing + sync
     (from a step's admission to the end of its longest response + last micro-batch + sync) / (k + 1)
 
-The last is pacing's bound: what is admitted by version v is trained by the end of step v + k, that is k + 1 steps
-later. On-policy (k = 0) nothing else is in flight: training takes groups as they become whole (stream generation), and
-the step ends when it has had them all. A synchronous plan takes turns on all devices, with both sides in memory.
+The last is pacing's bound: a group admitted by version v is trained by the end of step v + k, which is k + 1 steps
+later. On-policy (k = 0) nothing else is in flight: training takes groups as they become complete (stream generation),
+and the step ends after the last of them. A synchronous plan takes turns on all devices, with both sides in memory.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dataclasses import dataclass
 
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import Cluster
-from lrl.planning.planner.layouts import Generation, Sides, Training
+from lrl.planning.planner.layouts import Generation, Layouts, Training
 from lrl.planning.planner.model_shape import BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One way to run steps, and what it is expected to take."""
+    """Devices, layouts and lag of a run, and the forecast of its step."""
 
     placement: str
-    """`split`: each side has devices of its own; `shared`: both use all devices, in turn."""
+    """`split`: each side has its own devices; `shared`: both use all devices, in turn."""
     training: Training
     generation: Generation
     lag: int
@@ -39,7 +39,7 @@ class Plan:
     sync_s: float
     step_s: float
     bound: str
-    """What the step's time is: `training`, `writing`, `longest response` (on-policy: all responses) or `in turn`."""
+    """The step's bottleneck: `training`, `writing`, `longest response` (on-policy: all responses) or `in turn`."""
 
     @property
     def devices(self) -> int:
@@ -50,8 +50,8 @@ class Plan:
     @property
     def memory(self) -> float:
         """Bytes of the fullest device."""
-        sides = self.training.memory, self.generation.memory
-        return sum(sides) if self.placement == "shared" else max(sides)
+        both = self.training.memory, self.generation.memory
+        return sum(both) if self.placement == "shared" else max(both)
 
     @property
     def trainer_waits(self) -> float:
@@ -60,31 +60,20 @@ class Plan:
 
     @property
     def generators_wait(self) -> float:
-        """Share of the step in which the generators may not write on: the trainer has to catch up first."""
+        """Share of the step in which pacing stops the generators until the trainer catches up."""
         return max(0.0, 1 - (self.generation.writing.busy_s + self.sync_s) / self.step_s)
-
-    @property
-    def sync_share(self) -> float:
-        """Share of the step that goes into the sync."""
-        return self.sync_s / self.step_s
 
 
 def split(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
-    """The plan of two sides on devices of their own.
-
-    Args:
-        training: The trainer's side.
-        generation: The generators' side.
-        lag: Most versions between writing and training; the generation was planned for it.
-        between: Seconds a version's weights take from one cluster to another; 0 within one.
-    """
-    sync_s = max(training.sync_s, generation.pause_s, between)
+    """Returns the plan of two sides on separate devices, with `between` seconds to move a version's weights from one
+    cluster to another (0 within one)."""
+    sync_s = max(training.costs.sync_s(), generation.costs.sync_pause_s(), between)
     writing = generation.writing
     if lag:
         tail = writing.span_s + training.last_s + sync_s
-        bounds = {"writing": writing.busy_s + sync_s, "longest answer": tail / (lag + 1)}
+        bounds = {"writing": writing.busy_s + sync_s, "longest response": tail / (lag + 1)}
     else:
-        bounds = {"longest answer": writing.trained_s(training.seconds, training.last_s) + sync_s}
+        bounds = {"longest response": writing.trained_s(training.seconds, training.last_s) + sync_s}
     bounds["training"] = training.seconds + sync_s
     bound = max(bounds, key=bounds.__getitem__)
     return Plan(
@@ -98,74 +87,53 @@ def split(training: Training, generation: Generation, lag: int, between: float =
     )
 
 
-def asynchronous(sides: Sides, cluster: Cluster, max_lag: int, shards: int | None = None) -> Iterator[Plan]:
-    """A plan for each division of the cluster and each lag up to `max_lag`: StreamRL's Algorithm 1, one datacentre.
+def asynchronous(layouts: Layouts, cluster: Cluster, max_lag: int, shards: int | None = None) -> Iterator[Plan]:
+    """Yields a plan for each division of the cluster and each lag up to `max_lag` (Algorithm 1, one datacentre).
 
-    A side leaves devices idle that it cannot use, so divisions that leave out devices need not be tried.
-
-    Args:
-        sides: What is trained and written.
-        cluster: Where.
-        max_lag: Largest lag that is tried.
-        shards: Over how many devices the trainer's state is spread; over all of its devices if not given.
+    A side may leave devices idle, so divisions of fewer devices need not be tried. The trainer's state is spread over
+    `shards` devices; None for all of the trainer's.
     """
-    for writers in divisions(cluster):
-        training = sides.training(cluster, cluster.count - writers, shards)
+    # Numbers of generator devices: each one within two nodes, whole nodes beyond.
+    unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
+    for writers in range(unit, cluster.count, unit):
+        training = layouts.training(cluster, cluster.count - writers, shards)
         for lag in range(max_lag + 1) if training else ():
-            generation = sides.generation(cluster, writers, lag)
+            generation = layouts.generation(cluster, writers, lag)
             if training and generation:
                 yield split(training, generation, lag)
 
 
-def across(sides: Sides, trainers: Cluster, writers: Cluster, lag: int, link: float) -> Plan | None:
-    """StreamRL's Algorithm 1 for two datacentres: the slower side uses all it has, the other no more than it needs.
-
-    Args:
-        sides: What is trained and written.
-        trainers: Where training runs.
-        writers: Where generators run.
-        lag: Most versions between writing and training.
-        link: Bytes/s between the two; one copy of the weights goes over it and spreads on the other side.
-
-    Returns:
-        The plan; None if one side does not fit its cluster.
-    """
-    between = BYTES["bf16"] * sides.shape.parameters / link
-    training = sides.training(trainers, trainers.count)
-    generation = sides.generation(writers, writers.count, lag)
+def across(layouts: Layouts, trainers: Cluster, writers: Cluster, lag: int, link: float) -> Plan | None:
+    """Returns StreamRL's Algorithm 1 for two datacentres: all devices of the slower side, as many as needed of the
+    other; None if one side does not fit its cluster. One copy of the weights goes over the link (bytes/s) and spreads
+    on the other side."""
+    between = BYTES["bf16"] * layouts.shape.parameters / link
+    training = layouts.training(trainers, trainers.count)
+    generation = layouts.generation(writers, writers.count, lag)
     if training is None or generation is None:
         return None
-    train_s, write_s = training.seconds, _needs(generation, lag)
+    train_s, write_s = training.seconds, generation.writing.shortest_step_s(lag)
     if write_s < train_s:
-        writing = [sides.generation(writers, k, lag) for k in range(1, writers.count + 1)]
-        generation = min((one for one in writing if one), key=lambda one: abs(_needs(one, lag) - train_s))
+        written = filter(None, (layouts.generation(writers, k, lag) for k in range(1, writers.count + 1)))
+        generation = min(written, key=lambda one: abs(one.writing.shortest_step_s(lag) - train_s))
     else:
-        trained = [sides.training(trainers, k) for k in range(1, trainers.count + 1)]
-        training = min((one for one in trained if one), key=lambda one: abs(one.seconds - write_s))
+        trained = filter(None, (layouts.training(trainers, k) for k in range(1, trainers.count + 1)))
+        training = min(trained, key=lambda one: abs(one.seconds - write_s))
     return split(training, generation, lag, between)
 
 
-def _needs(generation: Generation, lag: int) -> float:
-    """P_gen: the shortest step that this side allows."""
-    return max(generation.writing.busy_s, generation.writing.span_s / (lag + 1))
+def synchronous(layouts: Layouts, cluster: Cluster, shards: int | None = None) -> Iterator[Plan]:
+    """Yields plans that train and write in turn on all devices, on-policy, with both sides in memory.
 
-
-def synchronous(sides: Sides, cluster: Cluster, shards: int | None = None) -> Iterator[Plan]:
-    """Plans that train and write in turn on all devices, on-policy, with both sides in memory.
-
-    Args:
-        sides: What is trained and written.
-        cluster: Where.
-        shards: If given, both sides spread their model over just so many devices (LlamaRL's synchronous problem: one m
-            for both). If not, the trainer's state is spread over all devices, generators have a size of their own, and
-            weights are laid out anew between the two. What training leaves is for keys and values: that is the
-            division of the shared memory.
+    With `shards`, each side spreads its model over so many devices (LlamaRL's synchronous problem: one m for both).
+    Without, the trainer's state is spread over all devices, generators have their own size, and weights are laid out
+    anew between the two. Keys and values get the memory that training leaves.
     """
-    for training in sides.trainings(cluster, cluster.count, shards):
+    for training in layouts.trainings(cluster, cluster.count, shards):
         room = memory.usable(cluster.device) - training.memory
         sizes = None if shards is None else [shards]
-        for generation in sides.generations(cluster, cluster.count, 0, room, sizes):
-            sync_s = 0.0 if shards else generation.pause_s
+        for generation in layouts.generations(cluster, cluster.count, 0, room, sizes):
+            sync_s = 0.0 if shards else generation.costs.sync_pause_s()
             yield Plan(
                 placement="shared",
                 training=training,
@@ -177,21 +145,15 @@ def synchronous(sides: Sides, cluster: Cluster, shards: int | None = None) -> It
             )
 
 
-def divisions(cluster: Cluster) -> range:
-    """Numbers of devices to keep back for generators: each one within two nodes, whole nodes beyond."""
-    unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
-    return range(unit, cluster.count, unit)
-
-
 def best(plans: Iterable[Plan], most: int) -> list[Plan]:
-    """The fastest `most` plans; of plans within 1 % of each other the one with less lag first, then less memory.
+    """Returns the fastest `most` plans; of plans within 1 % of each other first less lag, then less memory.
 
-    Plans that differ only in layout are one, the first of them. If all are of one placement, the best of the other
+    Of plans that differ only in layout, the first stands for all. If all are of one placement, the best of the other
     takes the last place, for comparison.
     """
     ranked: dict[tuple[object, ...], Plan] = {}
     for plan in sorted(plans, key=lambda plan: (round(math.log(plan.step_s), 2), plan.lag, plan.memory)):
-        kind = plan.placement, plan.lag, plan.generation.precision, plan.training.devices
+        kind = plan.placement, plan.lag, plan.generation.costs.precision, plan.training.devices
         ranked.setdefault(kind, plan)
     chosen = list(ranked.values())[:most]
     others = [plan for plan in ranked.values() if plan.placement != chosen[0].placement]

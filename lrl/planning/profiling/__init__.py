@@ -1,1 +1,4 @@
-"""Profiles of real runs: timelines, what the trainer waited for, and the costs fitted to them."""
+"""Profiles of runs: the timeline and the costs fitted to it.
+
+Hides the timeline's file format, the sampling of generators and the least-squares fit.
+"""

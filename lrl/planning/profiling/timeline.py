@@ -1,21 +1,24 @@
-"""Where a run's time went, measured or forecast: records as lines of JSON.
+"""A run's timeline, measured or forecast: records as lines of JSON.
 
     {"kind": "step", "step": 3, "seconds": 8.1, ...}             one for each step
     {"kind": "micro_batch", "seconds": 0.4, "tokens": 8100, ...}  one for each micro-batch
-    {"kind": "generator", "seconds": 1.0, "tokens": 640, ...}    samples of generators at work
-    {"kind": "group", "index": 7, "lengths": [96, 11], ...}      one for each group that was trained
+    {"kind": "generator", "seconds": 1.0, "tokens": 640, ...}    intervals of generators at work
+    {"kind": "group", "index": 7, "lengths": [96, 11], ...}      one for each trained group
 
-What belongs to a step comes before its record. A simulated run gives the same records as a real one, whose
-`lrl.callbacks.Timeline` writes: forecast and fact are laid beside each other by them, and costs are fitted to them
-(`lrl.planning.profiling.calibration`).
+A step's other records come before its own. Real runs (`lrl.callbacks.Timeline`) and simulated ones make the same
+records, so forecast and fact can be compared, and costs fitted to either (`lrl.planning.profiling.calibration`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lrl.types import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,32 +29,31 @@ class StepRecord:
     started_s: float
     """Seconds from the run's start to the end of the step before; from a crash to the resume no time passes."""
     seconds: float
-    """From the end of the step before to the end of this one, which is behind its sync."""
+    """From the end of the step before to the end of this one, its sync included."""
     wait_first_s: float
-    """The trainer waited, and had no group of this step yet."""
+    """Wait of the trainer for the step's first group."""
     wait_more_s: float
-    """It waited, and what was still to come would fill a micro-batch."""
+    """Wait while the groups still to come would fill a micro-batch."""
     wait_last_s: float
-    """It waited for the last group, or for the last few that together did not fill a micro-batch."""
+    """Wait for the last group, or for the last few that together did not fill a micro-batch."""
     train_s: float
     """Forward and backward passes."""
     update_s: float
     """The optimizer's update."""
     sync_s: float
-    """The trainer prepared weights, moved them and proved them; the generators' pause is part of it."""
+    """The trainer prepared weights, moved them and verified them; the generators' pause is part of it."""
     pause_s: float
-    """The longest that a generator stood still in the sync."""
+    """Longest pause of a generator in the sync."""
     generation_s: float
     """From the admission of the step's first group to the last token of its last; a resume is an admission."""
     tokens: int
-    """Answer tokens that were trained."""
+    """Trained response tokens."""
     lags: dict[int, int] = field(default_factory=dict)
-    """lag -> answer tokens of that lag, masked ones included"""
+    """lag -> response tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0
-    """It waited for a group whose responses were written, until it was scored; in no other wait. None in a
-    simulation."""
+    """Wait for the rewards of a written group; in no other wait. 0 in a simulation."""
     other_s: float = 0.0
-    """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. None in a simulation."""
+    """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. 0 in a simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +69,17 @@ class MicroBatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorRecord:
-    """A stretch of time in which one generator was at work throughout: neither idle nor paused."""
+    """An interval in which one generator worked without a break: neither idle nor paused."""
 
     seconds: float
     tokens: int = 0
     """Tokens written in it, over all responses."""
     responses: float = 0.0
-    """Responses being written, on average over the stretch; tokens / responses is the number of decode steps."""
+    """Responses being written, mean over the interval; tokens / responses is the number of decode steps."""
     context_tokens: float = 0.0
-    """Sum of their contexts (prompt and answer so far), on average over the stretch."""
+    """Sum of their contexts (prompt and response so far), mean over the interval."""
     prefill_tokens: int = 0
-    """Tokens read in it: prompts of responses whose first token it wrote, or contexts of such as were read again."""
+    """Tokens prefilled in it: prompts of responses that began, contexts of responses that were prefilled again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,50 +103,34 @@ KINDS: dict[str, type[Record]] = {
 NAMES = {kind: name for name, kind in KINDS.items()}
 
 
-def line(record: Record) -> str:
-    """A record as a line of JSON."""
-    return json.dumps({"kind": NAMES[type(record)]} | asdict(record)) + "\n"
+def write(path: Path, records: Iterable[Record], mode: str = "w") -> None:
+    """Writes a timeline; replaces the file, or appends to it with mode "a"."""
+    text = "".join(json.dumps({"kind": NAMES[type(record)]} | asdict(record)) + "\n" for record in records)
+    with path.open(mode) as file:
+        file.write(text)
 
 
-def write(path: Path, records: Iterable[Record]) -> None:
-    """Write a timeline; whatever was in the file is gone."""
-    with path.open("w") as file:
-        file.writelines(map(line, records))
-
-
-def append(path: Path, records: Iterable[Record]) -> None:
-    """Write behind what is in the file."""
-    with path.open("a") as file:
-        file.write("".join(map(line, records)))
-
-
-def keep(path: Path, steps: int) -> list[StepRecord]:
-    """Take from a timeline what lies behind its steps before step `steps`: they are trained again.
-
-    A last line that a crash cut short goes too. Nothing is done if there is no file.
-
-    Returns:
-        The steps that are kept.
-    """
+def truncate(path: Path, steps: int) -> list[StepRecord]:
+    """Removes the records of step `steps` and later ones, which are trained again, and a last line that a crash cut
+    short; returns the steps that stay. Does nothing if there is no file."""
     if not path.exists():
         return []
-    kept, found, end = list[StepRecord](), list[str](), 0
-    for number, text in enumerate(path.read_text().splitlines(keepends=True), 1):
+    kept, lines, end = list[StepRecord](), path.read_text().splitlines(keepends=True), 0
+    for number, text in enumerate(lines, 1):
         try:
             record = _record(text, f"{path}, line {number}")
         except ValueError:
             break
-        found.append(text)
         if isinstance(record, StepRecord):
             if record.step >= steps:
                 break
             kept, end = [*kept, record], number
-    path.write_text("".join(found[:end]))
+    path.write_text("".join(lines[:end]))
     return kept
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a timeline.
+    """Reads a timeline.
 
     Raises:
         ValueError: A line is not a record; the message has its number.
@@ -163,3 +149,36 @@ def _record(text: str, where: str) -> Record:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         known = "; ".join(f"{name}: {', '.join(f.name for f in fields(kind))}" for name, kind in KINDS.items())
         raise ValueError(f"{where}: not a record of a timeline ({error!r}). There may be {known}.") from error
+
+
+def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float, float, float]:
+    """Splits a step's waits into seconds for the first group, for more, and for the last ones; see `StepRecord`.
+
+    Args:
+        waits: Of each group in the order of arrival: seconds waited for it, and its trained tokens, prompts included.
+        budget: Tokens that fill a micro-batch for every rank.
+    """
+    first_s = more_s = last_s = 0.0
+    to_come = 0
+    for place, (seconds, tokens) in reversed(list(enumerate(waits))):
+        to_come += tokens
+        if place == 0:
+            first_s = seconds
+        elif place == len(waits) - 1 or to_come < budget:
+            last_s += seconds
+        else:
+            more_s += seconds
+    return first_s, more_s, last_s
+
+
+def generation_s(groups: Sequence[Group]) -> float:
+    """Returns the seconds from the first request for these groups to the last token; 0 if a checkpoint had them all."""
+    asked = [group.asked_s for group in groups if group.asked_s is not None]
+    written = [group.written_s for group in groups if group.written_s is not None]
+    return max(written) - min(asked) if asked and written else 0.0
+
+
+def group_record(group: Group) -> GroupRecord:
+    """Returns a group's record."""
+    lengths = [len(rollout.token_ids) for rollout in group.rollouts]
+    return GroupRecord(index=group.index, prompt_tokens=len(group.prompt.token_ids), lengths=lengths)

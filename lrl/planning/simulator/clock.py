@@ -1,6 +1,6 @@
 """An asyncio loop without waiting: when nothing is ready, its clock jumps to the next timer.
 
-A run of hours takes milliseconds, and always the same way. Where a real loop would hang, this one raises `Deadlock`.
+Hours of a run take milliseconds and are deterministic. If a real loop would hang, this one raises `Deadlock`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Deadlock(RuntimeError):
 
 
 class _Jump(selectors.DefaultSelector):
-    """Where asyncio would sleep until its next timer, `now` moves there instead."""
+    """A selector that moves `now` to asyncio's next timer instead of sleeping."""
 
     now = 0.0
 
@@ -38,11 +38,11 @@ class VirtualClock(asyncio.SelectorEventLoop):
         super().__init__(self._jump)
 
     def time(self) -> float:
-        """Seconds on the virtual clock."""
+        """Returns the seconds on the virtual clock."""
         return self._jump.now
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end on a virtual clock that starts at 0."""
+    """Runs `work` to its end on a virtual clock that starts at 0."""
     with asyncio.Runner(loop_factory=VirtualClock) as runner:
         return runner.run(work)

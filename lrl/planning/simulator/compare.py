@@ -3,13 +3,13 @@
     timeline.jsonl  ->  costs and lengths of responses  \\
     config.yaml     ->  settings                       -> simulation -> its steps beside the run's
 
-The costs are the run's own. So what differs is not that a machine was faster or slower than its data sheet; it is what
-the simulator leaves out or gets wrong: waits, order, contention, what happened beside the run.
+The costs are fitted to the run itself. Differences then do not come from a machine that is faster or slower than its
+data sheet, but from the simulator's gaps and errors: waits, order, contention, other load on the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,8 +26,12 @@ from lrl.planning.simulator.length_sampling import ReplayedLengths
 from lrl.planning.simulator.simulate import Simulation
 
 TIMELINE_FILE, CONFIG_FILE = "timeline.jsonl", "config.yaml"
+REMEDIES = {
+    TIMELINE_FILE: "Add the callback lrl.callbacks.Timeline behind lrl.callbacks.Throughput, and run again.",
+    CONFIG_FILE: "`lrl fit` writes it; a run of a Python script has none and cannot be compared.",
+}
 SETTINGS = ("groups_per_step", "rollouts_per_group", "max_lag", "stragglers", "micro_batch_tokens")
-"""Of the data module, that a simulation takes by the same names."""
+"""Settings of the data module that a simulation has by the same names."""
 PARTS = {
     "waits for the first group": "wait_first_s",
     "waits for more": "wait_more_s",
@@ -41,45 +45,46 @@ PARTS = {
     "step": "seconds",
     "generation of a step": "generation_s",
 }
-"""What the table calls the fields of a step."""
+"""The table's names for the fields of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A run's steps behind its start, and their forecast."""
+class Comparison:
+    """A run's steps after its first fifth, and their forecast."""
 
     steps: Sequence[StepRecord]
     forecast: Sequence[StepRecord]
     responses_per_step: int
     planned_step_s: float | None
-    """Of the plan that the run was made by, if it was."""
+    """Seconds a step of the run's plan, if it has one."""
     left_out: Sequence[str]
     """Settings that the simulator does not know."""
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run's folder and forecast the run.
+def read_run(folder: Path) -> Comparison:
+    """Reads a run's folder and forecasts the run.
 
     Raises:
-        FileNotFoundError: It has no timeline or no config.
-        ValueError: One of them does not hold what it should.
+        FileNotFoundError: The folder has no timeline or no config.
+        ValueError: One of them has the wrong content.
     """
     timeline, config = read(_found(folder, TIMELINE_FILE)), _config(_found(folder, CONFIG_FILE))
     steps = [record for record in timeline if isinstance(record, StepRecord)]
-    simulation = simulated(timeline, len(steps), config)
-    behind_start = len(steps) // 5
-    data = config["data"]["init_args"]
-    return Run(
-        steps=steps[behind_start:],
-        forecast=simulation.run().steps[behind_start:],
+    simulation = _simulation(timeline, len(steps), config)
+    start = len(steps) // 5
+    data, callbacks = config["data"]["init_args"], config["trainer"].get("callbacks") or []
+    planned = [(one.get("init_args") or {}).get("planned_step_s") for one in callbacks if one["class_path"] == TIMELINE]
+    return Comparison(
+        steps=steps[start:],
+        forecast=simulation.run().steps[start:],
         responses_per_step=simulation.groups_per_step * simulation.rollouts_per_group,
-        planned_step_s=_planned(config),
+        planned_step_s=planned[0] if planned else None,
         left_out=[name for name in ("replay", "max_skipped_per_step", "dispatch", "migration") if data.get(name)],
     )
 
 
-def simulated(timeline: Sequence[Record], steps: int, config: Mapping[str, Any]) -> Simulation:
-    """The run as a simulation: with its own settings, costs and answers.
+def _simulation(timeline: Sequence[Record], steps: int, config: Mapping[str, Any]) -> Simulation:
+    """Returns the run as a simulation, with its settings, fitted costs and response lengths.
 
     Raises:
         ValueError: The timeline has no work to fit costs to, or no group.
@@ -98,19 +103,14 @@ def simulated(timeline: Sequence[Record], steps: int, config: Mapping[str, Any])
         lengths=ReplayedLengths([group.lengths for group in groups]),
         steps=steps,
         max_num_seqs=server["max_num_seqs"],
-        ranks=trainer_ranks(config["trainer"]),
+        ranks=_trainer_ranks(config["trainer"]),
         prompt_tokens=round(sum(group.prompt_tokens for group in groups) / len(groups)),
         placement=strategy.get("placement", "split"),
         **{name: data[name] for name in SETTINGS if name in data},
     )
 
 
-def trainer_ranks(trainer: Mapping[str, Any]) -> int:
-    """How many ranks trained.
-
-    Raises:
-        ValueError: The settings have no number of devices.
-    """
+def _trainer_ranks(trainer: Mapping[str, Any]) -> int:
     strategy, devices = trainer["strategy"], str(trainer.get("devices"))
     if not str(strategy.get("class_path")).endswith(".AsyncDDP"):
         return 1
@@ -119,60 +119,44 @@ def trainer_ranks(trainer: Mapping[str, Any]) -> int:
     return int(devices) - int(strategy["init_args"].get("generator_devices", 1))
 
 
-def table(run: Run) -> Table:
-    """Medians of the steps behind the start: fact, forecast, and how far it is off."""
+def table(run: Comparison) -> Table:
+    """Returns the medians of the steps: fact, forecast, and the relative error."""
     shown = Table("seconds a step, medians", "fact", "forecast", "off by", title="Forecast with the run's own costs")
+
+    def add(name: str, fact: float, forecast: float) -> None:
+        shown.add_row(name, f"{fact:.3g}", f"{forecast:.3g}", f"{forecast / fact - 1:+.0%}" if fact > 0 else "")
+
+    both = run.steps, run.forecast
     for name, part in PARTS.items():
-        shown.add_row(name, *_cells(*(median(getattr(s, part) for s in steps) for steps in (run.steps, run.forecast))))
-    shown.add_row("responses a second", *_cells(*(_responses_per_s(run, steps) for steps in (run.steps, run.forecast))))
+        add(name, *(median(getattr(step, part) for step in steps) for steps in both))
+    rates = (run.responses_per_step * len(steps) / sum(step.seconds for step in steps) for steps in both)
+    add("responses a second", *rates)
     if run.planned_step_s is not None:
-        fact = median(step.seconds for step in run.steps)
-        shown.add_row("step, as planned from data sheets", *_cells(fact, run.planned_step_s))
+        add("step, as planned from data sheets", median(step.seconds for step in run.steps), run.planned_step_s)
     if run.left_out:
         shown.caption = f"Not in the forecast: data.{', data.'.join(run.left_out)}."
     return shown
 
 
-def _responses_per_s(run: Run, steps: Sequence[StepRecord]) -> float:
-    return run.responses_per_step * len(steps) / sum(step.seconds for step in steps)
-
-
-def _cells(fact: float, forecast: float) -> tuple[str, str, str]:
-    off = f"{forecast / fact - 1:+.0%}" if fact > 0 else ""
-    return f"{fact:.3g}", f"{forecast:.3g}", off
-
-
 def _found(folder: Path, name: str) -> Path:
-    remedy = {
-        TIMELINE_FILE: "Add the callback lrl.callbacks.Timeline behind lrl.callbacks.Throughput, and run again.",
-        CONFIG_FILE: "`lrl fit` writes it; a run of a Python script has none and cannot be compared.",
-    }
     if not folder.is_dir():
         raise FileNotFoundError(f"--compare is {str(folder)!r}, and there is no such folder. Give that of a run.")
     if not (folder / name).is_file():
-        raise FileNotFoundError(f"--compare is {str(folder)!r}, a folder without {name}. {remedy[name]}")
+        raise FileNotFoundError(f"--compare is {str(folder)!r}, a folder without {name}. {REMEDIES[name]}")
     return folder / name
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """The run's settings; those that a comparison needs are there."""
-    needed: dict[str, Callable[[Any], Any]] = {
-        "data.init_args": lambda config: config["data"]["init_args"],
-        "trainer.strategy.init_args": lambda config: config["trainer"]["strategy"]["init_args"],
-    }
+    """Reads the run's settings and checks the ones that a comparison needs."""
     try:
         config = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    for name, get in needed.items():
+    for name in ("data.init_args", "trainer.strategy.init_args"):
+        found = config
         try:
-            get(config)
+            for key in name.split("."):
+                found = found[key]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} has no {name}; give the folder of a run of `lrl fit`.") from error
     return config
-
-
-def _planned(config: Mapping[str, Any]) -> float | None:
-    callbacks = config["trainer"].get("callbacks") or []
-    found = [one.get("init_args") or {} for one in callbacks if one["class_path"] == TIMELINE]
-    return found[0].get("planned_step_s") if found else None

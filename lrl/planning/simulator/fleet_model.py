@@ -1,6 +1,6 @@
-"""A model of a fleet, for the real controller: the real desk and dispatch in front of models of generators.
+"""A model of a fleet for the real controller: the real request queue and dispatch before models of generators.
 
-A generator that fails, a probe and a deadline are not modelled. An response's tokens are there when it has ended.
+Failures of generators, probes and deadlines are not modelled. A response's tokens appear at its end.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ from collections.abc import Callable, Sequence
 
 from lrl.planning.costs import GeneratorCosts
 from lrl.planning.profiling.timeline import GeneratorRecord
-from lrl.planning.simulator.generator_model import ModelGenerator
-from lrl.planning.simulator.length_sampling import LengthSampler, SimulatedResponse, fill
+from lrl.planning.simulator.generator_model import ModelGenerator, SimulatedResponse
+from lrl.planning.simulator.length_sampling import LengthSampler, fill
 from lrl.routing.dispatch import DispatchPolicy, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
 
 class ModelFleet:
-    """Fulfils `lrl.rollouts.controller.ResponseWriter`.
+    """ResponseWriter responses for the controller (`lrl.rollouts.controller.ResponseWriter`).
 
-    Args:
-        costs: Of each generator.
-        capacity: Answers a generator writes at once.
-        lengths: Of the responses.
-        dispatch: Which generator answers which prompt, and in which order.
-        record: Told of each stretch of work of each generator; None for nobody.
+    Each generator writes at most `capacity` at once; `record` is called with each interval of its work.
     """
 
     def __init__(
@@ -34,15 +29,12 @@ class ModelFleet:
         capacity: int,
         lengths: LengthSampler,
         dispatch: DispatchPolicy,
-        record: Callable[[GeneratorRecord], None] | None = None,
+        record: Callable[[GeneratorRecord], None] = lambda record: None,
     ) -> None:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]
-        self.requests = RequestQueue(dispatch, self._serving)
+        self.requests = RequestQueue(dispatch, lambda: [one for one in self.generators if one.serving])
         self.lengths = lengths
         self._arrivals = 0
-
-    def _serving(self) -> list[ModelGenerator]:
-        return [generator for generator in self.generators if generator.serving]
 
     async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
@@ -53,7 +45,7 @@ class ModelFleet:
         while not written:
             generator = await self.requests.enter(request, rollouts)
             try:
-                if written := generator.serving:  # the door may have closed since it was chosen
+                if written := generator.serving:  # it may have closed since the dispatch
                     await self._write(generator, request, rollouts)
             finally:
                 self.requests.leave(generator, request)
@@ -69,31 +61,27 @@ class ModelFleet:
             if not left:
                 whole.set_result(None)
 
-        lengths = self.lengths.of(prompt.id, priority, len(rollouts))
-        responses = [
-            SimulatedResponse(len(prompt.token_ids), length, (priority, self._arrive()), ended) for length in lengths
-        ]
+        responses = []
+        for length in self.lengths.of(prompt.id, priority, len(rollouts)):
+            self._arrivals += 1
+            responses.append(SimulatedResponse(len(prompt.token_ids), length, (priority, self._arrivals), ended))
         generator.write(responses)
         await whole
         for rollout, response in zip(rollouts, responses, strict=True):
             fill(rollout, response.versions)
 
-    def _arrive(self) -> int:
-        self._arrivals += 1
-        return self._arrivals
-
     async def sync(self, version: int) -> float:
-        """Pause all, have each hold `version` and write on; the longest time in seconds that one stood still."""
+        """Pauses all generators, gives them `version` and resumes them; returns the longest pause in seconds."""
         loop = asyncio.get_running_loop()
 
         async def one(generator: ModelGenerator) -> float:
             await generator.pause()
-            stood_from = loop.time()
+            paused_at = loop.time()
             await asyncio.sleep(generator.costs.sync_pause_s())
-            return stood_from
+            return paused_at
 
-        stood_from = await asyncio.gather(*map(one, self.generators))
+        paused_at = await asyncio.gather(*map(one, self.generators))
         for generator in self.generators:
             generator.resume(version)
         self.requests.send_soon()
-        return loop.time() - min(stood_from)
+        return loop.time() - min(paused_at)

@@ -1,16 +1,16 @@
 """A model of one generator: continuous batching, from event to event.
 
-All responses of the batch get a token per decode step, so what changes is only who is in it. Between two changes the
-batch is the same and its contexts grow by one token each per step. k steps then take
+All responses of the batch get a token per decode step, so only the batch's members change. Between two changes each
+context grows by one token per step. k steps then take
 
     k / 2 * (seconds of the first + seconds of the last)
 
 which is exact for costs that are linear in the context, and else the trapezoidal rule. So one event may stand for
-thousands of tokens. A change waits for the end of the decode step under way, as in vLLM.
+thousands of tokens. A change waits for the end of the current decode step, as in vLLM.
 
-Who joins is read first, and the others wait for it: a prefill is not mixed with decode steps (vLLM's chunked prefill
-does mix them; the work is the same). When keys and values no longer fit, the response with the lowest priority leaves
-the batch, and is read again, with all it has, when there is room: vLLM's own rule.
+Responses that join are prefilled first, while the others wait: a prefill is not mixed with decode steps (vLLM's chunked
+prefill does mix them; the work is the same). When keys and values no longer fit, the response with the lowest priority
+is preempted, and prefilled again with all its tokens when there is room: vLLM's own rule.
 """
 
 from __future__ import annotations
@@ -18,56 +18,74 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from lrl.planning.costs import GeneratorCosts
 from lrl.planning.profiling.timeline import GeneratorRecord
-from lrl.planning.simulator.length_sampling import SimulatedResponse
 from lrl.routing.request_queue import Slots
 from lrl.types import Rollout
 
 HEADROOM = 0.01
-"""Share of the keys and values that stays free when a response joins others, or it would leave again at once."""
+"""Share of the KV cache that stays free when a response joins others; without it, it would be preempted at once."""
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedResponse:
+    """One response that is being written."""
+
+    prompt_tokens: int
+    length: int
+    order: tuple[int, int]
+    """(priority, arrival): the smallest joins first, the largest is preempted first."""
+    ended: Callable[[SimulatedResponse], None]
+    written: int = 0
+    """Tokens when it last joined or left the batch."""
+    joined: int = 0
+    """The generator's decode steps at that moment."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(version, tokens it wrote) of these tokens, in order."""
+
+    @property
+    def last_step(self) -> int:
+        """The generator's decode steps at its end, if it stays in the batch."""
+        return self.joined + self.length - self.written
+
+    @property
+    def context(self) -> int:
+        """Tokens of the prompt and of the response when it last joined or left the batch."""
+        return self.prompt_tokens + self.written
 
 
 class ModelGenerator(Slots):
-    """Writes responses in the time that `costs` say.
-
-    Args:
-        costs: Seconds of its work.
-        capacity: Responses it writes at once.
-        record: Told of each stretch of work; None for nobody.
-    """
+    """Writes at most `capacity` responses at once in the time of `costs`; calls `record` with each interval."""
 
     serving = True
 
     def __init__(
-        self,
-        costs: GeneratorCosts,
-        capacity: int,
-        record: Callable[[GeneratorRecord], None] | None = None,
+        self, costs: GeneratorCosts, capacity: int, record: Callable[[GeneratorRecord], None] = lambda record: None
     ) -> None:
         super().__init__(capacity)
         self.costs = costs
         self.version = 0
-        """What it holds."""
+        """Version of its weights."""
         self.tokens = 0
         """Tokens written so far."""
         self.busy_s = 0.0
-        """Seconds in which it read or wrote."""
+        """Seconds of prefill and decoding."""
         self.paused_s = 0.0
-        """Seconds it stood still because of a sync; with busy_s and idle_s the time since it was made."""
+        """Seconds of pause in syncs; with busy_s and idle_s the time since its start."""
         self.idle_s = 0.0
-        """Seconds without a response to write: nothing was sent here."""
-        self.left_batch = 0
-        """How often a response left the batch because keys and values did not fit."""
+        """Seconds without a response to write."""
+        self.preemptions = 0
+        """Responses preempted because keys and values did not fit."""
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
         self._since = self._loop.time()  # of the last change: always between two decode steps
         self._batch: list[SimulatedResponse] = []  # by their ends
-        self._context_tokens = 0  # of the batch's prompts and answers at `_since`
-        self._line: list[SimulatedResponse] = []  # by their order
-        self._versions: list[tuple[int, int]] = [(0, 0)]  # (decode steps when it came, version)
+        self._context_tokens = 0  # of the batch's prompts and responses at `_since`
+        self._waiting: list[SimulatedResponse] = []  # by their order
+        self._versions: list[tuple[int, int]] = [(0, 0)]  # (decode steps at its sync, version)
         self._planned = 0  # decode steps until the next change; 0 in a prefill
         self._timer: asyncio.TimerHandle | None = None
         self._paused: asyncio.Future[None] | None = None
@@ -78,11 +96,11 @@ class ModelGenerator(Slots):
         return sum(request.responses * request.tokens for request in self.load)
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Nothing moves in the model."""
+        """Returns False: the model has no migration."""
         return False
 
     def write(self, responses: Sequence[SimulatedResponse]) -> None:
-        """Begin with these as soon as they fit.
+        """Starts these responses as soon as they fit.
 
         Raises:
             ValueError: One would never fit.
@@ -94,24 +112,19 @@ class ModelGenerator(Slots):
                     f"the {self.costs.kv_tokens} tokens that a generator has keys and values for. Spread it over more "
                     "devices, or shorten the responses."
                 )
-            insort(self._line, response, key=lambda response: response.order)
-        if self._timer is None and self._paused is None:
-            self._at(self._loop.time(), self._idled)  # in the next turn: who comes in this one is read together
-        else:
-            self._cut_short()
+            insort(self._waiting, response, key=lambda response: response.order)
+        if self._paused is None:  # a pause has cut the planned work short already
+            self._wake()
 
     async def pause(self) -> None:
-        """Stand still from the end of the decode step under way; ends when it does."""
+        """Pauses after the current decode step; returns when paused."""
         self.serving = False
         self._paused = self._loop.create_future()
-        if self._timer is None:
-            self._at(self._loop.time(), self._idled)
-        else:
-            self._cut_short()
+        self._wake()
         await self._paused
 
     def resume(self, version: int) -> None:
-        """Write on under `version`, and take what is sent."""
+        """Resumes under `version` and accepts requests."""
         self.paused_s += self._passed()
         self._versions.append((self._steps, version))
         self.version = version
@@ -119,7 +132,7 @@ class ModelGenerator(Slots):
         self._next()
 
     def end(self) -> None:
-        """The run is over: count the time since the last change."""
+        """Counts the time since the last change, at the run's end."""
         if self._timer is None:
             self.idle_s += self._passed()
         else:
@@ -128,37 +141,44 @@ class ModelGenerator(Slots):
 
     # ---- time
 
-    def _at(self, when: float, what: Callable[[], None]) -> None:
-        self._timer = self._loop.call_at(when, what)
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        self._timer = self._loop.call_at(when, action)
 
     def _passed(self) -> float:
-        """Seconds since the last change; there is one now."""
+        """Returns the seconds since the last change; now is a change."""
         now = self._loop.time()
         passed, self._since = now - self._since, now
         return passed
 
     def _decode_s(self, steps: int) -> float:
-        """Seconds of the batch's next `steps` decode steps."""
+        """Returns the seconds of the batch's next `steps` decode steps."""
         responses = len(self._batch)
         first = self.costs.decode_s(responses, self._context_tokens)
         last = self.costs.decode_s(responses, self._context_tokens + responses * (steps - 1))
         return steps / 2 * (first + last)
 
     def _next(self) -> None:
-        """Between two decode steps: stand still, read, write, or idle until something is sent."""
+        """Chooses between two decode steps: pause, prefill, decode, or idle."""
         self._timer, self._planned = None, 0
         if self._paused is not None:
             if not self._paused.done():
                 self._paused.set_result(None)
             return
         if joining := self._join():
-            self._at(self._since + self.costs.prefill_s(joining), lambda: self._read(joining))
+            self._at(self._since + self.costs.prefill_s(joining), lambda: self._prefilled(joining))
         elif self._batch:
             self._planned = self._steps_until_change()
             self._at(self._since + self._decode_s(self._planned), self._decoded)
 
+    def _wake(self) -> None:
+        """Reacts to a change: at once if idle, else after the current decode step."""
+        if self._timer is None:
+            self._at(self._loop.time(), self._idled)  # in the loop's next turn: requests of this turn share a prefill
+        else:
+            self._cut_short()
+
     def _cut_short(self) -> None:
-        """Something has changed: go on only to the end of the decode step under way. A prefill is not cut."""
+        """Ends the planned work after the current decode step. A prefill is not cut."""
         if self._timer is not None and self._planned > 1:
             passed = self._loop.time() - self._since
             self._planned = 1 + bisect_left(range(1, self._planned), passed, key=self._decode_s)
@@ -169,24 +189,20 @@ class ModelGenerator(Slots):
         self.idle_s += self._passed()
         self._next()
 
-    def _read(self, tokens: int) -> None:
-        """A prefill is over."""
+    def _prefilled(self, tokens: int) -> None:
         self.busy_s += (seconds := self._passed())
-        if self._record is not None:
-            self._record(GeneratorRecord(seconds=seconds, prefill_tokens=tokens))
+        self._record(GeneratorRecord(seconds=seconds, prefill_tokens=tokens))
         self._next()
 
     def _decoded(self) -> None:
-        """The planned decode steps are over."""
+        """Ends the planned decode steps."""
         steps, responses, seconds = self._planned, len(self._batch), self._passed()
-        if self._record is not None:
-            context = self._context_tokens + responses * (steps - 1) / 2
-            written = steps * responses
-            self._record(GeneratorRecord(seconds=seconds, tokens=written, responses=responses, context_tokens=context))
+        written, context = steps * responses, self._context_tokens + responses * (steps - 1) / 2
+        self._record(GeneratorRecord(seconds=seconds, tokens=written, responses=responses, context_tokens=context))
         self.busy_s += seconds
         self._steps += steps
-        self.tokens += steps * responses
-        self._context_tokens += steps * responses
+        self.tokens += written
+        self._context_tokens += written
         while self._batch and self._batch[0].last_step == self._steps:
             response = self._batch[0]
             self._leave(response)
@@ -196,45 +212,38 @@ class ModelGenerator(Slots):
     # ---- the batch
 
     def _join(self) -> int:
-        """Take into the batch who fits; the tokens that have to be read for it.
+        """Admits the requests that fit; returns prefill tokens.
 
-        The responses to one prompt that join together share its reading, as in vLLM.
+        The responses to one prompt that join together share its prefill, as in vLLM.
         """
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
-        while self._line and (not self._batch or self._context_tokens + self._context(self._line[0]) < limit):
-            response = self._line.pop(0)
+        while self._waiting and (not self._batch or self._context_tokens + self._waiting[0].context < limit):
+            response = self._waiting.pop(0)
             response.joined = self._steps
             insort(self._batch, response, key=lambda response: response.last_step)
             joining += response.written + (0 if response.order[0] == prompt_of else response.prompt_tokens)
             prompt_of = response.order[0]
-            self._context_tokens += self._context(response)
+            self._context_tokens += response.context
         return joining
 
     def _steps_until_change(self) -> int:
-        """Decode steps until a response ends or keys and values are full; makes room for one at least."""
+        """Returns the decode steps until a response ends or the KV cache is full; preempts to make room for one."""
         while (room := (self.costs.kv_tokens - self._context_tokens) // len(self._batch)) < 1 < len(self._batch):
             last = max(self._batch, key=lambda response: response.order)
             self._leave(last)
-            insort(self._line, last, key=lambda response: response.order)
-            self.left_batch += 1
+            insort(self._waiting, last, key=lambda response: response.order)
+            self.preemptions += 1
         to_end = self._batch[0].last_step - self._steps
         return min(to_end, room) if len(self._batch) > 1 else to_end
 
     def _leave(self, response: SimulatedResponse) -> None:
-        """Out of the batch, with all its tokens so far and who wrote them."""
+        """Removes a response from the batch and notes its tokens so far with their versions."""
         self._batch.remove(response)
-        self._note_versions(response)
-        response.written += self._steps - response.joined
-        response.joined = self._steps
-        self._context_tokens -= self._context(response)
-
-    def _note_versions(self, response: SimulatedResponse) -> None:
         first = bisect_left(self._versions, (response.joined + 1,)) - 1
         until = [since for since, _ in self._versions[first + 1 :]] + [self._steps]
         for (since, version), end in zip(self._versions[first:], until, strict=True):
             response.versions.append((version, end - max(since, response.joined)))
-
-    @staticmethod
-    def _context(response: SimulatedResponse) -> int:
-        return response.prompt_tokens + response.written
+        response.written += self._steps - response.joined
+        response.joined = self._steps
+        self._context_tokens -= response.context

@@ -1,32 +1,29 @@
-"""How long responses are: drawn by a seed as a function of prompt and answer, so that every simulation of a scene sees
-the same ones whatever its dispatch.
+"""Response lengths, drawn by a seed as a function of prompt and group: the same under every dispatch policy.
 
-Responses to one prompt are alike, for length is largely a matter of how hard the prompt is (StreamRL, 2504.15930, ranks
-prompts by it). So the normal number behind a length is a sum of two, one of the prompt and one of the response.
+Responses to one prompt are alike, for length is largely a matter of the prompt's difficulty (StreamRL, 2504.15930,
+ranks prompts by it). So the normal number behind a length is a sum of two, one of the prompt and one of the response.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from lrl.types import Rollout
+from lrl.types import Prompt, Rollout
 
 V = TypeVar("V", int, float)
 
 
 class LengthSampler(ABC):
-    """A distribution of lengths in tokens.
+    """A distribution of lengths in tokens. Dispatch can use it as its `ExpectedLengths`.
 
     Args:
-        prompt_share: Share of the variance that lies between prompts, in [0, 1]; 1 makes all responses to a prompt
-            alike.
+        prompt_share: Share of the variance between prompts, in [0, 1]; 1 makes all responses to a prompt equally long.
         seed: Another seed draws other lengths.
 
     Raises:
@@ -41,26 +38,21 @@ class LengthSampler(ABC):
 
     @abstractmethod
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """Lengths in tokens, at least 1, int64 [n], of numbers from the standard normal distribution, float64 [n]."""
+        """Maps standard normal numbers, float64 [n], to lengths in tokens, int64 [n], at least 1."""
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        """Tokens of each response of a group.
-
-        Args:
-            prompt: `Prompt.id`.
-            index: `Group.index`: another epoch's responses to the same prompt are others.
-            responses: How many.
-        """
+        """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is `Group.index`, as
+        another epoch has other responses to the same prompt."""
         own = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
         normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * own
         return self.tokens(normal).tolist()
 
-    def middle(self, prompt: int) -> float:
-        """Tokens that half of the responses to a prompt (`Prompt.id`) exceed: what the prompt says of their length."""
-        return float(self.tokens(np.array([self._of_prompt(prompt)]))[0])
+    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+        """Returns the median tokens of the prompt's responses; more than `written`."""
+        return max(float(self.tokens(np.array([self._of_prompt(prompt.id)]))[0]), written + 1.0)
 
     def quantile(self, share: float) -> float:
-        """Tokens that this share of all responses does not exceed."""
+        """Returns the tokens that this share of all responses does not exceed."""
         return float(self.tokens(np.array([ndtri(share)]))[0])
 
     def _of_prompt(self, prompt: int) -> float:
@@ -74,8 +66,7 @@ class Lognormal(LengthSampler):
         median: Tokens.
         sigma: Standard deviation of the logarithm; 0 makes all responses equally long.
         longest: Limit in tokens.
-        prompt_share: See `LengthSampler`.
-        seed: See `LengthSampler`.
+        prompt_share, seed: See `LengthSampler`.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -96,12 +87,11 @@ class Lognormal(LengthSampler):
 
 
 class ObservedLengths(LengthSampler):
-    """Lengths that were seen, each as likely as another: a run's own.
+    """Observed lengths, all equally likely.
 
     Args:
         lengths: In tokens, each at least 1.
-        prompt_share: See `LengthSampler`.
-        seed: See `LengthSampler`.
+        prompt_share, seed: See `LengthSampler`.
 
     Raises:
         ValueError: There are none, or one is below 1.
@@ -120,10 +110,10 @@ class ObservedLengths(LengthSampler):
 
 
 class ReplayedLengths(ObservedLengths):
-    """A run's lengths, group by group in the order of its prompts; behind them, lengths like them.
+    """A run's lengths, group by group in the order of its prompts; later groups draw from all of them.
 
     Args:
-        groups: Of each group, the tokens of its responses.
+        groups: Tokens of the responses of each group.
 
     Raises:
         ValueError: There are none, or one is below 1.
@@ -140,30 +130,8 @@ class ReplayedLengths(ObservedLengths):
         return super().of(prompt, index, responses)
 
 
-@dataclass(eq=False, slots=True)
-class SimulatedResponse:
-    """One response that is being written."""
-
-    prompt_tokens: int
-    length: int
-    order: tuple[int, int]
-    """(priority, arrival): the smallest joins first, the largest leaves first."""
-    ended: Callable[[SimulatedResponse], None]
-    written: int = 0
-    """Tokens when it last joined or left the batch."""
-    joined: int = 0
-    """The generator's decode steps at that moment."""
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(version, tokens it wrote), in order; of what was written then."""
-
-    @property
-    def last_step(self) -> int:
-        """The generator's decode steps at its end, if it stays in the batch."""
-        return self.joined + self.length - self.written
-
-
-class Runs(Sequence[V]):
-    """A list with few different neighbours: (value, how often in a row), in order."""
+class RunLengths(Sequence[V]):
+    """A run-length encoded list: (value, how often in a row), in order."""
 
     __slots__ = ("runs", "_length")
 
@@ -177,26 +145,16 @@ class Runs(Sequence[V]):
     def __iter__(self) -> Iterator[V]:
         return (value for value, count in self.runs for _ in range(count))
 
-    @overload
-    def __getitem__(self, place: int) -> V: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[V]: ...
-
-    def __getitem__(self, place: int | slice) -> V | list[V]:
+    def __getitem__(self, place: Any) -> Any:
         return list(self)[place]
 
 
 def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
-    """End `rollout` as a model writes it: tokens that say nothing, log-probs of 0, and who wrote how many.
+    """Finishes an empty rollout with meaningless tokens, log-probs of 0, and `versions`: (version, tokens) in order.
 
-    A list of 20,000 versions would take 160 kB; these take a few hundred bytes and are read like lists.
-
-    Args:
-        rollout: Without a token so far.
-        versions: (version, tokens that it wrote), in order.
+    A list of 20,000 versions would take 160 kB; run-length encoded they take a few hundred bytes.
     """
-    written: Any = Runs(versions)
+    written: Any = RunLengths(versions)
     rollout.token_ids, rollout.versions = range(len(written)), written  # type: ignore[assignment]
-    rollout.logprobs = Runs([(0.0, len(written))])  # type: ignore[assignment]
+    rollout.logprobs = RunLengths([(0.0, len(written))])  # type: ignore[assignment]
     rollout.finish_reason = "stop"

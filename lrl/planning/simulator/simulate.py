@@ -1,10 +1,9 @@
-"""A run before it is paid for: the real controller, ledger, pacing, dispatch and cuts on a virtual clock, between a
-model of a fleet and a model of a trainer.
+"""The real controller, pacing, dispatch and packing on a virtual clock, with models of generators and trainer.
 
     admit -> generate -> queue -> micro-batches as groups arrive -> update -> sync -> admit ...
 
 The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after every step in the
-order of `lrl.weights.sync`: what can be done beside the generators is, then they pause. Rewards take no time.
+order of `lrl.weights.sync`: first the work that runs beside the generators, then their pause. Rewards take no time.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from lrl.types import Prompt, Rollout, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """A run to forecast. Settings have the names and meanings that they have in a run.
+    """A run to forecast. Settings have their names and meanings in a run.
 
     Args:
-        generators: What the work of each costs.
-        trainer: What its work costs.
-        lengths: Of the responses.
+        generators: Costs of each.
+        trainer: Its costs.
+        lengths: Distribution of the responses.
         steps: Optimizer steps.
         groups_per_step: Prompts that a step trains.
         rollouts_per_group: Responses to each.
         max_lag: Most versions between the one that wrote a token and the one that trains it.
-        stragglers: What to do with a group that has reached that bound and still runs; see `RolloutDataModule`.
+        stragglers: Treatment of an unfinished group at that bound; see `RolloutDataModule`.
         micro_batch_tokens: Most tokens in one forward pass, padding included.
         ranks: Trainer ranks, which train a micro-batch each at the same time.
-        max_num_seqs: Answers a generator writes at once.
+        max_num_seqs: Responses that a generator writes at once.
         prompt_tokens: Length of every prompt.
         prompts: Prompts in the data set.
-        dispatch: Makes the rule by which prompts are sent.
-        placement: `split` gives trainer and generators devices of their own. `shared` alternates on the same ones: no
-            micro-batch begins while responses are being written, and max_lag must be 0; the costs are then those of all
-            devices on both sides.
+        dispatch: Makes the dispatch policy.
+        placement: `split` gives trainer and generators separate devices. `shared` alternates on the same ones: no
+            micro-batch begins while responses are being written, and max_lag must be 0; both sides then have the costs
+            of all devices.
 
     Raises:
         ValueError: A setting is outside its range, or max_lag is not 0 on shared devices.
@@ -81,40 +80,37 @@ class Simulation:
         if self.placement == "shared" and self.max_lag:
             raise ValueError(f"max_lag is {self.max_lag} with placement shared, which alternates; set it to 0.")
 
-    @property
-    def pacing(self) -> Pacing:
-        """When groups may start, and by when they must be trained."""
-        return Pacing(
+    def run(self, record: Callable[[Record], None] = lambda record: None) -> Forecast:
+        """Simulates the run; calls `record` with every record of the timeline."""
+        return clock.run(self._run(record))
+
+    async def _run(self, record: Callable[[Record], None]) -> Forecast:
+        pacing = Pacing(
             prompts_per_epoch=self.prompts,
             groups_per_step=self.groups_per_step,
             max_lag=self.max_lag,
             last_step=self.steps,
             wait_for_stragglers=self.stragglers == "wait",
         )
-
-    def run(self, record: Callable[[Record], None] | None = None) -> Forecast:
-        """Simulate it.
-
-        Args:
-            record: Told of every record of the timeline, as soon as it is made; None for nobody.
-        """
-        return clock.run(self._run(record))
-
-    async def _run(self, record: Callable[[Record], None] | None) -> Forecast:
         fleet = ModelFleet(self.generators, self.max_num_seqs, self.lengths, self.dispatch(), record)
         controller = Controller(
-            Row(self.prompts, self.prompt_tokens),
+            ModelPrompts(self.prompts, self.prompt_tokens),
             fleet,
             NoRewards(),
-            Ledger(self.pacing),
+            Ledger(pacing),
             Sampling(n=self.rollouts_per_group),
             decode=lambda tokens: "",
             deadline_s=float("inf"),
         )
-        oldest_lag = self.max_lag if self.stragglers == "mask" else None
-        alternates = self.placement == "shared"
-        cuts = BinPacker[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks)
-        trainer = ModelTrainer(self.trainer, fleet, controller, cuts, oldest_lag, alternates, record)
+        trainer = ModelTrainer(
+            self.trainer,
+            fleet,
+            controller,
+            BinPacker[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks),
+            oldest_lag=self.max_lag if self.stragglers == "mask" else None,
+            alternates=self.placement == "shared",
+            record=record,
+        )
         await controller.new_version(0)
         steps = [await trainer.step(number) for number in range(self.steps)]
         for generator in fleet.generators:
@@ -124,7 +120,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What became of a simulated run."""
+    """The result of a simulated run."""
 
     steps: list[StepRecord]
     generators: list[ModelGenerator]
@@ -132,7 +128,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of the whole run."""
+        """Seconds of the whole run."""
         return self.steps[-1].started_s + self.steps[-1].seconds
 
     @property
@@ -142,8 +138,8 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The run's row of prompts, which have a length and no words."""
+class ModelPrompts:
+    """Endless prompts with a length and no words."""
 
     prompts: int
     prompt_tokens: int
@@ -153,9 +149,9 @@ class Row:
 
 
 class NoRewards:
-    """Every response is worth the same, at once."""
+    """Gives every response the reward 0 at once (`lrl.rollouts.controller.Scorer`)."""
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """See `lrl.rollouts.controller.Scorer`."""
+        """Sets the reward of each rollout."""
         for rollout in rollouts:
             rollout.reward = 0.0

@@ -1,4 +1,4 @@
-"""The figures of docs/planning.md: still what the planner says, and whole."""
+"""The figures of docs/planning.md agree with the planner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULTS = records.read(Path(__file__).parents[3] / "benchmarks/results/llamarl_t
 PAGE = (Path(__file__).parents[3] / "docs/planning.md").read_text()
 
 
-def test_what_is_recorded_is_what_the_planner_says_today() -> None:
+def test_recorded_results_agree_with_the_planner() -> None:
     now = table.record(table.ROWS[0], {})
     recorded = records.find(RESULTS, {"model": "8B", "workload": table.CHOSEN})
     assert recorded is not None
@@ -21,7 +21,7 @@ def test_what_is_recorded_is_what_the_planner_says_today() -> None:
     assert now["plan"] == recorded["plan"]
 
 
-def test_every_row_has_every_workload_and_asynchronous_is_the_faster_in_each() -> None:
+def test_asynchronous_is_faster_in_every_row_and_workload() -> None:
     for row in table.ROWS:
         for change in table.CHANGES:
             found = records.find(RESULTS, {"model": row.model, "workload": table.CHOSEN | change})
@@ -31,6 +31,6 @@ def test_every_row_has_every_workload_and_asynchronous_is_the_faster_in_each() -
             )
 
 
-def test_the_page_has_the_tables_as_they_are_printed() -> None:
+def test_the_page_has_the_printed_tables() -> None:
     for line in [*table.tables(RESULTS).splitlines(), *decode_curve.table().splitlines()]:
         assert line in PAGE

@@ -1,4 +1,4 @@
-"""Parameters counted from a config against transformers' own model, and what a config may lack."""
+"""Parameters counted from a config against transformers' own model, and errors in a config."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def config_of(kind: str, sizes: dict[str, Any]) -> PretrainedConfig:
 
 
 @pytest.mark.parametrize(("kind", "sizes"), CASES, ids=lambda value: value if isinstance(value, str) else "")
-def test_parameters_are_those_of_the_model_itself(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_parameters_equal_the_models_own(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(kind, sizes)
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
@@ -56,7 +56,7 @@ def test_parameters_are_those_of_the_model_itself(kind: str, sizes: dict[str, An
     assert read_shape(tmp_path).parameters == sum(tensor.numel() for tensor in model.parameters())
 
 
-def test_keys_and_values_are_as_large_as_the_projections_that_make_them(tmp_path: Path) -> None:
+def test_kv_bytes_equal_the_projections_outputs(tmp_path: Path) -> None:
     config = config_of("qwen3", SIZES | {"head_dim": 32})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -64,14 +64,14 @@ def test_keys_and_values_are_as_large_as_the_projections_that_make_them(tmp_path
     assert read_shape(config.to_dict()).kv_bytes == 2 * sum(made)
 
 
-def test_a_folder_its_config_and_the_dict_in_it_are_one_shape(tmp_path: Path) -> None:
+def test_a_folder_its_config_and_its_dict_have_the_same_shape(tmp_path: Path) -> None:
     config_of("llama", SIZES).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     shapes = {read_shape(tmp_path), read_shape(file), read_shape(json.loads(file.read_text()))}
     assert len(shapes) == 1
 
 
-def test_a_mixture_reads_more_experts_the_more_tokens_choose_and_never_more_than_it_has() -> None:
+def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
     shape = read_shape({"model_type": "mixtral", **SIZES, "num_local_experts": 8, "num_experts_per_tok": 2})
     one, many, all_of_them = (shape.read_parameters(tokens) for tokens in (1, 4, 10_000))
     layer = shape.attention_parameters + shape.router_parameters
@@ -82,7 +82,7 @@ def test_a_mixture_reads_more_experts_the_more_tokens_choose_and_never_more_than
     )
 
 
-def test_a_dense_model_reads_all_but_embedding_norms_and_biases_whatever_the_tokens() -> None:
+def test_a_dense_model_reads_all_but_embedding_norms_and_biases() -> None:
     shape: ModelShape = read_shape({"model_type": "llama", **SIZES})
     small = shape.layers * shape.small_per_layer + shape.hidden
     assert (
@@ -99,12 +99,12 @@ def test_a_dense_model_reads_all_but_embedding_norms_and_biases_whatever_the_tok
         ({"model_type": "qwen3_moe", **SIZES, "mlp_only_layers": [0]}, "mlp_only_layers"),
     ],
 )
-def test_an_unknown_shape_is_an_error_that_names_it(config: dict[str, Any], named: str) -> None:
+def test_an_unknown_shape_is_an_error_with_its_name(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         read_shape(config)
 
 
-def test_a_model_that_is_not_there_or_no_config_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_missing_model_or_config_is_an_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="meta-llama/Llama-3.1-8B.*nothing is downloaded"):
         read_shape("meta-llama/Llama-3.1-8B")
     for text in ("[]", "{"):

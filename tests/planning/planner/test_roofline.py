@@ -1,4 +1,4 @@
-"""Costs and memory: against the one measured curve there is, and as laws that hold for every shape and device."""
+"""Costs and memory against the one measured curve, and their laws for every shape and device."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def generator(tp: int = 1, **changes: object) -> GeneratorCosts:
     return RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100"), tp=tp, **changes)  # type: ignore[arg-type]
 
 
-def test_decoding_follows_the_measured_curve_within_a_tenth_at_one_context_for_all_batches() -> None:
+def test_decoding_follows_the_measured_curve_within_ten_percent() -> None:
     errors = {batch: ms / FIGURE_6[batch] - 1 for batch, ms in curve(1000).items()}
     assert max(map(abs, errors.values())) < 0.1, errors
 
 
-def test_one_answer_takes_its_weights_once_through_memory() -> None:
+def test_one_response_reads_the_weights_once() -> None:
     costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"))
     reading = 2 * costs.shape.read_parameters(1) / (0.8 * 3.35e12)
     assert costs.decode_s(1, 0) == pytest.approx(reading + costs.constants.step_overhead_s)
 
 
-def test_many_answers_take_their_flops() -> None:
+def test_many_responses_take_their_flops() -> None:
     costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"))
     computing = 4096 * 2 * costs.shape.read_parameters(1) / (0.55 * 989.4e12)
     assert costs.decode_s(4096, 0) == pytest.approx(computing + costs.constants.step_overhead_s)
@@ -39,14 +39,14 @@ def test_many_answers_take_their_flops() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 2000), st.integers(0, 10**6), POWERS)
-def test_more_answers_or_longer_ones_never_take_less_and_share_what_they_take(n: int, context: int, tp: int) -> None:
+def test_decoding_grows_with_responses_and_context_and_batching_gains(n: int, context: int, tp: int) -> None:
     costs = generator(tp)
     assert costs.decode_s(n + 1, context) >= costs.decode_s(n, context)
     assert costs.decode_s(n, context + 1000) > costs.decode_s(n, context)
     assert costs.decode_s(n + 1, context) / (n + 1) < costs.decode_s(n, context) / n
 
 
-def test_eight_bits_halve_the_weights_and_leave_the_keys_and_values() -> None:
+def test_fp8_halves_the_weights_and_not_the_kv_cache() -> None:
     half, whole = generator(precision="fp8"), generator()
     weights = 2 * shape(LLAMA_8B).parameters
     assert half.kv_tokens - whole.kv_tokens == pytest.approx(weights / 2 / shape(LLAMA_8B).kv_bytes, abs=1)
@@ -61,19 +61,19 @@ def test_a_generator_across_nodes_pays_for_the_network() -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_weights_and_keys_fill_exactly_what_is_usable(tp: int) -> None:
+def test_weights_and_kv_cache_fill_the_usable_memory(tp: int) -> None:
     costs = generator(tp)
     taken = memory.generation(shape(LLAMA_8B), tp, "bf16")
     usable = memory.usable(parse_cluster("1xH100").device)
     assert taken.bytes_for(costs.kv_tokens) <= usable < taken.bytes_for(costs.kv_tokens + 1)
 
 
-def test_what_does_not_fit_has_no_room_for_a_single_key() -> None:
+def test_weights_that_do_not_fit_leave_no_kv_cache() -> None:
     costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"), room=15e9)
     assert costs.kv_tokens == 0
 
 
-def test_training_computes_what_it_multiplies_with_four_times_over() -> None:
+def test_training_computes_four_forward_passes() -> None:
     costs: TrainerCosts = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"), devices=1)
     flops = 4 * 1000 * 2 * shape(LLAMA_8B).read_parameters(1)
     assert costs.micro_batch_s(1000, 0) == pytest.approx(flops / (0.55 * 989.4e12))
@@ -83,12 +83,12 @@ def test_training_computes_what_it_multiplies_with_four_times_over() -> None:
 
 @settings(deadline=None)
 @given(POWERS, st.integers(1, 6), st.integers(100, 10**6))
-def test_a_token_costs_no_more_in_a_larger_micro_batch(tp: int, power: int, tokens: int) -> None:
+def test_a_larger_micro_batch_costs_no_more_per_token(tp: int, power: int, tokens: int) -> None:
     costs = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("512xH100"), devices=tp * 2**power, tp=tp)
     assert costs.micro_batch_s(2 * tokens, 0) <= 2 * costs.micro_batch_s(tokens, 0) * (1 + 1e-9)
 
 
-def test_small_micro_batches_wait_for_the_network_and_large_ones_for_the_processor() -> None:
+def test_small_micro_batches_are_bound_by_the_network_and_large_ones_by_compute() -> None:
     costs = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("64xH100"), devices=64)
     assert costs.micro_batch_s(64, 0) == costs.micro_batch_s(128, 0)
     assert costs.micro_batch_s(64 * 2**18, 0) == pytest.approx(2 * costs.micro_batch_s(64 * 2**17, 0))
@@ -101,18 +101,18 @@ def test_training_holds_sixteen_bytes_a_parameter_over_all_its_shards() -> None:
     assert spread[1].fixed - spread[0].fixed == pytest.approx(16 * eight_b.parameters / 1024)
 
 
-def test_tensor_parallelism_cuts_what_tokens_take() -> None:
+def test_tensor_parallelism_splits_the_memory_of_tokens() -> None:
     whole, half = (memory.training(shape(QWEN_1_5B), 8, tp).per_token for tp in (1, 2))
     assert half == whole / 2
 
 
 @pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.name)
-def test_a_cluster_is_known_by_every_sheet_in_any_case(sheet: object) -> None:
+def test_clusters_of_every_sheet_are_parsed_in_lower_case(sheet: object) -> None:
     name: str = sheet.name  # type: ignore[attr-defined]
     assert parse_cluster(f"16x{name.lower()}") == Cluster(device=sheet, count=16)  # type: ignore[arg-type]
 
 
-def test_a_ring_over_nodes_uses_every_network_port_of_a_node_that_takes_part() -> None:
+def test_a_ring_over_nodes_uses_the_network_ports_of_its_members() -> None:
     cluster = parse_cluster("64xH100")
     assert cluster.link(8) == 450e9
     assert cluster.link(16) == 8 * 50e9
@@ -121,6 +121,6 @@ def test_a_ring_over_nodes_uses_every_network_port_of_a_node_that_takes_part() -
 
 
 @pytest.mark.parametrize("text", ["H100", "8xH999", "0xH100", "x", "8x", "-1xH100", "8.5xH100"])
-def test_a_wrong_cluster_is_an_error_that_names_it_and_what_is_known(text: str) -> None:
+def test_a_wrong_cluster_is_an_error_with_the_known_devices(text: str) -> None:
     with pytest.raises(ValueError, match="--cluster is .*H100, H200, H800, H20, A100-80GB, B200"):
         parse_cluster(text)

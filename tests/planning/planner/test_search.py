@@ -1,4 +1,4 @@
-"""Plans: they fit, they add up, and the search finds none that is worse than one it could have had."""
+"""Plans fit their devices, their times add up, and the search finds the best."""
 
 from __future__ import annotations
 
@@ -7,38 +7,37 @@ from dataclasses import replace
 
 import pytest
 
-from lrl.planning.lengths import parse_lengths
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import parse_cluster
-from lrl.planning.planner.layouts import Sides
+from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.llamarl_bounds import llamarl_problem
 from lrl.planning.planner.runnable_today import plans_today, runs_today, why_none
 from lrl.planning.planner.search import Plan, across, asynchronous, best, split, synchronous
-from lrl.planning.planner.workload import Workload
+from lrl.planning.planner.workload import Workload, parse_lengths
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
 WORK = Workload(prompts=64, responses=8, prompt_tokens=512, lengths=parse_lengths("lognormal:mean=1000,max=4000"))
-QWEN = Sides(shape(QWEN_1_5B), WORK)
-LLAMA = Sides(shape(LLAMA_8B), WORK)
+QWEN = Layouts(shape(QWEN_1_5B), WORK)
+LLAMA = Layouts(shape(LLAMA_8B), WORK)
 
 
-@pytest.mark.parametrize("sides", [QWEN, LLAMA], ids=["1.5B", "8B"])
-def test_every_plan_fits_its_devices_and_uses_no_more_than_there_are(sides: Sides) -> None:
-    plans = [*asynchronous(sides, EIGHT, max_lag=2), *synchronous(sides, EIGHT)]
+@pytest.mark.parametrize("layouts", [QWEN, LLAMA], ids=["1.5B", "8B"])
+def test_every_plan_fits_its_devices(layouts: Layouts) -> None:
+    plans = [*asynchronous(layouts, EIGHT, max_lag=2), *synchronous(layouts, EIGHT)]
     assert {plan.placement for plan in plans} == {"split", "shared"}
     for plan in plans:
         assert plan.devices == 8 and plan.memory <= memory.usable(EIGHT.device)
-        assert plan.generation.generators * plan.generation.tp <= plan.generation.devices
+        assert plan.generation.generators * plan.generation.costs.tp <= plan.generation.devices
         assert plan.training.micro_batch_tokens >= WORK.longest
 
 
-def test_a_side_alone_needs_more_than_a_device_has_and_so_there_is_no_such_plan() -> None:
+def test_there_is_no_plan_with_a_side_that_does_not_fit() -> None:
     trainers = {plan.training.devices for plan in asynchronous(LLAMA, EIGHT, max_lag=1)}
     assert 1 not in trainers and trainers  # 8 billion parameters take 128 GB
 
 
-def test_no_side_needs_longer_than_the_step_and_waiting_is_what_is_left() -> None:
+def test_waiting_is_the_rest_of_the_step() -> None:
     for plan in asynchronous(QWEN, EIGHT, max_lag=2):
         needs = plan.training.seconds + plan.sync_s
         assert plan.step_s >= needs * (1 - 1e-9)
@@ -46,28 +45,29 @@ def test_no_side_needs_longer_than_the_step_and_waiting_is_what_is_left() -> Non
         assert 0 <= plan.generators_wait < 1
 
 
-def test_more_lag_is_never_slower_and_on_policy_is_the_slowest() -> None:
+def test_more_lag_is_never_slower() -> None:
     plans = list(asynchronous(QWEN, EIGHT, max_lag=4))
     fastest = [min(plan.step_s for plan in plans if plan.lag == lag) for lag in range(5)]
     assert fastest == sorted(fastest, reverse=True) and fastest[1] < 0.9 * fastest[0]
 
 
-def test_the_step_is_the_largest_of_what_bounds_it() -> None:
+def test_the_step_is_the_largest_of_its_bounds() -> None:
     training, generation = QWEN.training(EIGHT, 4), QWEN.generation(EIGHT, 4, 1)
     assert training is not None and generation is not None
     slow_training = replace(training, seconds=1000.0)
     assert split(slow_training, generation, 1).bound == "training"
-    assert split(slow_training, generation, 1).step_s == pytest.approx(1000 + max(training.sync_s, generation.pause_s))
-    long_answer = replace(generation, writing=replace(generation.writing, span_s=3000.0))
-    plan = split(training, long_answer, 1)
-    assert plan.bound == "longest answer"
+    sync_s = max(training.costs.sync_s(), generation.costs.sync_pause_s())
+    assert split(slow_training, generation, 1).step_s == pytest.approx(1000 + sync_s)
+    long_response = replace(generation, writing=replace(generation.writing, span_s=3000.0))
+    plan = split(training, long_response, 1)
+    assert plan.bound == "longest response"
     assert plan.step_s == pytest.approx((3000 + training.last_s + plan.sync_s) / 2)
     slow_writing = replace(generation, writing=replace(generation.writing, busy_s=2000.0))
     assert split(training, slow_writing, 1).bound == "writing"
     assert split(training, slow_writing, 1, between=50.0).step_s == pytest.approx(2050)
 
 
-def test_in_turn_takes_both_and_holds_both() -> None:
+def test_taking_turns_adds_up_time_and_memory_of_both_sides() -> None:
     for plan in synchronous(QWEN, EIGHT):
         assert plan.step_s == pytest.approx(plan.generation.writing.span_s + plan.training.seconds + plan.sync_s)
         assert plan.memory == plan.training.memory + plan.generation.memory
@@ -80,7 +80,7 @@ def test_one_layout_for_both_sides_is_never_faster_than_the_best_of_two() -> Non
     assert free <= min(bound) * 1.01  # the sync between layouts
 
 
-def test_the_slower_side_of_two_clusters_has_all_of_its_own_and_the_other_no_more_than_it_needs() -> None:
+def test_of_two_clusters_the_slower_side_uses_all_devices_and_the_other_fewer() -> None:
     few, many = parse_cluster("1xH800"), parse_cluster("64xH20")
     plan = across(QWEN, few, many, lag=1, link=10e9)
     assert plan is not None and plan.training.devices == 1 and plan.generation.devices < 64
@@ -90,19 +90,19 @@ def test_the_slower_side_of_two_clusters_has_all_of_its_own_and_the_other_no_mor
     assert slow_link is not None and slow_link.sync_s == pytest.approx(2 * QWEN.shape.parameters / 1e9)
 
 
-def test_what_runs_today_has_the_whole_policy_on_each_trainer_in_one_node() -> None:
+def test_plans_of_today_have_the_whole_policy_on_each_trainer_device_of_one_node() -> None:
     two_nodes = parse_cluster("16xH100")
-    plans = list(plans_today(Sides(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2))
+    plans = list(plans_today(Layouts(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2))
     assert {plan.devices for plan in plans} == {8} and {plan.training.devices for plan in plans} == set(range(1, 8))
     state = 16 * QWEN.shape.parameters
     for plan in plans:
-        assert runs_today(plan, two_nodes) and plan.training.shards == plan.training.tp == 1
-        assert plan.training.memory > state and plan.generation.precision == "bf16"
+        assert runs_today(plan, two_nodes) and plan.training.costs.shards == plan.training.costs.tp == 1
+        assert plan.training.memory > state and plan.generation.costs.precision == "bf16"
     spread = [plan for plan in asynchronous(QWEN, EIGHT, max_lag=1) if plan.training.devices > 1]
     assert spread and not any(runs_today(plan, EIGHT) for plan in spread)
 
 
-def test_where_nothing_runs_today_the_nearest_that_does_is_named() -> None:
+def test_without_a_plan_of_today_the_nearest_cluster_is_named() -> None:
     assert not list(plans_today(LLAMA, EIGHT, max_lag=1)) and list(plans_today(LLAMA, parse_cluster("8xH200"), 1))
     said = why_none(LLAMA, EIGHT, max_lag=1)
     assert re.search("takes 13[0-9] GB, and 76 of a device of 8xH100 are free", said)
@@ -113,7 +113,7 @@ def test_where_nothing_runs_today_the_nearest_that_does_is_named() -> None:
     )
 
 
-def test_the_best_plans_are_ranked_prefer_less_lag_and_show_the_other_placement() -> None:
+def test_the_best_plans_prefer_less_lag_and_include_the_other_placement() -> None:
     plans = [*asynchronous(QWEN, EIGHT, max_lag=4), *synchronous(QWEN, EIGHT)]
     ranked: list[Plan] = best(plans, 4)
     assert len(ranked) == 4 and ranked[0].step_s <= min(plan.step_s for plan in plans) * 1.01
@@ -122,7 +122,7 @@ def test_the_best_plans_are_ranked_prefer_less_lag_and_show_the_other_placement(
     assert ranked[0].lag <= min(close)
 
 
-def test_the_ideal_asynchronous_step_bounds_every_real_plan_of_the_model() -> None:
+def test_llamarls_asynchronous_optimum_bounds_every_plan() -> None:
     problem = llamarl_problem(QWEN, EIGHT)
     assert problem.asynchronous_s() <= problem.synchronous_s()
     assert problem.asynchronous_s() <= min(plan.step_s for plan in asynchronous(QWEN, EIGHT, max_lag=8))

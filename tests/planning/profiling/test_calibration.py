@@ -1,4 +1,4 @@
-"""Timelines, and the costs that explain them."""
+"""Timelines, and costs fitted to them."""
 
 import functools
 import random
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.calibration import fit_generator, fit_trainer
-from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
-from lrl.planning.profiling.timeline import KINDS, GeneratorRecord, Record, StepRecord, append, keep, read, write
+from lrl.planning.profiling.timeline import KINDS, GeneratorRecord, Record, StepRecord, read, truncate, write
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulate import Simulation
 
@@ -19,12 +19,12 @@ GENERATOR = LinearGenerator(
     kv_tokens=50_000, step_s=0.01, response_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25
 )
 TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5)
-GOES_ON = replace(TRAINER, weights_s=0.1, goes_on=True)
+OVERLAPS = replace(TRAINER, weights_s=0.1, pause_overlaps=True)
 
 
 @functools.cache
 def timeline(trainer: LinearTrainer = TRAINER, max_lag: int = 0) -> list[Record]:
-    """Of a small run."""
+    """Returns the timeline of a small run."""
     records: list[Record] = []
     scene = Simulation(
         generators=[GENERATOR] * 2,
@@ -41,20 +41,18 @@ def timeline(trainer: LinearTrainer = TRAINER, max_lag: int = 0) -> list[Record]
     return records
 
 
-@pytest.mark.parametrize(("simulated", "max_lag"), [(TRAINER, 0), (GOES_ON, 1)])
-def test_fitted_to_a_simulated_run_the_costs_it_was_simulated_with_come_back(
-    tmp_path: Path, simulated: LinearTrainer, max_lag: int
-) -> None:
+@pytest.mark.parametrize(("simulated", "max_lag"), [(TRAINER, 0), (OVERLAPS, 1)])
+def test_a_fit_to_a_simulated_run_returns_its_costs(tmp_path: Path, simulated: LinearTrainer, max_lag: int) -> None:
     write(tmp_path / "timeline.jsonl", timeline(simulated, max_lag))
     records = read(tmp_path / "timeline.jsonl")
     generator, trainer = fit_generator(records, kv_tokens=50_000), fit_trainer(records)
     for found, known in ((generator, GENERATOR), (trainer, simulated)):
         for name in known.__slots__:
-            rel = 0.05 if name == "pause_s" else 1e-4  # two busy generators do not come to stand at the same moment
+            rel = 0.05 if name == "pause_s" else 1e-4  # two busy generators do not pause at the same moment
             assert getattr(found, name) == pytest.approx(getattr(known, name), rel=rel), name
 
 
-def test_a_timeline_that_is_written_and_read_is_the_same(tmp_path: Path) -> None:
+def test_a_timeline_survives_writing_and_reading(tmp_path: Path) -> None:
     records = timeline()
     write(tmp_path / "timeline.jsonl", records)
     assert read(tmp_path / "timeline.jsonl") == records
@@ -63,27 +61,25 @@ def test_a_timeline_that_is_written_and_read_is_the_same(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("cut_short", ["", '{"kind": "micro_ba'])
 @pytest.mark.parametrize("steps", [0, 2, 9])
-def test_no_step_is_twice_in_a_timeline_that_a_resumed_run_writes_on(
-    tmp_path: Path, steps: int, cut_short: str
-) -> None:
+def test_a_resumed_run_records_no_step_twice(tmp_path: Path, steps: int, cut_short: str) -> None:
     path, whole = tmp_path / "timeline.jsonl", timeline()
     write(path, whole[:-3])
     path.write_text(path.read_text() + cut_short)
-    kept = keep(path, steps)
+    kept = truncate(path, steps)
     ends = [place for place, record in enumerate(whole) if isinstance(record, StepRecord)]
     assert [step.step for step in kept] == list(range(min(steps, 5)))
     rest = whole[ends[len(kept) - 1] + 1 if kept else 0 :]
-    append(path, rest)
+    write(path, rest, "a")
     assert read(path) == whole
 
 
-def test_where_there_is_no_timeline_none_is_kept(tmp_path: Path) -> None:
-    assert keep(tmp_path / "timeline.jsonl", 3) == [] and not list(tmp_path.iterdir())
+def test_truncating_a_missing_timeline_does_nothing(tmp_path: Path) -> None:
+    assert truncate(tmp_path / "timeline.jsonl", 3) == [] and not list(tmp_path.iterdir())
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 999), st.floats(0.0, 0.6))
-def test_the_fitted_seconds_add_up_to_the_measured_ones_however_much_they_scatter(seed: int, scatter: float) -> None:
+def test_fitted_seconds_add_up_to_measured_seconds_at_any_scatter(seed: int, scatter: float) -> None:
     rng = random.Random(seed)
     work, steps = [], [record for record in timeline() if isinstance(record, StepRecord)]
     for _ in range(60):
@@ -100,7 +96,7 @@ def test_the_fitted_seconds_add_up_to_the_measured_ones_however_much_they_scatte
     assert sum(fitted) == pytest.approx(sum(record.seconds for record in work), rel=1e-3)
 
 
-def test_no_cost_is_negative_however_odd_the_log() -> None:
+def test_fitted_costs_are_not_negative() -> None:
     work = [GeneratorRecord(seconds=9.0 - n, tokens=n, responses=n, context_tokens=n * n) for n in range(1, 9)]
     step = next(record for record in timeline() if isinstance(record, StepRecord))
     found = fit_generator([*work, step], kv_tokens=1)
@@ -110,7 +106,7 @@ def test_no_cost_is_negative_however_odd_the_log() -> None:
 @pytest.mark.parametrize(
     "text", ["no JSON", "[]", '{"kind": "epoch"}', '{"kind": "micro_batch", "seconds": 1.0}', '{"seconds": 1.0}']
 )
-def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path: Path, text: str) -> None:
+def test_an_invalid_line_is_an_error_with_its_number(tmp_path: Path, text: str) -> None:
     path = tmp_path / "timeline.jsonl"
     write(path, timeline()[:2])
     with path.open("a") as file:
@@ -119,7 +115,7 @@ def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path: Path, text: s
         read(path)
 
 
-def test_a_timeline_without_work_says_what_it_lacks() -> None:
+def test_a_timeline_without_work_is_an_error_with_the_missing_kind() -> None:
     with pytest.raises(ValueError, match='no record of kind "generator" that took time'):
         fit_generator([], kv_tokens=1)
     with pytest.raises(ValueError, match='no record of kind "step"'):

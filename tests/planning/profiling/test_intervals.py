@@ -1,4 +1,4 @@
-"""Stretches of a generator's work, with a model client on a virtual clock: it writes a token of a response a second."""
+"""Intervals of a generator's work. A model client on a virtual clock writes one token of a response a second."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,22 +8,22 @@ import pytest
 
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.stats import StatsSnapshot
-from lrl.planning.profiling.intervals import LOOK_S, SHORTEST_S, STRETCH_S, Stretches
+from lrl.planning.profiling.intervals import INTERVAL_S, SAMPLE_S, SHORTEST_S, WorkIntervals
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.clock import run
 from tests.generators.test_pool import ask, gather, make_crew, resync
 
 
 def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
-    """The stretches of a pool's first generator while it does `work`."""
+    """Returns the intervals of a pool's first generator during `work`."""
     pool, _ = make_crew(8)
     records: list[GeneratorRecord] = []
 
     async def look() -> None:
-        stretches = Stretches(records.append)
+        intervals = WorkIntervals(records.append)
         while True:
-            stretches.look(asyncio.get_running_loop().time(), pool.generators[0].stats.snapshot())
-            await asyncio.sleep(LOOK_S)
+            intervals.add(asyncio.get_running_loop().time(), pool.generators[0].stats.snapshot())
+            await asyncio.sleep(SAMPLE_S)
 
     async def scene() -> None:
         pool.generators[0].verify()
@@ -36,10 +36,10 @@ def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list
     return records
 
 
-def test_a_stretch_has_the_tokens_and_the_answers_of_its_time() -> None:
+def test_an_interval_has_its_tokens_responses_and_context() -> None:
     records = looked_at(lambda pool: gather([ask(pool, 3, 40), ask(pool, 2, 20, 1)]))
     assert sum(record.seconds for record in records) == pytest.approx(40, abs=0.3)
-    assert max(record.seconds for record in records) < STRETCH_S + 2 * LOOK_S
+    assert max(record.seconds for record in records) < INTERVAL_S + 2 * SAMPLE_S
     steady = records[2:15]
     assert all(record.responses == pytest.approx(5) for record in steady)
     assert sum(r.tokens for r in steady) == pytest.approx(5 * sum(r.seconds for r in steady), abs=5)
@@ -49,7 +49,7 @@ def test_a_stretch_has_the_tokens_and_the_answers_of_its_time() -> None:
     assert late[0].context_tokens == pytest.approx(3 * 33, rel=0.1)
 
 
-def test_prompts_and_answers_that_go_on_elsewhere_are_read_once_where_they_begin() -> None:
+def test_prompts_and_migrated_responses_are_prefilled_once() -> None:
     pool, _ = make_crew(8, 8)
 
     async def scene() -> None:
@@ -65,14 +65,14 @@ def test_prompts_and_answers_that_go_on_elsewhere_are_read_once_where_they_begin
     assert first.stats.snapshot().responses == second.stats.snapshot().responses == 0
 
 
-def test_what_a_generator_reads_when_its_work_begins_is_in_its_first_stretch() -> None:
+def test_the_first_interval_includes_the_first_prefill() -> None:
     records = looked_at(lambda pool: ask(pool, 3, 40))
-    # The model client's first token comes after a second; the stretch that sees it has read the prompt of one token.
+    # The model client's first token comes after a second; its interval includes the prompt of one token.
     assert [record.prefill_tokens for record in records[:3]].count(1) == 1
     assert sum(record.prefill_tokens for record in records) == 1
 
 
-def test_no_stretch_holds_a_pause_or_idleness() -> None:
+def test_intervals_exclude_pauses_and_idle_time() -> None:
     async def work(pool: GeneratorPool) -> None:
         writing = asyncio.create_task(ask(pool, 2, 20))
         await asyncio.sleep(5.5)
@@ -84,17 +84,17 @@ def test_no_stretch_holds_a_pause_or_idleness() -> None:
         await ask(pool, 2, 3)
 
     records = looked_at(work)
-    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a look at either end.
+    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than SAMPLE_S at either end.
     assert sum(record.seconds for record in records) == pytest.approx(5.5 + 4.2 + 3, abs=0.7)
     assert all(record.responses == pytest.approx(2, abs=0.2) for record in records)
 
 
-def test_a_break_between_two_looks_ends_the_stretch_before_it_and_what_is_too_short_is_left_out() -> None:
+def test_a_break_ends_an_interval_and_short_intervals_are_dropped() -> None:
     records: list[GeneratorRecord] = []
-    stretches = Stretches(records.append)
+    intervals = WorkIntervals(records.append)
 
     def look(now: float, since: float) -> None:
-        stretches.look(now, StatsSnapshot(since=since, written=10 * now, read=0, responses=1, context_tokens=9))
+        intervals.add(now, StatsSnapshot(since=since, written=10 * now, read=0, responses=1, context_tokens=9))
 
     for now in (0.0, 0.1, 0.2, 0.3):
         look(now, since=0.0)

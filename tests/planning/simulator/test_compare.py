@@ -1,4 +1,4 @@
-"""`lrl plan --compare`, on runs that a simulation has written."""
+"""`lrl plan --compare` on simulated runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_forecast_of_a_simulated_run_is_that_run(run: Path) -> None:
+def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
     found = read_run(run)
     assert [step.step for step in found.steps] == list(range(2, 10))
     for fact, forecast in zip(found.steps, found.forecast, strict=True):
@@ -60,7 +60,7 @@ def test_the_forecast_of_a_simulated_run_is_that_run(run: Path) -> None:
         assert forecast.tokens == fact.tokens
 
 
-def test_a_run_with_several_ranks_is_forecast_with_as_many(run: Path) -> None:
+def test_a_forecast_has_the_runs_ranks(run: Path) -> None:
     write(run / "timeline.jsonl", simulated(2, 16, ranks=3, **DATA))
     asked = config(generator_devices=2, server={"max_num_seqs": 16})
     asked["trainer"]["strategy"]["class_path"] = "lrl.AsyncDDP"
@@ -74,7 +74,7 @@ def test_a_run_with_several_ranks_is_forecast_with_as_many(run: Path) -> None:
                 assert forecast.train_s == pytest.approx(step.train_s, rel=0.02)
 
 
-def test_a_run_that_took_longer_than_its_work_is_seen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_slower_than_its_forecast_shows_in_the_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--compare", str(run)]) == 0
     same = capsys.readouterr().out
     asked = config(generator_devices=1, server={"max_num_seqs": 16})  # as if one of the two had been lost
@@ -92,13 +92,13 @@ def off_by(printed: str, row: str) -> float:
     return float(line.rstrip("│ ").split("│")[-1].strip(" %"))
 
 
-def test_answers_are_replayed_group_by_group_and_behind_them_are_like_them() -> None:
+def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
     lengths = ReplayedLengths([[3, 9], [7, 7]])
     assert [lengths.of(prompt=5, index=index, responses=2) for index in (0, 1)] == [[3, 9], [7, 7]]
     assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}
 
 
-def test_what_the_simulator_does_not_know_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_outside_the_simulator_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = yaml.safe_load((run / "config.yaml").read_text())
     asked["data"]["init_args"]["replay"] = {"class_path": "lrl.Replay"}
     (run / "config.yaml").write_text(yaml.safe_dump(asked))
@@ -106,7 +106,7 @@ def test_what_the_simulator_does_not_know_is_named(run: Path, capsys: pytest.Cap
     assert "Not in the forecast: data.replay." in capsys.readouterr().out
 
 
-def test_a_planned_recipe_writes_a_timeline_that_knows_the_plan_once() -> None:
+def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:
     others = [{"class_path": "a"}, {"class_path": THROUGHPUT}, {"class_path": TIMELINE}, {"class_path": "b"}]
     found = with_timeline(others, 3.14159)
     assert [one["class_path"] for one in found] == ["a", THROUGHPUT, TIMELINE, "b"]
@@ -155,7 +155,7 @@ def no_yaml(run: Path) -> None:
         (no_yaml, "is no YAML"),
     ],
 )
-def test_a_folder_that_cannot_be_compared_is_one_error_that_says_what_is_missing(
+def test_an_incomplete_run_folder_is_one_error_with_the_missing_part(
     run: Path, capsys: pytest.CaptureFixture[str], spoil: Any, words: str
 ) -> None:
     spoil(run)

@@ -1,4 +1,4 @@
-"""A model of a generator on a virtual clock, against a model that goes token by token."""
+"""The event-driven model of a generator against a token-by-token one."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.planning.profiling.linear_costs import LinearGenerator
+from lrl.planning.costs import LinearGenerator
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.clock import run
-from lrl.planning.simulator.generator_model import ModelGenerator
-from lrl.planning.simulator.length_sampling import SimulatedResponse
+from lrl.planning.simulator.generator_model import ModelGenerator, SimulatedResponse
 
 COSTS = LinearGenerator(kv_tokens=10_000, step_s=1.0, response_s=0.1, context_token_s=0.01, prefill_token_s=0.001)
 
 
 @dataclass
 class Asked:
-    """A response that is asked for at some time."""
+    """A response and the time of its request."""
 
     at: float
     prompt: int
@@ -32,7 +31,7 @@ asked = st.builds(Asked, st.floats(0, 40), st.integers(1, 9), st.integers(1, 30)
 def write(
     costs: LinearGenerator, work: list[Asked], syncs: Sequence[float] = ()
 ) -> tuple[ModelGenerator, list[tuple[float, SimulatedResponse]], list[GeneratorRecord]]:
-    """Have a generator write all of `work`, with syncs at these times; who ended when, and what it recorded."""
+    """Runs `work` on a generator with syncs at these times; returns it, ends with responses, and records."""
     ended: list[tuple[float, SimulatedResponse]] = []
     records: list[GeneratorRecord] = []
 
@@ -63,7 +62,7 @@ def write(
 
 
 def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
-    """When each response ends, if nothing stops the generator and all fit."""
+    """Returns the end of each response, if nothing stops the generator and all fit."""
     now, batch, ends = 0.0, list[list[int]](), [0.0] * len(work)  # batch: [place in work, tokens so far]
     coming = sorted(range(len(work)), key=lambda place: work[place].at)
     while coming or batch:
@@ -86,7 +85,7 @@ def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(asked, min_size=1, max_size=12))
-def test_from_event_to_event_every_answer_ends_when_it_does_token_by_token(work: list[Asked]) -> None:
+def test_event_driven_and_token_by_token_models_agree(work: list[Asked]) -> None:
     _, ended, _ = write(COSTS, work)
     ends = {response.order[0]: at for at, response in ended}
     assert [ends[number] for number in range(len(work))] == pytest.approx(token_by_token(COSTS, work))
@@ -94,7 +93,7 @@ def test_from_event_to_event_every_answer_ends_when_it_does_token_by_token(work:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(asked, min_size=1, max_size=12), st.lists(st.floats(0, 60), max_size=4), st.integers(40, 90))
-def test_every_answer_gets_all_its_tokens_once_through_pauses_and_never_more_than_fit(
+def test_every_response_gets_all_its_tokens_once_and_the_kv_cache_never_overflows(
     work: list[Asked], syncs: list[float], kv_tokens: int
 ) -> None:
     costs = LinearGenerator(kv_tokens=kv_tokens, step_s=1.0, response_s=0.1, prefill_token_s=0.001)
@@ -114,9 +113,7 @@ def test_every_answer_gets_all_its_tokens_once_through_pauses_and_never_more_tha
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(asked, min_size=1, max_size=12), st.lists(st.floats(0, 60), max_size=4))
-def test_a_generators_records_are_all_its_work_and_cost_what_the_costs_say(
-    work: list[Asked], syncs: list[float]
-) -> None:
+def test_records_cover_all_work_at_the_models_costs(work: list[Asked], syncs: list[float]) -> None:
     generator, _, records = write(COSTS, work, syncs)
     assert generator.paused_s == pytest.approx(5.0 * len(syncs))
     assert generator.busy_s == pytest.approx(sum(record.seconds for record in records))
@@ -129,7 +126,7 @@ def test_a_generators_records_are_all_its_work_and_cost_what_the_costs_say(
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 500), st.integers(1, 100))
-def test_equal_answers_take_the_closed_form(responses: int, length: int, prompt: int) -> None:
+def test_equal_responses_take_the_closed_form(responses: int, length: int, prompt: int) -> None:
     costs = LinearGenerator(kv_tokens=10**6, step_s=0.5, response_s=0.25, context_token_s=0.125, prefill_token_s=2.0)
     _, ended, _ = write(costs, [Asked(0.0, prompt, length)] * responses)
     contexts = responses * (prompt * length + length * (length - 1) / 2)
@@ -137,10 +134,10 @@ def test_equal_answers_take_the_closed_form(responses: int, length: int, prompt:
     assert [at for at, _ in ended] == pytest.approx([seconds] * responses)
 
 
-def test_who_comes_later_waits_for_the_decode_step_under_way_and_holds_the_others_while_it_is_read() -> None:
+def test_a_later_response_joins_after_the_decode_step_and_its_prefill_stops_the_others() -> None:
     costs = LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5)
     _, ended, records = write(costs, [Asked(0.0, 2, 10), Asked(3.25, 4, 3)])
-    # Read 1 s; write from 1.0; at 4.0 the step under way ends, and 4 tokens are read; both write from 6.0.
+    # Prefill 1 s; decode from 1.0; at 4.0 the current step ends; prefill of 4 tokens; both decode from 6.0.
     assert [(at, response.length) for at, response in ended] == [(9.0, 3), (13.0, 10)]
     assert [(record.responses, record.tokens, record.prefill_tokens) for record in records] == [
         (0, 0, 2),
@@ -151,20 +148,20 @@ def test_who_comes_later_waits_for_the_decode_step_under_way_and_holds_the_other
     ]
 
 
-def test_who_does_not_fit_leaves_last_come_first_and_is_read_again() -> None:
+def test_the_last_response_is_preempted_first_and_prefilled_again() -> None:
     costs = LinearGenerator(kv_tokens=20, step_s=1.0, prefill_token_s=0.5)
     generator, ended, _ = write(costs, [Asked(0.0, 1, 15), Asked(0.0, 1, 15)])
-    # Both have 10 tokens of context at 10.0; the second leaves, and comes back to 10 tokens at 16.0 for 5.0.
-    assert generator.left_batch == 1
+    # Both have 10 tokens of context at 10.0; the second is preempted; at 16.0 its 10 tokens are prefilled in 5.0 s.
+    assert generator.preemptions == 1
     assert [at for at, _ in ended] == [16.0, 16.0 + 5.0 + 6.0]
 
 
-def test_an_answer_that_can_never_fit_is_refused_with_what_to_change() -> None:
+def test_a_response_that_never_fits_is_an_error_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"30 tokens .* prompt of 5 .* 20 tokens .* more devices, or shorten"):
         write(LinearGenerator(kv_tokens=20, step_s=1.0), [Asked(0.0, 5, 30)])
 
 
-def test_answers_to_one_prompt_that_begin_together_share_its_reading() -> None:
+def test_responses_to_one_prompt_that_join_together_share_its_prefill() -> None:
     async def scene() -> float:
         loop = asyncio.get_running_loop()
         ended = [loop.create_future() for _ in range(3)]
@@ -177,7 +174,7 @@ def test_answers_to_one_prompt_that_begin_together_share_its_reading() -> None:
     assert run(scene()) == 2 * 10 * 0.5 + 4.0
 
 
-def test_a_token_knows_the_version_that_wrote_it() -> None:
+def test_every_token_has_its_version() -> None:
     costs = LinearGenerator(kv_tokens=1000, step_s=1.0)
     _, [(at, response)], _ = write(costs, [Asked(0.0, 1, 10)], [3.5, 14.0])
     # Four tokens, a pause of 5 s from 4.0, five more from 9.0 to 14.0, a pause, and the last.

@@ -1,4 +1,4 @@
-"""Lengths of responses, and answers without tokens."""
+"""Sampled response lengths, and rollouts filled with meaningless tokens."""
 
 from statistics import median
 
@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.planning.simulator.length_sampling import Lognormal, ObservedLengths, Runs, fill
+from lrl.planning.simulator.length_sampling import Lognormal, ObservedLengths, RunLengths, fill
 from lrl.types import Rollout
 
 
-def test_a_length_depends_on_prompt_and_answer_and_seed_alone() -> None:
+def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
     lengths = Lognormal(100, 1.0, 10_000, seed=3)
     assert [lengths.of(n, n, 4) for n in (5, 2, 5)] == [
         Lognormal(100, 1.0, 10_000, seed=3).of(n, n, 4) for n in (5, 2, 5)
@@ -21,7 +21,7 @@ def test_a_length_depends_on_prompt_and_answer_and_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_share_of_the_variance_between_prompts_is_what_it_is_set_to(share: float) -> None:
+def test_the_variance_between_prompts_has_its_share(share: float) -> None:
     lengths = Lognormal(1e6, 1.0, 10**9, prompt_share=share)
     logs = np.log([lengths.of(prompt, prompt, 2) for prompt in range(3000)])
     assert np.corrcoef(logs.T)[0, 1] == pytest.approx(share, abs=0.06)
@@ -29,7 +29,7 @@ def test_the_share_of_the_variance_between_prompts_is_what_it_is_set_to(share: f
     assert np.corrcoef(logs[:, 0], next_epoch)[0, 1] == pytest.approx(share, abs=0.06)
 
 
-def test_lengths_have_the_distribution_they_are_drawn_from() -> None:
+def test_lengths_follow_their_distribution() -> None:
     drawn = [length for n in range(2000) for length in Lognormal(100, 1.0, 800).of(n, n, 4)]
     assert median(drawn) == pytest.approx(100, rel=0.05) and max(drawn) == 800 and min(drawn) >= 1
     seen = [length for n in range(2000) for length in ObservedLengths([1, 7, 7, 50], seed=1).of(n, n, 4)]
@@ -37,13 +37,13 @@ def test_lengths_have_the_distribution_they_are_drawn_from() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5))))
-def test_runs_read_like_the_list_they_stand_for(runs: list[tuple[int, int]]) -> None:
-    whole, short = [value for value, count in runs for _ in range(count)], Runs(runs)
+def test_run_lengths_read_like_the_decoded_list(runs: list[tuple[int, int]]) -> None:
+    whole, short = [value for value, count in runs for _ in range(count)], RunLengths(runs)
     assert list(short) == whole and len(short) == len(whole) and bool(short) == bool(whole)
     assert short[1:] == whole[1:] and all(short[place] == value for place, value in enumerate(whole))
 
 
-def test_a_filled_answer_is_whole_and_its_lists_are_equally_long() -> None:
+def test_a_filled_rollout_is_finished_and_its_lists_are_equally_long() -> None:
     rollout = Rollout()
     fill(rollout, [(3, 4), (4, 20_000)])
     assert rollout.finished and len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions) == 20_004
@@ -51,7 +51,7 @@ def test_a_filled_answer_is_whole_and_its_lists_are_equally_long() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"median": 0}, {"median": 900}, {"sigma": -1.0}, {"prompt_share": 1.5}])
-def test_a_distribution_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+def test_an_impossible_distribution_is_an_error(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Lognormal(**{"median": 100, "sigma": 1.0, "longest": 800} | wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there must be some"):

@@ -1,4 +1,4 @@
-"""Simulated runs: what holds of a run holds of its forecast."""
+"""Simulated runs keep the invariants of real runs."""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
-from lrl.planning.profiling.linear_costs import LinearGenerator, LinearTrainer
+from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.fleet_model import ModelFleet
@@ -27,7 +27,7 @@ TRAINER = LinearTrainer(token_s=2e-4, token_squared_s=1e-8, optimizer_s=0.1, wei
 
 
 class NewestFirst(LeastLoaded):
-    """Another order, to show what does not depend on it."""
+    """Another order of dispatch."""
 
     def order(self, request: Request) -> tuple[float, ...]:
         return (-request.priority,)
@@ -36,7 +36,7 @@ class NewestFirst(LeastLoaded):
 simulations = st.builds(
     Simulation,
     generators=st.integers(1, 3).map(lambda count: [GENERATOR] * count),
-    trainer=st.sampled_from([TRAINER, replace(TRAINER, weights_s=0.1, goes_on=True)]),
+    trainer=st.sampled_from([TRAINER, replace(TRAINER, weights_s=0.1, pause_overlaps=True)]),
     lengths=st.builds(
         Lognormal,
         st.just(60),
@@ -59,14 +59,14 @@ simulations = st.builds(
 
 
 def all_tokens(scene: Simulation) -> int:
-    """Tokens of all responses of a run."""
+    """Returns the tokens of all responses of a run."""
     groups = range(scene.steps * scene.groups_per_step)
     return sum(sum(scene.lengths.of(index, index, scene.rollouts_per_group)) for index in groups)
 
 
 @settings(max_examples=60, deadline=None)
 @given(simulations)
-def test_every_answer_is_trained_once_no_token_is_too_old_and_no_generator_writes_too_many(scene: Simulation) -> None:
+def test_every_response_is_trained_once_within_lag_and_slots(scene: Simulation) -> None:
     records: list[Record] = []
     forecast = scene.run(records.append)
     assert sum(generator.tokens for generator in forecast.generators) == forecast.lags.total() == all_tokens(scene)
@@ -80,14 +80,14 @@ def test_every_answer_is_trained_once_no_token_is_too_old_and_no_generator_write
 
 @settings(max_examples=60, deadline=None)
 @given(simulations)
-def test_where_a_step_went_adds_up_to_the_step(scene: Simulation) -> None:
+def test_the_parts_of_a_step_add_up_to_the_step(scene: Simulation) -> None:
     records: list[Record] = []
     forecast, ended = scene.run(records.append), 0.0
     for step in forecast.steps:
         parts = [step.wait_first_s, step.wait_more_s, step.wait_last_s, step.train_s, step.update_s, step.sync_s]
         assert sum(parts) == pytest.approx(step.seconds) and min(parts) >= 0
         assert step.started_s == pytest.approx(ended)
-        if not scene.trainer.goes_on:
+        if not scene.trainer.pause_overlaps:
             assert GENERATOR.pause_s <= step.pause_s + 1e-9 and step.pause_s <= step.sync_s + 1e-9
         ended += step.seconds
     for generator in forecast.generators:
@@ -101,7 +101,7 @@ def test_where_a_step_went_adds_up_to_the_step(scene: Simulation) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(simulations)
-def test_a_simulation_is_the_same_every_time_and_sees_the_same_responses_under_another_dispatch(
+def test_a_simulation_is_deterministic_and_its_responses_do_not_depend_on_dispatch(
     scene: Simulation,
 ) -> None:
     assert scene.run().steps == scene.run().steps
@@ -121,13 +121,13 @@ def test_asynchronous_is_never_slower_than_alternating_on_the_same_split(scene: 
 
 @settings(max_examples=30, deadline=None)
 @given(simulations)
-def test_sides_that_share_their_devices_are_never_both_at_work(scene: Simulation) -> None:
+def test_sides_with_shared_devices_never_work_at_the_same_time(scene: Simulation) -> None:
     for step in replace(scene, max_lag=0, placement="shared").run().steps:
         waited_s = step.wait_first_s + step.wait_more_s + step.wait_last_s
         assert waited_s == pytest.approx(step.generation_s)
 
 
-def test_a_run_of_equal_answers_takes_the_closed_form() -> None:
+def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
     scene = Simulation(
         generators=[LinearGenerator(kv_tokens=10**6, step_s=0.5, prefill_token_s=0.25, pause_s=3.0)],
         trainer=LinearTrainer(token_s=0.125, optimizer_s=2.0, weights_s=5.0),
@@ -140,19 +140,17 @@ def test_a_run_of_equal_answers_takes_the_closed_form() -> None:
         prompt_tokens=10,
     )
     first, last = scene.run().steps[0], scene.run().steps[-1]
-    # Each of two prompts is read once, and all eight responses end together; then there are two micro-batches of 200.
+    # Each of two prompts is prefilled once, all eight responses end together, and two micro-batches of 200 follow.
     assert (first.wait_first_s, first.train_s, first.update_s) == (2 * 10 * 0.25 + 40 * 0.5, 400 * 0.125, 2.0)
     assert (first.wait_last_s, first.sync_s, first.pause_s) == (0.0, 5.0, 3.0)
     assert last.seconds == first.seconds and last.lags == {0: 320}
 
 
 @pytest.mark.parametrize(("max_lag", "sync_s"), [(1, 1.0), (0, 4.0)])
-def test_a_pause_beside_the_next_step_costs_the_trainer_nothing_unless_it_has_no_next_step(
-    max_lag: int, sync_s: float
-) -> None:
+def test_an_overlapping_pause_costs_the_trainer_nothing_unless_lag_is_0(max_lag: int, sync_s: float) -> None:
     scene = Simulation(
         generators=[LinearGenerator(kv_tokens=10**6, step_s=0.001, pause_s=3.0)],
-        trainer=LinearTrainer(token_s=0.125, weights_s=1.0, goes_on=True),
+        trainer=LinearTrainer(token_s=0.125, weights_s=1.0, pause_overlaps=True),
         lengths=Lognormal(40, 0.0, 40),
         steps=4,
         groups_per_step=2,
@@ -167,7 +165,7 @@ def test_a_pause_beside_the_next_step_costs_the_trainer_nothing_unless_it_has_no
     assert forecast.steps[2].train_s == 400 * 0.125
 
 
-def test_ranks_share_the_work_of_a_step_and_change_nothing_else_of_it() -> None:
+def test_ranks_divide_the_training_time_and_change_nothing_else() -> None:
     scene = Simulation(
         generators=[GENERATOR],
         trainer=LinearTrainer(token_s=0.125),
@@ -184,7 +182,7 @@ def test_ranks_share_the_work_of_a_step_and_change_nothing_else_of_it() -> None:
     assert [step.tokens for step in both] == [step.tokens for step in alone]
 
 
-def test_waits_are_told_apart_by_what_was_still_to_come() -> None:
+def test_waits_are_split_by_the_tokens_still_to_come() -> None:
     class OneASecond(Lognormal):
         def of(self, prompt: int, index: int, responses: int) -> list[int]:
             return [1 + index]
@@ -214,7 +212,7 @@ def test_waits_are_told_apart_by_what_was_still_to_come() -> None:
         ({"placement": "shared"}, "max_lag is 1 with placement shared"),
     ],
 )
-def test_a_setting_out_of_range_is_named_with_its_value(settings: dict[str, Any], words: str) -> None:
+def test_a_setting_out_of_range_is_an_error_with_its_value(settings: dict[str, Any], words: str) -> None:
     good: dict[str, Any] = {"generators": [GENERATOR], "trainer": TRAINER, "lengths": Lognormal(5, 1.0, 9), "steps": 1}
     with pytest.raises(ValueError, match=words):
         Simulation(**good | settings)
@@ -224,7 +222,7 @@ def test_a_setting_out_of_range_is_named_with_its_value(settings: dict[str, Any]
 
 
 class Journal(LeastLoaded):
-    """Notes what is sent where, and when."""
+    """Records every dispatch with its generator and time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +241,7 @@ TOKEN_S = 1e-6
 
 
 class Client:
-    """A real generator's client that takes the same time for every token."""
+    """A client with the same time for every token."""
 
     def __init__(self, lengths: LengthSampler) -> None:
         self.lengths = lengths
@@ -260,9 +258,7 @@ class Client:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 20), st.integers(0, 99))
-def test_the_model_sends_the_same_groups_to_the_same_generators_at_the_same_times_as_the_real_crew(
-    generators: int, responses: int, groups: int, seed: int
-) -> None:
+def test_the_model_dispatches_like_the_real_pool(generators: int, responses: int, groups: int, seed: int) -> None:
     lengths = Lognormal(9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed)  # so fine that no two end together
     costs = LinearGenerator(kv_tokens=10**12, step_s=TOKEN_S)
 

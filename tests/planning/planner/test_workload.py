@@ -1,4 +1,4 @@
-"""Distributions of response lengths, and how long a generator takes for a step's responses."""
+"""Distributions of response lengths, and the time of a step's generation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.planning.lengths import Quantiles, parse_lengths
 from lrl.planning.planner.batching import drained, slots_of, steady
-from lrl.planning.planner.workload import Workload
+from lrl.planning.planner.workload import Quantiles, Workload, parse_lengths
 
 LOGNORMAL = "lognormal:mean=2000,max=8000"
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A generator that takes a millisecond a token, whatever its batch."""
+    """A generator with a millisecond a token at every batch size."""
 
     kv_tokens: int = 10**9
 
@@ -36,21 +35,21 @@ class Flat:
 
 
 class Linear(Flat):
-    """A generator whose token takes as much longer as its batch is larger: batching wins nothing."""
+    """A generator with a time per token proportional to its batch: batching gains nothing."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
         return 1e-3 * responses
 
 
 class Shared(Flat):
-    """A generator whose token takes longer with each response, and less for each of many."""
+    """A generator with a time per token linear in its batch: batching gains."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
         return 8e-3 + 1e-3 * responses
 
 
 class Held(Flat):
-    """A generator whose seconds are the tokens it holds."""
+    """A generator with a decode time equal to its context tokens."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
         return float(context_tokens)
@@ -63,19 +62,19 @@ def workload(lengths: str | Quantiles, prompts: int = 8, responses: int = 4, pro
 
 @settings(deadline=None)
 @given(st.floats(2, 5000), st.floats(1.05, 50), st.floats(0.05, 2.5))
-def test_a_lognormal_has_the_mean_it_is_given_after_the_cut(mean: float, times: float, sigma: float) -> None:
+def test_a_lognormal_has_its_mean_after_the_cut(mean: float, times: float, sigma: float) -> None:
     lengths = parse_lengths(f"lognormal:mean={mean},max={mean * times},sigma={sigma}")
     assert lengths.mean == pytest.approx(mean, rel=1e-3)
     assert lengths.longest <= mean * times and min(lengths.values) >= 1
 
 
-def test_lengths_of_a_step_are_the_distributions_own_and_the_longest_grows_with_their_number() -> None:
+def test_a_steps_lengths_have_the_distributions_mean_and_the_longest_grows_with_their_number() -> None:
     lengths = parse_lengths(LOGNORMAL)
     assert np.mean(lengths.of(2048)) == pytest.approx(lengths.mean, rel=0.01)
     assert lengths.of(4)[-1] < lengths.of(64)[-1] <= lengths.of(4096)[-1] == 8000
 
 
-def test_an_answer_that_is_looked_at_is_half_written_and_likelier_a_long_one() -> None:
+def test_an_unfinished_response_is_half_written_and_long_ones_count_more() -> None:
     assert parse_lengths("fixed:512").written == 256
     assert parse_lengths(LOGNORMAL).written > 1000
 
@@ -104,13 +103,13 @@ def test_measured_lengths_are_read_from_a_file(ending: str, tmp_path: Path) -> N
         "fixed:",
     ],
 )
-def test_a_wrong_distribution_is_an_error_that_names_it(text: str) -> None:
+def test_a_wrong_distribution_is_an_error_with_the_setting(text: str) -> None:
     with pytest.raises(ValueError, match="--lengths is "):
         parse_lengths(text)
 
 
 @pytest.mark.parametrize("text", ["", '{"words": 3}', '{"length": 0}', '{"length": 3}\n{"words": 3}', "[3]", "{"])
-def test_a_file_without_lengths_is_an_error_that_names_it(text: str, tmp_path: Path) -> None:
+def test_a_file_without_lengths_is_an_error_with_its_name(text: str, tmp_path: Path) -> None:
     file = tmp_path / "lengths.jsonl"
     file.write_text(text)
     with pytest.raises(ValueError, match=r"lengths\.jsonl.*length"):
@@ -119,7 +118,7 @@ def test_a_file_without_lengths_is_an_error_that_names_it(text: str, tmp_path: P
         parse_lengths(str(tmp_path / "none.csv"))
 
 
-def test_with_room_for_all_a_drain_ends_with_the_longest_answer_of_the_fleet() -> None:
+def test_with_room_for_all_a_drain_ends_with_the_longest_response() -> None:
     for generators in (1, 4):
         assert drained(Flat(), workload(LOGNORMAL), generators).span_s == pytest.approx(
             1e-3 * parse_lengths(LOGNORMAL).of(32)[-1]
@@ -128,20 +127,18 @@ def test_with_room_for_all_a_drain_ends_with_the_longest_answer_of_the_fleet() -
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 8))
-def test_where_batching_wins_nothing_a_drain_takes_the_tokens_one_after_the_other(
-    prompts: int, generators: int
-) -> None:
+def test_without_gain_from_batching_a_drain_takes_the_sum_of_its_tokens(prompts: int, generators: int) -> None:
     work = workload("fixed:50", prompts=prompts)
     share = -(-work.samples // generators)
     assert drained(Linear(), work, generators).busy_s == pytest.approx(50e-3 * share, rel=0.02)
 
 
-def test_a_drain_adds_up_every_token_that_is_held_while_it_is_written() -> None:
+def test_a_drain_adds_up_all_context_tokens() -> None:
     work = workload("fixed:10", prompts=1, responses=2, prompt_tokens=100)
     assert drained(Held(), work, 1).busy_s == 2 * (100 + 5) * 10
 
 
-def test_without_room_answers_take_turns() -> None:
+def test_without_room_responses_take_turns() -> None:
     work = workload("fixed:100", prompts=4, responses=4, prompt_tokens=50)
     room_for_four = Flat(kv_tokens=int(4 * work.live_tokens))
     assert slots_of(room_for_four, work) == 4
@@ -149,29 +146,29 @@ def test_without_room_answers_take_turns() -> None:
     assert slots_of(Flat(kv_tokens=work.longest - 1), work) == 0
 
 
-def test_a_steady_flow_hides_the_tail_that_a_drain_waits_for() -> None:
+def test_a_steady_flow_hides_the_tail_of_a_drain() -> None:
     work = workload(LOGNORMAL, prompts=64)
     flowing, draining = steady(Flat(), work, 2, lag=1), drained(Flat(), work, 2)
     assert flowing.busy_s < draining.busy_s / 2
     assert flowing.span_s == pytest.approx(draining.span_s)
 
 
-def test_in_a_flow_with_little_room_fewer_answers_are_written_at_once_and_a_step_takes_longer() -> None:
+def test_less_room_means_smaller_batches_and_longer_steps() -> None:
     work = workload(LOGNORMAL, prompts=64)
     tight, ample = (steady(Flat(kv_tokens=tokens), work, 2, lag=1) for tokens in (20_000, 10**9))
     assert tight.slots < ample.slots and tight.busy_s > ample.busy_s
 
 
-def test_in_a_flow_as_many_share_a_generator_as_the_bound_on_lag_lets_the_longest_answer() -> None:
+def test_the_bound_on_lag_limits_the_batch_of_a_steady_flow() -> None:
     work = workload(LOGNORMAL, prompts=64)
     spans = [steady(Shared(), work, 2, lag).span_s for lag in (1, 2, 4)]
     longest = parse_lengths(LOGNORMAL).of(work.samples)[-1]
     alone, crowded = 8e-3 * longest, (8e-3 + 1e-3 * 1.5 * work.samples / 2) * longest
-    assert alone < spans[0] < spans[1] < spans[2]  # more lag, more of them
-    assert spans[0] < crowded / 2  # with all that pacing lets in, the longest would end too late
+    assert alone < spans[0] < spans[1] < spans[2]  # more lag, larger batches
+    assert spans[0] < crowded / 2  # with every response that pacing admits, the longest would end too late
 
 
-def test_training_ends_no_sooner_than_its_work_and_its_last_group_let_it() -> None:
+def test_training_ends_after_its_work_and_after_its_last_group() -> None:
     work = workload(LOGNORMAL, prompts=64)
     writing = drained(Flat(), work, 2)
     assert writing.trained_s(0.0, 0.5) == pytest.approx(writing.span_s + 0.5)
@@ -183,7 +180,7 @@ def test_training_ends_no_sooner_than_its_work_and_its_last_group_let_it() -> No
 
 
 @pytest.mark.parametrize("name", ["prompts", "responses", "prompt_tokens"])
-def test_a_workload_without_work_is_an_error_that_names_the_setting(name: str) -> None:
+def test_an_empty_workload_is_an_error_with_the_setting(name: str) -> None:
     sizes = {"prompts": 1, "responses": 1, "prompt_tokens": 1} | {name: 0}
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} is 0"):
         Workload(**sizes, lengths=parse_lengths("fixed:5"))

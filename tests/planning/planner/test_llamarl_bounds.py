@@ -1,4 +1,4 @@
-"""The theorem on random instances, and the optimum of each problem where it is known in closed form."""
+"""LlamaRL's theorem on random instances, and closed-form optima of both problems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from lrl.planning.planner.optimisation import Problem, Side
+from lrl.planning.planner.llamarl_bounds import Problem, Side
 
 INSTANCES = 10_000
 SIZES = (1, 2)
@@ -32,7 +32,7 @@ def instance(draw: random.Random, sizes: tuple[int, ...] = SIZES, saturated: flo
     return Problem(devices=8, samples=64, memory=1.0, sizes=sizes, trainer=sides[0], generator=sides[1])
 
 
-def test_asynchronous_is_never_slower_and_strictly_faster_where_memory_binds() -> None:
+def test_asynchronous_is_never_slower_and_strictly_faster_if_memory_binds() -> None:
     draw, feasible = random.Random(0), 0
     for _ in range(INSTANCES):
         problem = instance(draw, sizes=draw.choice(((1,), (2,), SIZES)))
@@ -44,7 +44,7 @@ def test_asynchronous_is_never_slower_and_strictly_faster_where_memory_binds() -
     assert feasible > INSTANCES * 0.5
 
 
-def test_both_are_equal_where_memory_does_not_bind() -> None:
+def test_both_optima_are_equal_if_memory_does_not_bind() -> None:
     draw = random.Random(1)
     for _ in range(200):
         roomy = instance(draw, sizes=(1,), saturated=1.0)  # one sample is as good as many
@@ -52,13 +52,13 @@ def test_both_are_equal_where_memory_does_not_bind() -> None:
             assert roomy.asynchronous_s() == pytest.approx(roomy.synchronous_s())
 
 
-def test_where_only_training_and_generation_apart_fit_only_asynchronous_is_feasible() -> None:
+def test_if_the_sides_fit_only_apart_only_asynchronous_is_feasible() -> None:
     half = side(0.6, 0.01, 1, 1)
     problem = Problem(devices=8, samples=64, memory=1.0, sizes=(1,), trainer=half, generator=half)
     assert problem.synchronous_s() == inf and problem.asynchronous_s() < inf
 
 
-def test_the_shared_memory_is_divided_as_its_stationary_point_says() -> None:
+def test_shared_memory_is_divided_at_the_stationary_point() -> None:
     trainer, generator = side(0.1, 0.01, 1, 4), side(0.2, 0.01, 1, 1)
     problem = Problem(devices=1, samples=1, memory=1.0, sizes=(1,), trainer=trainer, generator=generator)
     # 70 samples fit together; 4 / b_t + 1 / b_g is least at b_t : b_g = 2 : 1
@@ -66,7 +66,7 @@ def test_the_shared_memory_is_divided_as_its_stationary_point_says() -> None:
     assert problem.asynchronous_s() == pytest.approx((1 + 4 / 90) + (1 + 1 / 80))
 
 
-def test_seconds_are_those_of_the_devices_and_samples_there_are() -> None:
+def test_seconds_scale_with_samples_over_devices() -> None:
     one = side(0.1, 0.01, 1, 1)
     small = Problem(devices=1, samples=1, memory=1.0, sizes=(1,), trainer=one, generator=one)
     large = Problem(devices=16, samples=64, memory=1.0, sizes=(1,), trainer=one, generator=one)

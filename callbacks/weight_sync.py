@@ -146,7 +146,7 @@ class WeightSync(OnRankZero):
         """
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         for pool in fleet.pools:
-            fleet.patience.check_outage(pool)
+            fleet.outage_limit.check_outage(pool)
         if fleet.rollouts.pending or self._sync_of(trainer, fleet.rollouts).has_stale:
             self.sync(trainer, trainer.lightning_module)
         if fleet.evaluation is not None and fleet.evaluation.pending:
@@ -183,7 +183,7 @@ class WeightSync(OnRankZero):
                 return
             while not pool.pending:
                 raise_if_stopped(trainer)
-                fleet.patience.check_outage(pool)
+                fleet.outage_limit.check_outage(pool)
                 time.sleep(LOOK_S)
 
     def _sync_of(self, trainer: L.Trainer, pool: GeneratorPool) -> PoolSync:

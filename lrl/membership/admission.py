@@ -62,7 +62,7 @@ def admit_others(fleet: Fleet, registry: Registry, spec: JoinSpec) -> None:
     def make_server(number: int, address: Address) -> JoinedServer:
         return JoinedServer(number, address, own.token, own.settings, registry.run)
 
-    fleet.run_beside(Admission(fleet, registry, make_server).attend())
+    fleet.run_in_background(Admission(fleet, registry, make_server).attend())
 
 
 class Admission:

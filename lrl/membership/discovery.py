@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from lrl.generators.auth import TOKEN_VARIABLE, bearer
-from lrl.generators.endpoint import Listening, connect, trust_only
+from lrl.generators.endpoint import Endpoint, connect, trust_only
 
 DEADLINE_S = 10.0
 
@@ -90,7 +90,7 @@ def _running(number: int, log_path: Path, words: list[str], environment: dict[st
     return Running(
         name=f"generator {number}",
         log_path=log_path,
-        url=Listening(flags["--host"], tls_cert=certificate).url(int(flags["--port"])),
+        url=Endpoint(flags["--host"], tls_cert=certificate).url(int(flags["--port"])),
         token=environment[TOKEN_VARIABLE],
         certificate=certificate,
     )

@@ -41,11 +41,11 @@ class LocalOverrides:
 
     Args:
         devices: CUDA indices; none on a CPU.
-        listening: Those of the fields of `Listening` that are this machine's own.
+        endpoint: Those of the fields of `Endpoint` that are this machine's own.
     """
 
     devices: list[int]
-    listening: dict[str, Any]
+    endpoint: dict[str, Any]
 
 
 class JoinEnded(Exception):
@@ -103,8 +103,8 @@ def settings_here(run: Path, spec: JoinSpec, own: LocalOverrides) -> ServerSetti
             f"--devices {','.join(map(str, own.devices)) or '(not given)'}: the run's generators {needed}."
         )
     if not spec.owner.here:
-        _check_other_machine(run, spec, own.listening.get("host", ""))
-    return ServerSettings(**spec.settings | own.listening)
+        _check_other_machine(run, spec, own.endpoint.get("host", ""))
+    return ServerSettings(**spec.settings | own.endpoint)
 
 
 def _check_other_machine(run: Path, spec: JoinSpec, host: str) -> None:

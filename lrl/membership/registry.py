@@ -174,7 +174,7 @@ class Registry:
                 f"{self.run} is not the folder of a run that goes on (there is no {self.files.path / RUN}). Give the "
                 "folder with the generator-<n>.log of one, on its own machine or on a file system that both share."
             ) from error
-        except OSError as error:  # NotBelieved, or not even to be read
+        except OSError as error:  # UntrustedFile, or not even to be read
             raise NotRunning(str(error)) from error
         if spec.owner.ended:
             raise NotRunning(f"{self.run}: its run has ended, by a signal that left it no time to say so.")

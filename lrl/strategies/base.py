@@ -35,7 +35,7 @@ from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
 from lrl.runtime.ranks import Ranks
-from lrl.runtime.run_folder import Claim, run_folder
+from lrl.runtime.run_folder import RunFolderLock, run_folder
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.schedule import check_optimizers
 from lrl.weights import choose_transport
@@ -92,7 +92,7 @@ class GeneratorDevices(GracefulShutdown):
         self.token = secrets.token_urlsafe(32)
         self.ranks = Ranks()
         """The processes that train."""
-        self.claim = Claim()
+        self.claim = RunFolderLock()
         """On the run's folder, from the checks before the run to its end."""
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
@@ -138,7 +138,7 @@ class GeneratorDevices(GracefulShutdown):
             capacity=self.server_settings.max_num_seqs,
             reserved=self.num_evaluation_generators,
             heartbeat_s=self.heartbeat_s,
-            patience_s=self.generator_timeout_s,
+            outage_timeout_s=self.generator_timeout_s,
             cores=() if on_cuda else cores_of_generators(threads),
         )
         self.fleet.loop.interrupted = lambda: raise_if_stopped(trainer)
@@ -237,7 +237,7 @@ class GeneratorDevices(GracefulShutdown):
         gc.unfreeze()
         self.stop_generators()
         super().teardown()
-        self.claim.give_up()
+        self.claim.release()
 
 
 def raise_if_stopped(trainer: L.Trainer) -> None:

@@ -57,8 +57,8 @@ class GracefulShutdown(Strategy):
     def on_exception(self, exception: BaseException) -> None:
         """Give an end that Lightning noticed before us its exit status."""
         self.signals.raises = False
-        if isinstance(exception, SIGTERMException) and self.signals.told is not None:
-            exception.code = exit_status(self.signals.told)
+        if isinstance(exception, SIGTERMException) and self.signals.received is not None:
+            exception.code = exit_status(self.signals.received)
         super().on_exception(exception)
 
     def teardown(self) -> None:

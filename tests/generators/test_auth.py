@@ -14,7 +14,7 @@ import psutil
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lrl.generators.auth import TOKEN_VARIABLE, Guard
+from lrl.generators.auth import TOKEN_VARIABLE, TokenMiddleware
 from tests.http_call import call
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import fit
@@ -42,7 +42,7 @@ def response(scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[bo
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Guard(app)(scope, receive, send))
+    asyncio.run(TokenMiddleware(app)(scope, receive, send))
     return bool(reached), sent
 
 
@@ -80,7 +80,7 @@ def test_two_tokens_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_without_a_token_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(RuntimeError, match=f"{TOKEN_VARIABLE} is not set"):
-        Guard(None)  # type: ignore[arg-type]
+        TokenMiddleware(None)  # type: ignore[arg-type]
 
 
 def routes(server: LentServer) -> set[tuple[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from lrl.generators.client import GeneratorClient, GeneratorError, Refused, TooLate
+from lrl.generators.client import GeneratorClient, GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.types import Rollout, Sampling
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ async def never(request: web.Request) -> web.Response:
 
 
 def test_a_deadline_names_the_generator_the_route_and_the_seconds() -> None:
-    with pytest.raises(TooLate, match=f"generator 7: {GENERATE} did not answer within 0.05 s"):
+    with pytest.raises(GeneratorTimeout, match=f"generator 7: {GENERATE} did not answer within 0.05 s"):
         at_server(never, lambda client: write(client, Rollout(), deadline_s=0.05))
 
 
@@ -175,7 +175,7 @@ def test_a_refusal_is_an_error_of_its_own_with_the_servers_words() -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=403, text="scale-out is off")
 
-    with pytest.raises(Refused, match="generator 7: /pause answered 403: scale-out is off"):
+    with pytest.raises(RequestRejected, match="generator 7: /pause answered 403: scale-out is off"):
         at_server(refuse, lambda client: client.post("/pause", deadline_s=60.0))
 
 
@@ -197,7 +197,7 @@ def test_an_ill_server_is_no_refusal() -> None:
 
     with pytest.raises(GeneratorError, match="answered 500: EngineCore") as caught:
         at_server(ill, lambda client: client.heartbeat(60.0))
-    assert not isinstance(caught.value, Refused)
+    assert not isinstance(caught.value, RequestRejected)
 
 
 def test_a_client_closed_twice_can_still_be_used() -> None:

@@ -18,7 +18,7 @@ import pytest
 from lrl.cli import serve
 from lrl.generators import endpoint
 from lrl.generators.client import GeneratorClient, GeneratorError
-from lrl.generators.endpoint import Listening, connect, trust_only
+from lrl.generators.endpoint import Endpoint, connect, trust_only
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from tests.certificates import openssl, self_signed, signed_by
@@ -52,8 +52,8 @@ def make(folder: Path, number: int = 0, **settings: Any) -> Server:
 
 def shake_hands(trust: ssl.SSLContext, cert: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handshake of a client with `trust` and a server with this certificate."""
-    monkeypatch.setattr(Listening, "trust", lambda self: trust)
-    endpoint._shake_hands(*Listening(tls_cert=cert, tls_key=key)._ends())
+    monkeypatch.setattr(Endpoint, "trust", lambda self: trust)
+    Endpoint(tls_cert=cert, tls_key=key)._shake_hands()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "gpu7", "localhost.example.com", "127.0.0.1.nip.io"])
@@ -67,7 +67,7 @@ def test_an_address_that_others_reach_needs_tls_or_the_users_word(host: str) -> 
 def test_loopback_needs_neither(host: str) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ServerSettings(host=host).listening.warn()
+        ServerSettings(host=host).endpoint.warn()
     assert not [one for one in said if one.category is UserWarning]  # a socket that another test left warns, too
 
 
@@ -76,7 +76,7 @@ def test_loopback_needs_neither(host: str) -> None:
     [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("::1", "http://[::1]:80"), ("a", "http://a:80")],
 )
 def test_the_trainer_reaches_a_generator_on_every_address_by_loopback(host: str, url: str) -> None:
-    assert Listening(host).url(80) == url
+    assert Endpoint(host).url(80) == url
 
 
 def test_a_warning_says_once_what_the_network_sees(tmp_path: Path) -> None:

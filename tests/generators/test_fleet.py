@@ -65,7 +65,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelSe
     monkeypatch.setattr(GeneratorClient, "heartbeat", response)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
     servers = [ModelServer(0), ModelServer(1)]
-    made = Fleet(servers, capacity=4, heartbeat_s=0.02, patience_s=0.05)  # type: ignore[arg-type]
+    made = Fleet(servers, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
     made.start()
     yield made, servers
     made.stop()
@@ -113,29 +113,29 @@ def test_a_run_without_a_generator_says_so_and_ends_when_its_patience_does(
         server.failing = 10**6
         server.alive = False
     until(lambda: not made.rollouts.generators)
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     assert "No generator is left" not in caplog.text  # it never served: its first sync is still to come
     made.rollouts.has_served = True
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     assert "No generator is left; waiting" in caplog.text
     time.sleep(0.06)
     with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
-        made.patience.check_outage(made.rollouts)
+        made.outage_limit.check_outage(made.rollouts)
 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["seen by a look", "between two looks"])
 def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, list[ModelServer]], looked: bool) -> None:
     made, _ = fleet
     made.rollouts.has_served = True
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     time.sleep(0.06)
     made.rollouts.generators[0].open = True
     if looked:
-        made.patience.check_outage(made.rollouts)
+        made.outage_limit.check_outage(made.rollouts)
     else:
         made.call(made.rollouts.finish_sync({}), "a sync that went well")
     made.rollouts.generators[0].open = False
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     time.sleep(0.06)
     with pytest.raises(NoGenerators):
-        made.patience.check_outage(made.rollouts)
+        made.outage_limit.check_outage(made.rollouts)

@@ -52,7 +52,7 @@ def scripted(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize("name", [*OWNED, "--host", "api_key", "no-enable-scale-out", "max_model_len", "dtype"])
 def test_a_flag_that_lrl_owns_is_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(ValueError, match=r"extra_args: .*(lrl's to set: .* Leave it out|set it there)"):
+    with pytest.raises(ValueError, match=r"extra_args: .*(set by lrl: .* Leave it out|set it there)"):
         ServerSettings(extra_args={name: "x"})
 
 

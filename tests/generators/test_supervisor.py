@@ -149,7 +149,7 @@ def test_nothing_of_the_tree_is_left_and_the_runs_own_files_stay(end: str, run: 
     elif end == "SIGTERM to the supervisor":
         keeping.terminate()
     else:
-        time.sleep(3 * supervisor.LOOK_S)  # its shared memory is known only once it was looked at
+        time.sleep(3 * supervisor.SCAN_S)  # its shared memory is known only once it was looked at
         root.kill()
     keeping.wait(60)
     assert_nothing_is_left(run, (root, orphan))

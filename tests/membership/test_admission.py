@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.generators import fleet as fleet_module
-from lrl.generators.client import GeneratorClient, Refused
+from lrl.generators.client import GeneratorClient, RequestRejected
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
@@ -124,7 +124,7 @@ def test_a_newcomer_whose_probe_fails_never_serves_and_is_not_started_again(live
 
 def test_a_newcomer_with_another_token_is_told_so(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        raise Refused("generator 2: answered 401: only with the token of that run")
+        raise RequestRejected("generator 2: answered 401: only with the token of that run")
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", refuses)
     number = live.others.claim(2)
@@ -199,10 +199,10 @@ def test_an_address_that_others_could_have_written_is_not_called(
     (tmp_path / "fleet" / f"generator-{number}.json").rename(forged.with_suffix(".draft"))
     forged.with_suffix(".draft").chmod(0o622)
     forged.with_suffix(".draft").rename(forged)
-    until(lambda: "generator-5.json is not believed" in caplog.text)
+    until(lambda: "generator-5.json is not trusted" in caplog.text)
     live.newcomer()
     assert [generator.server.number for generator in live.fleet.rollouts.pending] == [2]
-    assert caplog.text.count("is not believed") == 1 and live.others.status(5) is None
+    assert caplog.text.count("is not trusted") == 1 and live.others.status(5) is None
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,7 +17,7 @@ from lrl.membership import registry as register_module
 from lrl.membership.discovery import NotRunning
 from lrl.membership.registry import Address, JoinSpec, Registry
 from lrl.runtime import process_identity
-from lrl.runtime.owner_only_files import NotBelieved
+from lrl.runtime.owner_only_files import UntrustedFile
 from lrl.runtime.process_identity import ProcessIdentity
 from tests.certificates import self_signed
 
@@ -44,27 +44,27 @@ def test_what_is_written_is_read_again_and_closed_to_all_others(opened: Registry
 
 
 @pytest.mark.parametrize("mode", [0o622, 0o640, 0o604])
-def test_an_open_file_is_not_believed(opened: Registry, tmp_path: Path, mode: int) -> None:
+def test_an_open_file_is_not_trusted(opened: Registry, tmp_path: Path, mode: int) -> None:
     (tmp_path / "fleet" / "run.json").chmod(mode)
-    with pytest.raises(NotRunning, match=rf"run.json is not believed.*{mode:04o}"):
+    with pytest.raises(NotRunning, match=rf"run.json is not trusted.*{mode:04o}"):
         Registry(tmp_path).spec()
 
 
-def test_nothing_in_an_open_folder_is_believed(opened: Registry, tmp_path: Path) -> None:
+def test_nothing_in_an_open_folder_is_trusted(opened: Registry, tmp_path: Path) -> None:
     (tmp_path / "fleet").chmod(0o777)
-    with pytest.raises(NotRunning, match="fleet is not believed.*0777"):
+    with pytest.raises(NotRunning, match="fleet is not trusted.*0777"):
         Registry(tmp_path).spec()
-    with pytest.raises(NotBelieved):
+    with pytest.raises(UntrustedFile):
         opened.look()
 
 
-def test_another_users_file_is_not_believed(opened: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_file_is_not_trusted(opened: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fleet" / "generator-1.json").write_text("{}")
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(NotRunning, match=f"is not believed.*of user {me}"):
+    with pytest.raises(NotRunning, match=f"is not trusted.*of user {me}"):
         Registry(tmp_path).spec()
-    with pytest.raises(NotBelieved):
+    with pytest.raises(UntrustedFile):
         Registry(tmp_path).open(terms_of())
 
 

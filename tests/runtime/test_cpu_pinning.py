@@ -49,11 +49,11 @@ def cores(process: psutil.Process) -> list[set[int]]:
 
 
 def test_every_thread_keeps_to_the_cores_but_while_they_are_open(program: psutil.Popen, thread: int) -> None:
-    quarters = CpuPinning(SOME, thread)
-    quarters.set_processes(0, [program])
-    quarters.keep()
+    pinning = CpuPinning(SOME, thread)
+    pinning.set_processes(0, [program])
+    pinning.pin()
     assert cores(program) == [SOME, SOME] and os.sched_getaffinity(thread) == SOME
-    with pytest.raises(KeyboardInterrupt), quarters.open():
+    with pytest.raises(KeyboardInterrupt), pinning.unpinned():
         assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == EVERY
         raise KeyboardInterrupt
     assert cores(program) == [SOME, SOME] and os.sched_getaffinity(thread) == SOME
@@ -62,19 +62,19 @@ def test_every_thread_keeps_to_the_cores_but_while_they_are_open(program: psutil
 
 def test_without_cores_nothing_is_moved(program: psutil.Popen, thread: int) -> None:
     program.cpu_affinity(list(SOME))
-    quarters = CpuPinning((), thread)
-    quarters.set_processes(0, [program])
-    with quarters.open():
+    pinning = CpuPinning((), thread)
+    pinning.set_processes(0, [program])
+    with pinning.unpinned():
         assert SOME in cores(program) and os.sched_getaffinity(thread) == EVERY
 
 
 def test_a_process_that_has_ended_or_was_replaced_is_passed_over(program: psutil.Popen, thread: int) -> None:
     ended = psutil.Popen([sys.executable, "-c", ""])
     ended.wait()
-    quarters = CpuPinning(SOME, thread)
-    quarters.set_processes(0, [program])
-    quarters.set_processes(0, [ended])
-    quarters.keep()
+    pinning = CpuPinning(SOME, thread)
+    pinning.set_processes(0, [program])
+    pinning.set_processes(0, [ended])
+    pinning.pin()
     assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == SOME
 
 
@@ -84,10 +84,10 @@ def test_a_machine_that_binds_nothing_is_told_once_and_the_run_goes_on(
     def refuse(*words: object) -> None:
         raise PermissionError("not allowed")
 
-    quarters = CpuPinning(SOME, thread)
+    pinning = CpuPinning(SOME, thread)
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     for _ in range(2):
-        quarters.keep()
+        pinning.pin()
     assert caplog.text.count("not allowed") == 1
 
 

@@ -47,7 +47,7 @@ def test_a_file_of_another_folder_is_found_there(here: Path) -> None:
         ("by_name_scores:LIMIT", "is a int, not a function"),
         ("short", "it names no module"),
         ("json.py:loads", "another module has its name"),
-        ("not-a-name.py:f", "letters, digits and _ alone"),
+        ("not-a-name.py:f", "use only letters, digits and _"),
         ("by_name_broken:f", r"SyntaxError: .*by_name_broken.py, line 1\)"),
         ("by_name_raises.py:f", r"ZeroDivisionError: .*by_name_raises.py, line 2\)"),
         ("by_name_lacks:f", r"by_name_lacks cannot be imported: ModuleNotFoundError: .*no_such_thing"),

@@ -99,7 +99,9 @@ class Endpoint:
         """Returns a client's TLS context: it trusts only the certificate, or the system's CAs; None without TLS."""
         if not self.tls_cert:
             return None
-        return trust_only(self.tls_cert) if self.tls_trust == "certificate" else ssl.create_default_context()
+        if self.tls_trust == "system":
+            return ssl.create_default_context()
+        return trust_only(first_certificate(self.tls_cert))
 
     @property
     def _reached(self) -> str:
@@ -156,13 +158,8 @@ def first_certificate(path: str) -> str:
     return ssl.PEM_HEADER + text.partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER
 
 
-def trust_only(path: str) -> ssl.SSLContext:
-    """Returns a client's TLS context that accepts the first certificate of a PEM file and no other."""
-    return trust_text(first_certificate(path))
-
-
-def trust_text(certificate: str) -> ssl.SSLContext:
-    """Returns `trust_only`'s context from the text of a certificate."""
+def trust_only(certificate: str) -> ssl.SSLContext:
+    """Returns a client's TLS context that accepts this certificate (its text) and no other."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # the certificate itself is the identity
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it needs no signature of an authority

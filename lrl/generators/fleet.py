@@ -87,11 +87,6 @@ class Fleet:
         """Responses that migrated to an idle generator."""
         return sum(pool.requests.moved for pool in self.pools)
 
-    @property
-    def first_server(self) -> Server:
-        """The first of the run's own servers; all have the same settings and token."""
-        return self._servers[0]
-
     def start(self, interrupted: Callable[[], None] | None = None) -> None:
         """Starts all servers, waits until they are ready, and begins to monitor them.
 

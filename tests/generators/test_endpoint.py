@@ -18,7 +18,7 @@ import pytest
 from lrl.cli import serve
 from lrl.generators import endpoint
 from lrl.generators.client import GeneratorClient, GeneratorError
-from lrl.generators.endpoint import Endpoint, connect, trust_only
+from lrl.generators.endpoint import Endpoint, connect, first_certificate, trust_only
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from tests.certificates import openssl, self_signed, signed_by
@@ -152,10 +152,10 @@ def test_only_the_very_certificate_is_believed_whoever_signed_it(
     one, two = (signed_by(folder, pair, name) for name in ("one", "two"))
     chain = folder / "chain.pem"
     chain.write_bytes(Path(one[0]).read_bytes() + Path(pair[0]).read_bytes())
-    shake_hands(trust_only(str(chain)), *one, monkeypatch)
+    shake_hands(trust_only(first_certificate(str(chain))), *one, monkeypatch)
     for stranger in (two, pair):
         with pytest.raises(ssl.SSLError, match="verify failed"):
-            shake_hands(trust_only(str(chain)), *stranger, monkeypatch)
+            shake_hands(trust_only(first_certificate(str(chain))), *stranger, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_real_server_speaks_tls_to_whoever_knows_its_certificate_and_no_plain_
     tls_server: LentServer, other: tuple[str, str]
 ) -> None:
     assert tls_server.url.startswith("https://") and len(by_client(tls_server, tls_server.trust, probe)) == 2
-    for stranger in (trust_only(other[0]), ssl.create_default_context()):
+    for stranger in (trust_only(first_certificate(other[0])), ssl.create_default_context()):
         with pytest.raises(GeneratorError, match="CERTIFICATE_VERIFY_FAILED"):
             by_client(tls_server, stranger, probe)
     with pytest.raises((http.client.HTTPException, OSError)):

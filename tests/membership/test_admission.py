@@ -79,8 +79,8 @@ class LiveRun:
 
     def wish_to_leave(self, number: int) -> str:
         self.others.ask_to_leave(number)
-        until(lambda: self.others.refusal(number) is not None)
-        return self.others.refusal(number) or ""
+        until(lambda: self.others.leave_answer(number) is not None)
+        return self.others.leave_answer(number) or ""
 
 
 async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
@@ -92,7 +92,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
     monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(admission, "LOOK_S", 0.01)
+    monkeypatch.setattr(admission, "POLL_S", 0.01)
     made = LiveRun(tmp_path)
     yield made
     made.fleet.stop()
@@ -185,7 +185,7 @@ def test_nobody_leaves_in_the_middle_of_a_sync(live: LiveRun) -> None:
     live.others.ask_to_leave(number)
     looks = threading.Event()
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
-    assert looks.wait(60) and live.others.refusal(number) is None and generator.out is None
+    assert looks.wait(60) and live.others.leave_answer(number) is None and generator.out is None
     live.end_sync(8)
     until(lambda: live.others.status(number) == MemberStatus("left", 8))
 

@@ -63,8 +63,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
     monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
-    monkeypatch.setattr(admission, "LOOK_S", 0.02)
-    monkeypatch.setattr(join, "LOOK_S", 0.02)
+    monkeypatch.setattr(admission, "POLL_S", 0.02)
+    monkeypatch.setattr(join, "POLL_S", 0.02)
     monkeypatch.setattr(join, "Server", Watched)
     monkeypatch.setattr(Watched, "made", [])
     own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
@@ -124,7 +124,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     said = capsys.readouterr().out
-    words = ["starts, with the model base", "responses at http", "since version 7", "has left"]
+    words = ["starts, with the model base", "answers at http", "since version 7", "has left"]
     places = [said.find(word) for word in words]
     assert -1 not in places and places == sorted(places), said
     (server,) = Watched.made
@@ -159,7 +159,7 @@ def test_who_fails_the_probe_is_told_why_and_ends(
     others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
     assert main(["serve", "--join", str(tmp_path)]) == 1
     others.done()
-    assert "not taken it in: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
+    assert "not admitted it: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
 
 
 def test_leave_takes_the_last_that_joined_and_says_why_the_last_of_all_stays(
@@ -213,4 +213,4 @@ def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, mon
 def test_where_no_run_goes_on_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--join", str(tmp_path)], ["--leave", str(tmp_path)]):
         assert main(["serve", *words]) == 2
-        assert f"{tmp_path} is not the folder of a run that goes on" in capsys.readouterr().err
+        assert f"{tmp_path} is not the folder of a live run" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_nothing_in_an_open_folder_is_trusted(opened: Registry, tmp_path: Path) 
     with pytest.raises(NotRunning, match="fleet is not trusted.*0777"):
         Registry(tmp_path).spec()
     with pytest.raises(UntrustedFile):
-        opened.look()
+        opened.poll()
 
 
 def test_another_users_file_is_not_trusted(opened: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_is_told_from_one_that_goes_on(
     registry.open(terms_of(owner=age(ProcessIdentity())))
     with pytest.raises(NotRunning, match="its run has ended"):
         registry.spec()
-    assert not registry.goes_on(terms_of())
+    assert not registry.is_live(terms_of())
 
 
 def test_a_process_that_nobody_has_collected_yet_has_ended() -> None:
@@ -110,11 +110,11 @@ def test_a_process_that_nobody_has_collected_yet_has_ended() -> None:
 
 def test_a_run_goes_on_until_it_closes_its_register_or_another_one_opens_it(opened: Registry) -> None:
     spec, seen = opened.spec(), Registry(opened.run)
-    assert seen.goes_on(spec)
+    assert seen.is_live(spec)
     opened.open(terms_of(run_id="cd34"))
-    assert not seen.goes_on(spec)
+    assert not seen.is_live(spec)
     opened.close()
-    assert not seen.goes_on(spec) and not (opened.run / "fleet").exists()
+    assert not seen.is_live(spec) and not (opened.run / "fleet").exists()
 
 
 def test_a_run_elsewhere_has_ended_when_it_shows_nothing_for_long(
@@ -127,10 +127,10 @@ def test_a_run_elsewhere_has_ended_when_it_shows_nothing_for_long(
     spec = seen.spec()
     for _ in range(100):
         now[0] += register_module.SILENT_S / 4
-        run.look()
-        assert seen.goes_on(spec)
+        run.poll()
+        assert seen.is_live(spec)
     now[0] += register_module.SILENT_S * 1.1
-    assert not seen.goes_on(spec)
+    assert not seen.is_live(spec)
 
 
 def test_from_another_machine_the_token_comes_from_the_environment_and_goes_no_further(

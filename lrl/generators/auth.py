@@ -10,37 +10,27 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 TOKEN_VARIABLE = "LRL_GENERATOR_TOKEN"
 OPEN_PATH = "/health"
 REJECTION = b'{"error": "This generator belongs to a run of lrl and answers only with the token of that run."}'
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
 
 class TokenMiddleware:
-    """ASGI middleware, given to vLLM by its class path.
+    """ASGI middleware, given to vLLM by its class path; raises RuntimeError if the environment has no token."""
 
-    Args:
-        app: The application behind it.
-
-    Raises:
-        RuntimeError: The environment has no token: a server that is open to everyone must not start.
-    """
-
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         token = os.environ.get(TOKEN_VARIABLE)
         if not token:
-            raise RuntimeError(f"{TOKEN_VARIABLE} is not set: the generator would answer everybody.")
+            raise RuntimeError(f"{TOKEN_VARIABLE} is not set: the generator would answer requests from anyone.")
         self.app = app
         self._expected = bearer(token).encode()
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards a request with the token, and rejects one without."""
         if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH or self._has_token(scope):
             await self.app(scope, receive, send)
@@ -51,7 +41,7 @@ class TokenMiddleware:
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": REJECTION})
 
-    def _has_token(self, scope: Message) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         # In constant time: the time a wrong token takes must not show how much of it was right.
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

@@ -49,12 +49,7 @@ class NoGenerators(RuntimeError):
 
 
 class OutageLimit:
-    """The limit on the time without a serving generator.
-
-    Args:
-        seconds: The limit.
-        logs: Log files of the servers, for the error.
-    """
+    """The limit, in seconds, on the time without a serving generator; the error names the servers' `logs`."""
 
     def __init__(self, seconds: float, logs: Sequence[Path]) -> None:
         self.seconds = seconds
@@ -62,11 +57,7 @@ class OutageLimit:
         self._logged_at = 0.0
 
     def check_outage(self, pool: GeneratorPool) -> None:
-        """Logs an outage of `pool` every few seconds; a waiting trainer calls this at every poll.
-
-        Raises:
-            NoGenerators: The outage is longer than `seconds`.
-        """
+        """Logs an outage of `pool` at every few polls of a waiting trainer; raises NoGenerators at the limit."""
         now = time.monotonic()
         if pool.alive or not pool.has_served:
             pool.alone_since = None

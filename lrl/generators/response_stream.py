@@ -24,13 +24,7 @@ class MalformedResponse(ValueError):
 
 
 class ResponseStream:
-    """The chunks of one request.
-
-    Args:
-        rollouts: One for each choice of the request; tokens are appended to those they have.
-        version: Returns the generator's present version.
-        ended: Called at the end of each response.
-    """
+    """The chunks of one request, with a rollout for each of its choices; see `GeneratorClient.write`."""
 
     def __init__(self, rollouts: Sequence[Rollout], version: Callable[[], int], ended: Callable[[], None]) -> None:
         self._rollouts, self._version, self._ended = rollouts, version, ended
@@ -39,11 +33,7 @@ class ResponseStream:
         self._held = [self._first_version for _ in rollouts]
 
     def take(self, chunk: dict[str, Any]) -> None:
-        """Appends one chunk.
-
-        Raises:
-            MalformedResponse: The chunk is an error, lacks a log-prob or a version, or has an impossible version.
-        """
+        """Appends a chunk; raises MalformedResponse if it is an error, lacks a log-prob, or has a wrong version."""
         if "choices" not in chunk:
             raise MalformedResponse(f"the stream carries {str(chunk)[:300]}")
         for choice in chunk["choices"]:

@@ -106,26 +106,25 @@ class Server:
     def start(self) -> None:
         """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        supervise = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
+        prefix = cpu_backend.command_prefix() if self._on_cpu else []
+        own = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
+        command, environment = [*prefix, sys.executable, *own, *self.command()], self.environment()
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
             self._supervisor = subprocess.Popen(
-                [*(cpu_backend.command_prefix() if self._on_cpu else ()), sys.executable, *supervise, *self.command()],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                env=self.environment(),
+                env=environment,
                 start_new_session=True,
             )
         self._deadline = time.monotonic() + self.settings.start_timeout_s
         log.info("%s starts at %s; its log is %s", self.name, self.url, self.log_path)
 
     def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
-        """Waits until the generator answers.
-
-        Args:
-            interrupted: Called at every poll; raises to end the wait.
+        """Waits until the generator answers; calls `interrupted` at every poll, which raises to end the wait.
 
         Raises:
             ServerError: The server ended, or was stopped because `start_timeout_s` had passed since `start`.
@@ -232,8 +231,7 @@ class Server:
 
 def _visible_devices(devices: list[int]) -> str:
     """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own CUDA_VISIBLE_DEVICES."""
-    own = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if own is None:
+    if (own := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return ",".join(map(str, devices))
     names = own.split(",")
     if beyond := [index for index in devices if index >= len(names)]:

@@ -15,7 +15,7 @@ from lrl.generators.endpoint import LOOPBACK, Endpoint
 from lrl.runtime.config_errors import fault, noting
 
 ENDPOINT = "a generator listens at a free port of `host`; TLS is set by tls_cert and tls_key"
-AUTH = "vLLM's own key leaves the RL routes open to everybody; lrl's token middleware protects every route"
+AUTH = "vLLM's own key leaves the RL routes open; lrl's token middleware protects every route"
 SAMPLED = "the trainer needs the log-probs of the very distribution that was sampled from"
 OWNED: dict[str, str] = {
     **dict.fromkeys(("host", "port", "uds", "root-path"), ENDPOINT),

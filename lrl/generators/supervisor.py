@@ -54,11 +54,7 @@ class End(Enum):
 
 
 class Tree:
-    """All descendants of this process, and the shared memory they have mapped so far.
-
-    Args:
-        child: The root, whose exit status is left for its Popen to collect.
-    """
+    """All descendants of this process, with `child` as their root, and the shared memory they have mapped so far."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.child = child
@@ -72,8 +68,9 @@ class Tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
+                # Reaps orphans only: a Popen collects the child's exit status, and other zombies have a parent.
                 elif process.pid != self.child.pid and process.ppid() == os.getpid():
-                    os.waitpid(process.pid, os.WNOHANG)  # an orphan; any other zombie has a parent to reap it
+                    os.waitpid(process.pid, os.WNOHANG)
         self.shared |= mapped(process.pid for process in living)
         return living
 
@@ -135,41 +132,28 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
             scanned_at = time.monotonic()
 
 
-def die_with_supervisor() -> None:
-    """Asks the kernel for a SIGTERM when the supervisor ends; runs in the child before exec."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Returns the generator's temporary folder: vLLM leaves its sockets, rendezvous and compiler files behind."""
-    usual = tempfile.gettempdir()
-    where = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"  # a cluster's can be long
-    return tempfile.TemporaryDirectory(prefix="lrl-", dir=where, ignore_cleanup_errors=True)
-
-
 def supervise(command: list[str], owner: int, prefix: str) -> int:
     """Runs `command` until the first reason to end it, ends all of it, and removes the files it left.
 
-    Args:
-        command: Program and arguments.
-        owner: Process id of the trainer.
-        prefix: Prefix of the run's own files in /dev/shm. They are removed when the trainer is gone.
-
-    Returns:
-        The exit status of `command`, as a shell gives it (128 + signal).
+    Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process id of the trainer;
+    the run's own files in /dev/shm, those with `prefix`, are removed only when it is gone.
     """
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which vLLM would inherit
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    with scratch_folder() as scratch:
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    usual = tempfile.gettempdir()
+    where = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"  # a cluster's can be long
+    # A folder of its own: vLLM leaves its sockets, rendezvous and compiler files behind.
+    with tempfile.TemporaryDirectory(prefix="lrl-", dir=where, ignore_cleanup_errors=True) as scratch:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": scratch},
             start_new_session=True,
-            preexec_fn=die_with_supervisor,
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         tree = Tree(child)
         why = wait_for_end(tree, owner, stop_signals)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from lrl.generators.client import GeneratorError
@@ -43,31 +42,17 @@ class JoinedServer:
 
 
 def admit_others(fleet: Fleet, registry: Registry, spec: JoinSpec) -> None:
-    """Opens the registry: generators of other processes may join `fleet`, and any generator may leave.
-
-    Raises:
-        OSError: The registry cannot be written.
-    """
+    """Opens the registry to generators that join or leave `fleet`; raises OSError if it cannot be written."""
     registry.open(spec)
-    own = fleet.generators[0].server  # all have the same settings and token
-
-    def make_server(number: int, address: Address) -> JoinedServer:
-        return JoinedServer(number, address, own.token, own.settings, registry.run)
-
-    fleet.run_in_background(Admission(fleet, registry, make_server).poll_forever())
+    fleet.run_in_background(Admission(fleet, registry).poll_forever())
 
 
 class Admission:
-    """Admits and removes the generators of other processes.
+    """Admits and removes the generators of other processes."""
 
-    Args:
-        fleet: The fleet of the run.
-        registry: The registry of the run.
-        make_server: Makes the server of a joining generator from its number and address.
-    """
-
-    def __init__(self, fleet: Fleet, registry: Registry, make_server: Callable[[int, Address], JoinedServer]) -> None:
-        self.fleet, self.registry, self.make_server = fleet, registry, make_server
+    def __init__(self, fleet: Fleet, registry: Registry) -> None:
+        self.fleet, self.registry = fleet, registry
+        self._own = fleet.generators[0].server  # all have the same settings and token
         self._members: dict[int, tuple[JoinedServer, Generator]] = {}
         self._reported: dict[int, MemberStatus] = {}
         self._admissions: set[asyncio.Task[None]] = set()
@@ -97,7 +82,7 @@ class Admission:
 
     async def _connect(self, number: int, address: Address) -> None:
         try:
-            server = self.make_server(number, address)
+            server = JoinedServer(number, address, self._own.token, self._own.settings, self.registry.run)
         except (OSError, ValueError) as error:
             await self._report(number, MemberStatus("refused", why=f"its certificate cannot be read: {error}"))
             return

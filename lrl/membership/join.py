@@ -47,19 +47,11 @@ class LocalOverrides:
 
 
 class JoinEnded(Exception):
-    """The end of a generator that joined: a message for the user and the exit status of the command."""
-
-    def __init__(self, why: str, status: int) -> None:
-        super().__init__(why)
-        self.status = status
+    """The end of a generator that joined; `args` are a message and the exit status of the command."""
 
 
 def join(run: Path, own: LocalOverrides) -> int:
-    """Starts a generator, lets it join a run, and stays until it has left or the run has ended.
-
-    Args:
-        run: The run's folder.
-        own: Settings of this machine.
+    """Starts a generator, lets it join the run in the folder `run`, and waits until it has left or the run has ended.
 
     Returns:
         Exit status: 1 if the run did not admit the generator, or evicted it.
@@ -109,13 +101,7 @@ def settings_here(run: Path, spec: JoinSpec, own: LocalOverrides) -> ServerSetti
 
 
 class JoinSession:
-    """A generator that joins, from its start to its end.
-
-    Args:
-        registry: The run's registry.
-        spec: The run's requirements.
-        server: Not started yet.
-    """
+    """A generator that joins, from the start of its server to the end."""
 
     def __init__(self, registry: Registry, spec: JoinSpec, server: Server) -> None:
         self.registry, self.spec, self.server = registry, spec, server
@@ -135,8 +121,9 @@ class JoinSession:
                 self._poll()
                 time.sleep(POLL_S)
         except JoinEnded as end:
-            self._print(str(end))
-            return end.status
+            line, status = end.args
+            self._print(line)
+            return int(status)
         finally:
             self.server.stop()
             for signum, handler in before.items():
@@ -149,7 +136,7 @@ class JoinSession:
             self._status = status
             line = STATUS_LINES[status.state].format(version=status.version, why=status.why)
             if status.over:
-                raise JoinEnded(line, status=int(status.state != "left"))
+                raise JoinEnded(line, int(status.state != "left"))
             self._print(line)
         self._check_run()
         if not self.server.alive:
@@ -165,9 +152,9 @@ class JoinSession:
     def _check_run(self) -> None:
         """Raises JoinEnded if the run has ended, or after a signal before the run knows the generator."""
         if not self.registry.is_live(self.spec):
-            raise JoinEnded("the run has ended, and so does it", status=0)
+            raise JoinEnded("the run has ended, and so does it", 0)
         if self._interrupted and self._status is None:
-            raise JoinEnded("ends before it has joined", status=0)
+            raise JoinEnded("ends before it has joined", 0)
 
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         self._interrupted = True
@@ -189,14 +176,7 @@ def address_of(server: Server) -> Address:
 
 
 def leave(run: Path, number: int | None) -> int:
-    """Asks a run to remove a generator, and waits until it has.
-
-    Args:
-        run: The run's folder.
-        number: Number of the generator; by default the last that joined.
-
-    Returns:
-        Exit status 0.
+    """Asks a run to remove generator `number`, by default the last that joined; returns exit status 0 when it has.
 
     Raises:
         NotRunning: The folder has no live run, it has no such generator, or the generator must stay.

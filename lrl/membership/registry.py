@@ -201,7 +201,7 @@ class Registry:
 
     def leave_answer(self, number: int) -> str | None:
         """Returns why the run rejected the request to leave, empty if it did not; None until it has decided."""
-        if self.files.has(f"generator-{number}.leave.json"):
+        if (self.files.path / f"generator-{number}.leave.json").exists():
             return None
         try:
             return str(self.files.read(f"generator-{number}.stays.json", dict)["why"])
@@ -221,11 +221,8 @@ class Registry:
         return [number for number, status in statuses.items() if status is not None and not status.over]
 
     def token(self, spec: JoinSpec) -> str:
-        """Returns the run's token: from the kernel on its machine, else from `LRL_TOKEN` or typed without echo.
-
-        Raises:
-            NotRunning: No generator of the run has it here, or none was typed.
-        """
+        """Returns the run's token: from the kernel on its machine, else from `LRL_TOKEN` or typed without echo; raises
+        NotRunning without one."""
         if spec.owner.here:
             if found := find_generators(self.run):
                 return next(iter(found.values())).token

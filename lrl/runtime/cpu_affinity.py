@@ -27,10 +27,7 @@ def cores_of_generators(threads: Sequence[int | None]) -> list[int]:
 
     Beside a trainer with half of the cores they are the other half, if the generators' threads fit there. A trainer
     with one of two cores was preempted 1,400 times a step while generators were not pinned, and 150 times when they
-    were; a step took 0.95 times as long.
-
-    Args:
-        threads: Threads of each generator; None for half of the cores.
+    were; a step took 0.95 times as long. `threads` are those of each generator, None for half of the cores.
     """
     # The trainer's threads are not pinned: the processes that they start would inherit it.
     others = _cores()[half_of_the_cores() :]
@@ -44,10 +41,7 @@ def share_cores(ranks: int = 1) -> None:
 
     The generators have half of them (`lrl.generators.cpu_backend`), and are idle now and then. But spinning threads
     take the cores from the threads that they wait for: with all cores on both sides a step of the quickstart took 5.8 s
-    instead of 1.9 s on two. `OMP_NUM_THREADS` overrides this.
-
-    Args:
-        ranks: Trainer processes on this machine, which divide those cores.
+    instead of 1.9 s on two. `OMP_NUM_THREADS` overrides this. The `ranks` on this machine divide those cores.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
@@ -62,12 +56,8 @@ def _cores() -> list[int]:
 
 
 class CpuPinning:
-    """Pins generators while the trainer computes and unpins them while it waits.
-
-    Args:
-        cores: Cores to pin to; empty for no pinning.
-        thread: Native id of a thread of this process to pin too.
-    """
+    """Pins generators, and one `thread` of this process (native id), to `cores` while the trainer computes, and unpins
+    them while it waits. Without cores it does nothing."""
 
     def __init__(self, cores: Collection[int], thread: int) -> None:
         self.cores, self._all_cores = set(cores), os.sched_getaffinity(os.getpid())

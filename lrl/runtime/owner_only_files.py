@@ -69,10 +69,6 @@ class OwnerOnlyFolder:
             draft.unlink()
         return True
 
-    def has(self, name: str) -> bool:
-        """Whether a file exists."""
-        return (self.path / name).exists()
-
     def remove(self, name: str) -> None:
         """Removes a file, if it exists."""
         (self.path / name).unlink(missing_ok=True)

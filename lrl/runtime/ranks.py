@@ -18,11 +18,7 @@ from torch import Tensor
 
 
 class Ranks:
-    """The trainer's ranks; without a group a single one.
-
-    Args:
-        group: A process group with rank 0, of a CPU backend (gloo), so that no object goes through a GPU.
-    """
+    """The trainer's ranks: a group of a CPU backend (gloo), so that no object goes through a GPU; None is one rank."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
@@ -30,10 +26,9 @@ class Ranks:
         self._on_their_way: list[tuple[dist.Work, Tensor]] = []
 
     def scatter(self, each: Sequence[Any]) -> Any:
-        """Sends every other rank its part, on rank 0, and returns the first part. The other ranks call `receive`.
+        """Sends every other rank its part and returns the first part; raises RuntimeError if a rank has ended.
 
-        Raises:
-            RuntimeError: Another rank has ended.
+        Only rank 0 calls this; the other ranks call `receive`.
         """
         for rank, part in enumerate(each[1:], start=1):
             content = torch.frombuffer(bytearray(pickle.dumps(part)), dtype=torch.uint8)
@@ -51,11 +46,7 @@ class Ranks:
                 self._on_their_way.pop()[0].wait()
 
     def receive(self) -> Any:
-        """Waits, on any other rank, for its part.
-
-        Raises:
-            RuntimeError: Rank 0 has ended, or has sent nothing within the group's timeout.
-        """
+        """Waits, on any other rank, for its part; raises RuntimeError if rank 0 has ended, or at the group's timeout."""
         size = torch.zeros(1, dtype=torch.int64)
         with explain_rank_loss("Rank 0"):
             dist.recv(size, 0, self._group)

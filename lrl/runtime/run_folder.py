@@ -36,11 +36,7 @@ class RunFolderLock:
         self._folder: int | None = None
 
     def acquire(self, folder: Path) -> None:
-        """Locks `folder`, which is made if needed, and releases the previous one.
-
-        Raises:
-            ConfigError: Another live run has it; names its process and machine.
-        """
+        """Makes and locks `folder` and releases the previous one; raises ConfigError if another live run has it."""
         self.release()
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder, os.O_RDONLY)

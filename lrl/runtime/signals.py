@@ -1,8 +1,8 @@
 """Handlers of Ctrl-C and SIGTERM: the first one ends a run gracefully, the second one at once.
 
 Before the first step there is nothing to save, and the handler raises at once. Later it only notes the signal, and the
-trainer checks for it in every wait and before every backward pass, never within an optimizer step. `Stopped` is a
-SystemExit: Lightning tears the run down, and Python exits with its status.
+trainer checks for it in every wait and before every backward pass, never within an optimizer step. SIGTERMException is
+a SystemExit: Lightning tears the run down, and Python exits with its status.
 """
 
 from __future__ import annotations
@@ -22,13 +22,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 def exit_status(signum: int) -> int:
     """Returns the exit status of a shell for the signal: 130 for SIGINT, 143 for SIGTERM."""
     return 128 + signum
-
-
-class Stopped(SIGTERMException):
-    """The end of a run by the signal `signum`."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(exit_status(signum))
 
 
 class Signals:
@@ -77,10 +70,10 @@ class Signals:
             signal.signal(*self._before.popitem())
 
     def check(self) -> None:
-        """Raises `Stopped` if a signal has come; only once, since saving on the way out may call it again."""
+        """Raises SIGTERMException if a signal has come; only once, since saving on the way out may call it again."""
         if self.received is not None and not self._raised:
             self._raised = True
-            raise Stopped(self.received)
+            raise SIGTERMException(exit_status(self.received))
 
     def _set(self, handler: Any) -> None:
         for signum in self._before:

@@ -21,11 +21,7 @@ not send it waiting requests; `paused` is for and within a sync."""
 
 
 class Stopwatch:
-    """Adds up seconds by state.
-
-    Args:
-        clock: Returns monotonic seconds.
-    """
+    """Adds up seconds by state, on a monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = ""

@@ -241,7 +241,7 @@ class GeneratorDevices(GracefulShutdown):
 
 
 def raise_if_stopped(trainer: L.Trainer) -> None:
-    """Raise `lrl.runtime.signals.Stopped` if a signal has told the run to end."""
+    """Raise SIGTERMException if a signal has told the run to end."""
     if isinstance(trainer.strategy, GracefulShutdown):
         trainer.strategy.signals.check()
 

@@ -123,7 +123,7 @@ class PoolSync:
         if self._delivery is not None:
             futures.wait([self._delivery], ENDS_S)
             error = self._delivery.exception() if self._delivery.done() else None
-            if isinstance(error, Exception) and not isinstance(error, RunEnded):  # `Stopped` is a SystemExit
+            if isinstance(error, Exception) and not isinstance(error, RunEnded):  # SIGTERMException is no Exception
                 log.warning("The last sync failed: %s", error)
         for proof in self._proofs:
             proof.cancel()

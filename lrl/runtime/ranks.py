@@ -46,7 +46,7 @@ class Ranks:
                 self._on_their_way.pop()[0].wait()
 
     def receive(self) -> Any:
-        """Waits, on any other rank, for its part; raises RuntimeError if rank 0 has ended, or at the group's timeout."""
+        """Waits, on any other rank, for its part; raises RuntimeError if rank 0 ended, or at the group's timeout."""
         size = torch.zeros(1, dtype=torch.int64)
         with explain_rank_loss("Rank 0"):
             dist.recv(size, 0, self._group)

@@ -1,4 +1,4 @@
-"""A run's folder is its own while it lives, and nobody's when it does not."""
+"""A run's folder is locked while the run lives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from lrl.runtime.run_folder import RunFolderLock
 
 
-def test_a_live_runs_folder_is_refused_with_who_has_it(tmp_path: Path) -> None:
+def test_a_live_runs_folder_is_an_error_that_names_its_process(tmp_path: Path) -> None:
     first, second = RunFolderLock(), RunFolderLock()
     first.acquire(tmp_path / "run")
     with pytest.raises(ValueError, match=rf"live run \(process {os.getpid()} on {socket.gethostname()}\)"):
@@ -23,7 +23,7 @@ def test_a_live_runs_folder_is_refused_with_who_has_it(tmp_path: Path) -> None:
     first.acquire(tmp_path / "another")
 
 
-def test_the_claim_of_a_killed_run_refuses_nobody(tmp_path: Path) -> None:
+def test_a_killed_run_releases_its_folder(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     holder = os.fork()
     if not holder:

@@ -54,6 +54,7 @@ class GeneratorClient:
         self.name = name
         self.last_token_at = 0.0
         """Time of the last part of a response, on the clock of the loop."""
+        # Another run on the same server may have other weights under the same version.
         self._salt = secrets.token_hex(8)
         self._headers = {"Authorization": bearer(token)}
         self._trust = trust
@@ -88,7 +89,7 @@ class GeneratorClient:
         written = rollouts[0].token_ids
         parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
         body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
-        body |= {"cache_salt": self._salted(version()), "stream": True}
+        body |= {"cache_salt": f"{version()}-{self._salt}", "stream": True}
         responses = ResponseStream(rollouts, version, ended)
         try:
             async with self._request("POST", GENERATE, body, deadline_s) as response:
@@ -105,7 +106,7 @@ class GeneratorClient:
         body = {
             "token_ids": token_ids,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
-            "cache_salt": self._salted(salt),
+            "cache_salt": f"{salt}-{self._salt}",
             "priority": FIRST,
         }
         response = await self.post(GENERATE, body, deadline_s=deadline_s)
@@ -115,10 +116,6 @@ class GeneratorClient:
         except (KeyError, TypeError, ValueError) as error:
             text = str(response)[:300]
             raise GeneratorError(f"{self.name}: {GENERATE} answered without the prompt's log-probs: {text}") from error
-
-    def _salted(self, salt: object) -> str:
-        # Unique to this client: another run on the same server may have other weights under the same version.
-        return f"{salt}-{self._salt}"
 
     async def heartbeat(self, deadline_s: float) -> None:
         """Requests one token, which takes every process behind the route."""

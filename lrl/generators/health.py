@@ -57,7 +57,7 @@ class OutageLimit:
         self._logged_at = 0.0
 
     def check_outage(self, pool: GeneratorPool) -> None:
-        """Logs an outage of `pool` at every few polls of a waiting trainer; raises NoGenerators at the limit."""
+        """Logs an outage of `pool`, at most every `LOG_EVERY_S` seconds; raises NoGenerators at the limit."""
         now = time.monotonic()
         if pool.alive or not pool.has_served:
             pool.alone_since = None

@@ -36,9 +36,8 @@ class JoinedServer:
 
     def log_tail(self, lines: int = 20) -> str:
         """Returns the last lines of its log; empty if the run's folder has none."""
-        if not self.log_path.exists():
-            return ""
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
 
 
 def admit_others(fleet: Fleet, registry: Registry, spec: JoinSpec) -> None:

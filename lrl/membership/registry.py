@@ -71,14 +71,14 @@ class Address(Signed):
 
     url: str = ""
     """Empty while it starts."""
-    trust: str = "nobody"
-    """`certificate`, `system` (see `ServerSettings.tls_trust`), or `nobody` without TLS."""
+    trust: str = "none"
+    """`certificate`, `system` (see `ServerSettings.tls_trust`), or `none` without TLS."""
     certificate: str = ""
     """The text of the PEM file."""
 
     def context(self) -> ssl.SSLContext | None:
         """Returns the TLS context of its clients; None without TLS."""
-        if self.trust == "nobody":
+        if self.trust == "none":
             return None
         return ssl.create_default_context() if self.trust == "system" else trust_only(self.certificate)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_any
+from concurrent.futures import wait as wait_futures
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -65,9 +65,9 @@ class LoopThread:
         """Waits for the future of a `submit`; see `wait`."""
         end = time.monotonic() + deadline_s
         try:
-            soon = wait_any([future], min(MOMENT_S, deadline_s)).done
+            soon = wait_futures([future], min(MOMENT_S, deadline_s)).done
             with nullcontext() if soon else self.long_wait():
-                while not wait_any([future], min(POLL_S, max(0.0, end - time.monotonic()))).done:
+                while not wait_futures([future], min(POLL_S, max(0.0, end - time.monotonic()))).done:
                     if time.monotonic() >= end:
                         raise TimeoutError(f"{what} did not end within {deadline_s:g} s.")
                     if interrupted := interrupted or self.interrupted:

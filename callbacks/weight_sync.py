@@ -79,7 +79,8 @@ class WeightSync(OnRankZero):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Enters itself into the data module, whose waits poll it."""
-        trainer.datamodule.weight_sync = self  # type: ignore[attr-defined]
+        if (data := getattr(trainer, "datamodule", None)) is not None:
+            data.weight_sync = self
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Runs the first sync. A checkpoint is loaded by now, so this also serves a resumed run."""
@@ -143,7 +144,7 @@ class WeightSync(OnRankZero):
         """
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         for pool in fleet.pools:
-            fleet.patience.check_outage(pool)
+            fleet.outage_limit.check_outage(pool)
         if fleet.rollouts.pending or self._sync_of(trainer, fleet.rollouts).has_stale:
             self.sync(trainer, trainer.lightning_module)
         if fleet.evaluation is not None and fleet.evaluation.pending:
@@ -180,7 +181,7 @@ class WeightSync(OnRankZero):
                 return
             while not pool.pending:
                 raise_if_stopped(trainer)
-                fleet.patience.check_outage(pool)
+                fleet.outage_limit.check_outage(pool)
                 time.sleep(LOOK_S)
 
     def _sync_of(self, trainer: L.Trainer, pool: GeneratorPool) -> PoolSync:

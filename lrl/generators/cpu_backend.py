@@ -1,4 +1,4 @@
-"""What a vLLM server is told on a machine without a GPU."""
+"""Command, flags and environment of a vLLM server on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from lrl.generators.settings import ServerSettings
 from lrl.runtime.cpu_affinity import half_of_the_cores, trainer_has_all_cores
 
 NICE = ["nice", "-n", "10"]
-"""A generator wants more than its half of the cores at times: engine and API server, beside the thread of the trainer
-that reads their streams. On two cores a trainer with the other half then waited 8 to 15 % of its time for a core, and
-2 to 3 % when generators had a lower priority."""
+"""A generator sometimes needs more than its half of the cores: engine and API server, beside the trainer's thread that
+reads their streams. On two cores a trainer with the other half then waited 8 to 15 % of its time for a core, and 2 to
+3 % when generators had a lower priority."""
 
 
-def words() -> list[str]:
-    """What stands before a generator's command, unless the trainer spans all cores and has to leave it some of them."""
+def command_prefix() -> list[str]:
+    """Returns `nice`, unless the trainer uses all cores itself and has to leave the generator some of them."""
     return [] if trainer_has_all_cores() else NICE
 
 
 def flags(settings: ServerSettings) -> dict[str, Any]:
-    """Flags of vLLM."""
+    """Returns vLLM's flags."""
     return {
         "enforce-eager": True,
-        # An engine spins while a worker apart computes: on two cores the quickstart took 1.1 times as long.
+        # An engine spins while a separate worker computes: on two cores the quickstart took 1.1 times as long.
         "distributed-executor-backend": "uni" if settings.tensor_parallel_size == 1 else "mp",
         # vLLM has 128, and its attention reads whole blocks: responses of 64 tokens took 1.25 times as long.
         "block-size": 32,
@@ -31,15 +31,14 @@ def flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]:
-    """Variables; of the first three the user's own value in `own` is kept."""
-    kept = {
+    """Returns environment variables; a value of the user's in `own` overrides each but the last."""
+    defaults = {
         # vLLM's own choice pins a worker to all cores but the last: on a small machine all generators to one core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.threads or half_of_the_cores()),
-        # Keys and values in pages of 2 MiB, where the system gives them to those who ask. With them, on both sides, the
-        # engine took 2.9 s of CPU for a step of `benchmarks.overlap`'s long responses beside a busy trainer, without
-        # 3.2.
+        # Keys and values in pages of 2 MiB, on systems that give them on request. With them, on both sides, the engine
+        # took 2.9 s of CPU for a step of `benchmarks.overlap`'s long responses beside a busy trainer, without 3.2.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
-    # Without it vLLM forces a worker apart, so that it can set the worker's threads.
-    return kept | {name: own[name] for name in kept if name in own} | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    # Without the last one vLLM insists on a separate worker, so that it can set the worker's threads.
+    return {name: own.get(name, value) for name, value in defaults.items()} | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

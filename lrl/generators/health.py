@@ -1,8 +1,7 @@
-"""Health of generators: the heartbeat of each, and the deadline of a run that has none left.
+"""Health of generators: the heartbeat of each one, and the limit on an outage of all.
 
-A heartbeat is a token that a generator sends. One that has sent none for a while is asked for one. The route /health
-would not do: the API server answers it also while the engine behind it stands still (a frozen process, a kernel that
-never returns).
+A heartbeat is a token from a generator; a silent generator gets a request for one. The route /health would not do: the
+API server answers it even while the engine stands still (a frozen process, a kernel that never returns).
 """
 
 from __future__ import annotations
@@ -17,64 +16,48 @@ from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 
-LOOK_S = 1.0
-"""How often a process that has ended is noticed, should nothing be asked of it."""
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""The longest time until an idle generator's dead process is noticed."""
+LOG_EVERY_S = 5.0
+"""Seconds between two log lines of a run that waits for a generator."""
 
 
-async def watch(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
-    """Take `generator` out of its pool when its process ends, or when it sends no token in `heartbeat_s` seconds.
+async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
+    """Evicts `generator` when its process ends, or when it sends no token within `heartbeat_s` after a request for one.
 
     A paused generator sends none; the phases of a sync have deadlines of their own.
     """
+    clock = asyncio.get_running_loop().time
     while generator.eviction is None:
-        await asyncio.sleep(min(LOOK_S, heartbeat_s))
+        await asyncio.sleep(min(POLL_S, heartbeat_s))
         if not generator.server.alive and generator.eviction is None:
             pool.evict(generator, f"{generator.name}: its process has ended.")
-            break
-        silent_s = asyncio.get_running_loop().time() - generator.client.heard_at
-        if generator.serving and silent_s > heartbeat_s:
-            await _ask(pool, generator, heartbeat_s)
-
-
-async def _ask(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
-    pauses = generator.pauses
-    try:
-        await generator.client.heartbeat(heartbeat_s)
-        generator.client.heard_at = asyncio.get_running_loop().time()
-    except GeneratorError as error:
-        if generator.pauses == pauses:  # else it was told to stand still meanwhile
-            pool.evict(generator, f"No heartbeat: {error}")
-
-
-log = logging.getLogger(__name__)
-
-SAY_S = 5.0
-"""How often a run that waits for a generator says so."""
+        elif generator.serving and clock() - generator.client.last_token_at > heartbeat_s:
+            pauses = generator.pauses
+            try:
+                await generator.client.heartbeat(heartbeat_s)
+                generator.client.last_token_at = clock()
+            except GeneratorError as error:
+                if generator.pauses == pauses:  # a sync may have paused it meanwhile
+                    pool.evict(generator, f"No heartbeat: {error}")
 
 
 class NoGenerators(RuntimeError):
-    """No generator came back in the time that the run may wait for one."""
+    """An outage of all generators that was longer than its limit."""
 
 
 class OutageLimit:
-    """Ends a run that has waited too long for a generator.
-
-    Args:
-        seconds: How long it may wait.
-        logs: Of the servers, for the error.
-    """
+    """The limit, in seconds, on the time without a serving generator; the error names the servers' `logs`."""
 
     def __init__(self, seconds: float, logs: Sequence[Path]) -> None:
         self.seconds = seconds
         self._logs = logs
-        self._said = 0.0
+        self._logged_at = 0.0
 
     def check_outage(self, pool: GeneratorPool) -> None:
-        """Say every few seconds that a pool has no generator left, if so; for the looks of a waiting trainer.
-
-        Raises:
-            NoGenerators: There has been none for so long.
-        """
+        """Logs an outage of `pool`, at most every `LOG_EVERY_S` seconds; raises NoGenerators at the limit."""
         now = time.monotonic()
         if pool.alive or not pool.has_served:
             pool.alone_since = None
@@ -86,6 +69,6 @@ class OutageLimit:
                 f"No generator has served for {waited:.0f} s (strategy.generator_timeout_s={self.seconds:g}). The last "
                 f"one was lost because: {pool.last_loss}\nTheir logs: {', '.join(map(str, self._logs))}"
             )
-        if now - self._said > SAY_S:
-            self._said = now
+        if now - self._logged_at > LOG_EVERY_S:
+            self._logged_at = now
             log.warning("No generator is left; waiting for a replacement for %.0f of %g s.", waited, self.seconds)

@@ -1,7 +1,7 @@
-"""What went wrong, out of vLLM's log: the line of the exception that ended a generator.
+"""The cause of a generator's end: the line of its exception in vLLM's log.
 
-A log ends with the exception of its last process, and that one often only says that another process has failed ("See
-root cause above"). The exception meant is the last one that does not point at another.
+A log ends with the exception of its last process, which often only points at another process ("See root cause above").
+The cause is the last exception that does not point at another.
 """
 
 from __future__ import annotations
@@ -9,32 +9,26 @@ from __future__ import annotations
 import re
 
 PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[[^\]]*\] )?")
-"""What vLLM writes before each line of a process, and before each that it logs."""
+"""vLLM's prefix of each line of a process, and of each logged line."""
 EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception)(?:: |$)")
 ARGUMENT = re.compile(r"^\S+: error: ")
-"""What argparse writes of a wrong flag."""
+"""The start of argparse's error."""
 POINTS_AT_ANOTHER = re.compile(r"see (?:the )?(?:root cause|stack ?trace)", re.IGNORECASE)
 DETAIL = re.compile(r" \[type=\w+, input_value=.*")
-"""What pydantic adds: the value that was wrong, with everything that it was part of."""
+"""pydantic's addition: the wrong value with everything that contains it."""
 LONGEST = 800
 """Characters."""
 
 
 def cause(log: str) -> str:
-    """The exception that ended the process which wrote `log`, its type and message; empty if there is none."""
+    """Returns type and message of the exception that ended the process which wrote `log`; empty if there is none."""
     lines = [PREFIX.sub("", line) for line in log.splitlines()]
-    for number in reversed(range(len(lines))):
-        told = EXCEPTION.match(lines[number]) or ARGUMENT.match(lines[number])
-        if told and not POINTS_AT_ANOTHER.search(lines[number]):
-            return " ".join([lines[number], *_going_on(lines[number + 1 :])])[:LONGEST]
+    for number, line in reversed(list(enumerate(lines))):
+        if (EXCEPTION.match(line) or ARGUMENT.match(line)) and not POINTS_AT_ANOTHER.search(line):
+            message = [line]
+            for more in lines[number + 1 :]:  # pydantic indents the lines after the first
+                if not more.startswith("  ") or more.lstrip().startswith(("For further information", "File ")):
+                    break
+                message.append(DETAIL.sub("", more).strip())
+            return " ".join(message)[:LONGEST]
     return ""
-
-
-def _going_on(lines: list[str]) -> list[str]:
-    """The lines of a message behind its first, which pydantic indents."""
-    message = []
-    for line in lines:
-        if not line.startswith("  ") or line.lstrip().startswith(("For further information", "File ")):
-            break
-        message.append(DETAIL.sub("", line).strip())
-    return message

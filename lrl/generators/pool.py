@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lrl.generators.client import GeneratorError, Refused, TooLate
+from lrl.generators.client import GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.generator import Generator
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
@@ -131,9 +131,11 @@ class GeneratorPool:
         """Writes on one generator; a failure evicts it and leaves rollouts unfinished."""
         try:
             await generator.write(prompt, rollouts, sampling, priority, deadline_s, ended)
-        except TooLate as error:
-            raise TooLate(f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens.") from error
-        except Refused:
+        except GeneratorTimeout as error:
+            raise GeneratorTimeout(
+                f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens."
+            ) from error
+        except RequestRejected:
             raise
         except GeneratorError as error:
             self.evict(generator, str(error))

@@ -1,10 +1,10 @@
-"""What one request of the generate route streams, appended to the rollouts it is for.
+"""Parser of the generate route's stream; appends its tokens to the rollouts of the request.
 
-The server sends each response's first token at once and then every `STREAM_INTERVAL` tokens, so that what a generator
-has written is not lost with it. Which version wrote a token is known for certain only at an response's end, when vLLM
-(0.32 and later) sends the spans of versions over the whole response. Until then a chunk counts as written by the
-version that the generator held when the chunk before it came: a chunk around a sync is then too old by at most
-`STREAM_INTERVAL` tokens, never too young, so the bound on lag holds for responses that are carried elsewhere, too.
+The server sends the first token of each response at once and then every `STREAM_INTERVAL` tokens, so a lost generator
+takes at most a few tokens with it. The exact version of each token is known only at the end of a response, when vLLM
+(0.32 and later) sends the spans of versions over the whole response. Until then a chunk gets the version that the
+generator had at the chunk before it: near a sync that is too old by at most `STREAM_INTERVAL` tokens and never too
+young, so the bound on lag also holds for responses that continue on another generator.
 """
 
 from __future__ import annotations
@@ -20,32 +20,20 @@ FINISH_REASONS = ("stop", "length")
 
 
 class MalformedResponse(ValueError):
-    """What a generator sent cannot be the response to the request."""
+    """A stream that cannot be the response to the request."""
 
 
 class ResponseStream:
-    """The chunks of one request.
-
-    Args:
-        rollouts: One for each choice of the request; tokens are appended, whatever they hold already.
-        version: The version that the generator holds now.
-        ended: Told of each response's end.
-    """
+    """The chunks of one request, with a rollout for each of its choices; see `GeneratorClient.write`."""
 
     def __init__(self, rollouts: Sequence[Rollout], version: Callable[[], int], ended: Callable[[], None]) -> None:
-        self._rollouts = rollouts
-        self._version = version
-        self._ended = ended
+        self._rollouts, self._version, self._ended = rollouts, version, ended
         self._first_version = version()
         self._starts = [len(rollout.token_ids) for rollout in rollouts]
         self._held = [self._first_version for _ in rollouts]
 
     def take(self, chunk: dict[str, Any]) -> None:
-        """Append one chunk.
-
-        Raises:
-            MalformedResponse: It is an error instead, lacks a log-prob or a version, or names a version never held.
-        """
+        """Appends a chunk; raises MalformedResponse if it is an error, lacks a log-prob, or has a wrong version."""
         if "choices" not in chunk:
             raise MalformedResponse(f"the stream carries {str(chunk)[:300]}")
         for choice in chunk["choices"]:
@@ -54,7 +42,7 @@ class ResponseStream:
                 self._finish(choice["index"], choice)
 
     def end(self) -> None:
-        """The stream has ended; raises MalformedResponse if a response has not."""
+        """Ends the stream; raises MalformedResponse if a response has not ended."""
         if unfinished := sum(not rollout.finished for rollout in self._rollouts):
             raise MalformedResponse(f"the stream ended before {unfinished} of its {len(self._rollouts)} responses did")
 
@@ -74,10 +62,8 @@ class ResponseStream:
             raise MalformedResponse(f"a response ended with finish_reason {choice['finish_reason']!r}")
         if (spans := choice.get("weight_versions")) is not None:
             versions = [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
-            if len(versions) != len(rollout.token_ids) - start:
-                raise MalformedResponse(
-                    f"a response of {len(rollout.token_ids) - start} tokens came with {len(versions)} versions"
-                )
+            if len(versions) != (tokens := len(rollout.token_ids) - start):
+                raise MalformedResponse(f"a response of {tokens} tokens came with {len(versions)} versions")
             if versions and not self._first_version <= min(versions) <= max(versions) <= self._version():
                 raise MalformedResponse(
                     f"a response says that versions {sorted(set(versions))} wrote it; the generator held "

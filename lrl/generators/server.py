@@ -1,7 +1,6 @@
-"""One generator as a process: start it, wait until it answers, stop it.
+"""The process of one generator: a stock vLLM server under a supervisor.
 
-A generator is a stock vLLM server. This file knows its command line, its environment and its log; the supervisor ends
-it, whichever way the trainer ends.
+This file knows vLLM's command line, environment and log. The supervisor ends the server when the trainer ends.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables that place a process in the trainer's world, beside MASTER_* and TORCHELASTIC_*; vLLM would obey them."""
+"""Variables of the trainer's process group, beside MASTER_* and TORCHELASTIC_*; vLLM would obey them."""
 
 
 class ServerError(RuntimeError):
-    """A generator did not start; the message has its exit status, the cause as its log tells it, and the log's path."""
+    """A failed start; the message has the exit status, the cause found in the log, and the log's path."""
 
     shown_alone = True
 
@@ -47,17 +46,17 @@ class Server:
 
     Args:
         model: Folder or hub name of the model.
-        settings: How generators are run.
+        settings: Settings of the server.
         backend: vLLM's name of the weight-transfer engine.
         devices: CUDA indices as the trainer counts them, `settings.tensor_parallel_size` of them; empty for CPU.
         folder: The run's folder; the log is `generator-<number>.log` in it.
         number: Number of the generator in the fleet.
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
-        token: Opens the generator's routes (`lrl.generators.auth`); None makes one.
+        token: Token that callers of the generator need (`lrl.generators.auth`); None makes one.
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
 
     Raises:
-        ValueError: If there are not as many devices as the tensor-parallel size, one is not visible to the trainer, or
+        ValueError: The number of devices is not the tensor-parallel size, the trainer does not see one of them, or
             `settings.host` is not an address of this machine.
     """
 
@@ -73,8 +72,7 @@ class Server:
         token: str | None = None,
         transport_environment: Mapping[str, str] | None = None,
     ) -> None:
-        if devices and len(devices) != settings.tensor_parallel_size:
-            size = settings.tensor_parallel_size
+        if devices and len(devices) != (size := settings.tensor_parallel_size):
             raise ConfigError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
         self.model, self.settings, self.backend = model, settings, backend
         self.number, self.run_id, self.transport_environment = number, run_id, transport_environment or {}
@@ -83,20 +81,20 @@ class Server:
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._deadline, self._log_start = 0.0, 0
-        settings.listening.warn()
-        self.trust = settings.listening.trust()
-        self._reservation = settings.listening.reserve_port()
+        settings.endpoint.warn()
+        self.trust = settings.endpoint.trust()
+        self._reservation = settings.endpoint.reserve_port()
         self.port: int = self._reservation.getsockname()[1]
 
     @property
     def name(self) -> str:
-        """What errors and logs call it."""
+        """Its name in errors and logs."""
         return f"generator {self.number}"
 
     @property
     def url(self) -> str:
-        """Where the generator answers."""
-        return self.settings.listening.url(self.port)
+        """Its address."""
+        return self.settings.endpoint.url(self.port)
 
     @property
     def alive(self) -> bool:
@@ -104,35 +102,34 @@ class Server:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def processes(self) -> list[psutil.Process]:
-        """Those of vLLM, all of which are there when it answers."""
+        """Returns vLLM's processes; complete once the server is ready."""
         return psutil.Process(self._supervisor.pid).children(recursive=True) if self._supervisor is not None else []
 
     def start(self) -> None:
-        """Start the supervisor, which starts vLLM, and return at once. `start_timeout_s` begins to run."""
+        """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        keep = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
+        prefix = cpu_backend.command_prefix() if self._on_cpu else []
+        own = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
+        command, environment = [*prefix, sys.executable, *own, *self.command()], self.environment()
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
             self._supervisor = subprocess.Popen(
-                [*(cpu_backend.words() if self._on_cpu else ()), sys.executable, *keep, *self.command()],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                env=self.environment(),
+                env=environment,
                 start_new_session=True,
             )
         self._deadline = time.monotonic() + self.settings.start_timeout_s
         log.info("%s starts at %s; its log is %s", self.name, self.url, self.log_path)
 
     def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
-        """Wait until the generator answers.
-
-        Args:
-            interrupted: Called at every look; it raises to end the wait.
+        """Waits until the generator answers; calls `interrupted` at every poll, which raises to end the wait.
 
         Raises:
-            ServerError: If it ended, or `start_timeout_s` passed since `start`; it is stopped then.
+            ServerError: The server ended, or was stopped because `start_timeout_s` had passed since `start`.
         """
         while not self.ready():
             if interrupted is not None:
@@ -141,19 +138,22 @@ class Server:
 
     def ready(self) -> bool:
         """Whether the generator answers; see `wait_ready` for the errors."""
+        if self._supervisor is None:
+            raise self._error("does not run")
         if not self.alive:
-            raise self._error(
-                f"ended with exit status {self._supervisor.returncode}" if self._supervisor else "does not run"
-            )
-        if self._healthy():
-            return True
+            raise self._error(f"ended with exit status {self._supervisor.returncode}")
+        connection = connect(self.url, self.trust, timeout_s=2.0)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/health")
+            if connection.getresponse().status == http.client.OK:
+                return True
         if time.monotonic() > self._deadline:
             self.stop()
             raise self._error(f"did not answer within start_timeout_s={self.settings.start_timeout_s:g}; stopped")
         return False
 
     def stop(self) -> None:
-        """End the generator and wait until no process of it is left. Does nothing when it does not run."""
+        """Ends the generator and waits until all its processes have ended. Does nothing when it does not run."""
         running, self._supervisor = self._supervisor, None
         if running is None or running.stdin is None:
             return
@@ -168,29 +168,25 @@ class Server:
             running.wait()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log since the last start; empty before the first."""
+        """Returns the last lines of the log since the last start; empty before the first."""
         return "\n".join(self._log().splitlines()[-lines:])
 
     def _log(self) -> str:
-        if self._supervisor is None and not self.log_path.exists():
+        if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as file:
             file.seek(self._log_start)
             return file.read().decode(errors="replace")
 
     def command(self) -> list[str]:
-        """vLLM's command line."""
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *as_flags(self._flags())]
-
-    def _flags(self) -> dict[str, Any]:
-        """Flags of vLLM: what lrl relies on, the settings, and the user's own."""
+        """Returns vLLM's command line: the flags that lrl relies on, the settings, and the user's own flags."""
         settings = self.settings
         flags: dict[str, Any] = {
             "model": self.model,
             "port": self.port,
-            **settings.listening.flags(),
+            **settings.endpoint.flags(),
             "enable-scale-out": True,
-            "middleware": "lrl.generators.auth.Guard",
+            "middleware": "lrl.generators.auth.TokenMiddleware",
             "weight-transfer-config": {"backend": self.backend},
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
@@ -201,16 +197,15 @@ class Server:
             "max-num-seqs": settings.max_num_seqs,
             "dtype": settings.dtype,
             "tensor-parallel-size": settings.tensor_parallel_size,
+            "enforce-eager": settings.enforce_eager or None,
         }
-        if settings.enforce_eager:
-            flags["enforce-eager"] = True
-        flags |= (
-            cpu_backend.flags(settings) if self._on_cpu else {"gpu-memory-utilization": settings.gpu_memory_utilization}
-        )
-        return flags | {dashed(name): value for name, value in settings.extra_args.items()}
+        gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
+        flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
+        flags |= {dashed(name): value for name, value in settings.extra_args.items()}
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
-        """The trainer's environment without its place in the trainer's world, with what vLLM needs."""
+        """Returns the trainer's environment without its process group's variables, and with those that vLLM needs."""
         apart = {name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))} | set(TRAINER_ONLY)
         environment = {name: value for name, value in os.environ.items() if name not in apart}
         environment |= self.transport_environment
@@ -218,7 +213,7 @@ class Server:
             environment |= cpu_backend.environment(self.settings, environment)
         return environment | {
             TOKEN_VARIABLE: self.token,
-            # One machine holds the whole generator; gloo would listen, open to all, wherever the host's name leads.
+            # The whole generator is on one machine; gloo would listen, open to all, on the address of the host's name.
             "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "lrl",
@@ -227,14 +222,6 @@ class Server:
             "CUDA_VISIBLE_DEVICES": self._visible,
         }
 
-    def _healthy(self) -> bool:
-        """Whether /health responses 200."""
-        connection = connect(self.url, self.trust, timeout_s=2.0)
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.client.OK
-        return False
-
     def _error(self, what: str) -> ServerError:
         if found := cause(self._log()):
             return ServerError(f"{self.name.capitalize()} {what}:\n{found}\nIts whole log is {self.log_path}.")
@@ -242,9 +229,8 @@ class Server:
 
 
 def _visible_devices(devices: list[int]) -> str:
-    """CUDA_VISIBLE_DEVICES for `devices`, whose indices count within the trainer's own CUDA_VISIBLE_DEVICES."""
-    own = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if own is None:
+    """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own CUDA_VISIBLE_DEVICES."""
+    if (own := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return ",".join(map(str, devices))
     names = own.split(",")
     if beyond := [index for index in devices if index >= len(names)]:

@@ -1,4 +1,4 @@
-"""What a generator has done so far, counted while its responses grow in place: its speed is told from it."""
+"""Token counts of a generator, kept while its responses grow in place; its speed is computed from them."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from lrl.types import Rollout
 
 
 class StatsSnapshot(NamedTuple):
-    """A look at a generator's work."""
+    """A generator's counts at one moment."""
 
     since: float | None
-    """Since when it has been writing without a break, on the clock of the loop; None when it does not write."""
+    """Start of the uninterrupted writing, on the clock of the loop; None when it does not write."""
     written: float
     """Tokens written so far."""
     read: int
-    """Tokens read so far: prompts, and half-written responses that went on here."""
+    """Tokens read so far: prompts, and half-written responses that continued here."""
     responses: int
     """Responses being written."""
     context_tokens: int
-    """Sum of their contexts, prompt and answer so far."""
+    """Sum of their contexts, prompt and response so far."""
 
 
 class Prefill(NamedTuple):
-    """Responses that are asked for together."""
+    """Responses of one request that have no new token yet."""
 
     prompt_tokens: int
     had: int
-    """Tokens that each of them had when it came here."""
+    """Tokens of each response at the request."""
     rollouts: Sequence[Rollout]
 
 
 class GeneratorStats:
-    """The work of one generator, responses of evaluations included."""
+    """The counts of one generator, responses of evaluations included."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> its prompt's tokens, and the response
+        self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> tokens of its prompt, and the response
         self._written = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
-        self._unread: dict[int, Prefill] = {}  # id of its first response -> what has no token of its own yet
+        self._unread: dict[int, Prefill] = {}  # by the id of the first response
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -55,20 +55,20 @@ class GeneratorStats:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose keys and values it holds for what it is writing: those of every response that has begun and not
-        ended, with its prompt. What is on its way is estimated (`snapshot`)."""
+        """Tokens in the KV cache for unfinished responses that have begun, prompts included; those on their way are
+        estimated (`snapshot`)."""
         begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
         return sum(prompt + len(rollout.token_ids) + STREAM_INTERVAL // 2 for prompt, rollout in begun)
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
-        """The responses to one prompt begin, or go on behind what they have; those of one request share its reading."""
+        """Adds the responses to one prompt, by request; the responses of a request share its prefill."""
         for rollouts in requests:
             self._unread[id(rollouts[0])] = Prefill(prompt_tokens, len(rollouts[0].token_ids), rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
             self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
 
     def end(self, rollouts: Sequence[Rollout]) -> None:
-        """These have begun and are not written any more, whether they have ended or not."""
+        """Removes responses, finished or not."""
         self._count_read([id(rollout) for rollout in rollouts if id(rollout) in self._unread])
         for rollout in rollouts:
             self._unread.pop(id(rollout), None)
@@ -76,17 +76,15 @@ class GeneratorStats:
             self._written += len(rollout.token_ids)
 
     def set_active(self, writes: bool, now: float) -> None:
-        """Whether it writes from `now` on."""
+        """Notes at time `now` whether the generator writes."""
         self._since = (now if self._since is None else self._since) if writes else None
 
     def snapshot(self) -> StatsSnapshot:
-        """All of it at this moment.
-
-        Tokens arrive `STREAM_INTERVAL` at a time, so of a response that has not ended half as many are on their way.
-        """
+        """Returns the present counts."""
         self._count_read(list(self._unread))
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
         arrived = sum(len(rollout.token_ids) for _, rollout in self._writing.values())
+        # Tokens arrive STREAM_INTERVAL at a time: on average half as many of an unfinished response are on their way.
         on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
         return StatsSnapshot(
             since=self._since,
@@ -97,9 +95,9 @@ class GeneratorStats:
         )
 
     def _count_read(self, keys: list[int]) -> None:
-        """Whatever of these has got a token was read before it."""
         for key in keys:
             request = self._unread[key]
+            # A new token of any response shows that the prompt was read.
             if any(len(rollout.token_ids) > request.had for rollout in request.rollouts):
                 self._read += request.prompt_tokens + request.had
                 del self._unread[key]

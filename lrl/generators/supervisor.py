@@ -1,12 +1,10 @@
-"""The supervisor of one generator: it starts vLLM and ends all of it when the trainer asks, or when the trainer is
-gone.
+"""The supervisor process of one generator: starts vLLM, and ends all of it on request or when the trainer is gone.
 
-A small program of its own (`python supervisor.py --owner PID --prefix NAME -- COMMAND ...`), one per generator, in its
-own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe whose other end the
-trainer holds from the first moment. A byte means "stop, the run goes on"; the end of the pipe without one means that
-the trainer ended, by whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker)
-whose lower parts survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its
-child, and none is missed.
+A small program (`python supervisor.py --owner PID --prefix NAME -- COMMAND ...`) in its own session, so that neither
+Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe; the trainer holds the other end from the first
+moment. A byte means "stop, the run continues"; the end of the pipe without one means that the trainer ended, by
+whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker), and its lower parts
+survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child.
 
 Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends. The supervisor has
 one thread only, so for its own child it is a safe second line, should the supervisor itself be killed.
@@ -37,18 +35,18 @@ log = logging.getLogger("supervisor")
 
 SHM = Path("/dev/shm")
 TICK_S = 0.2
-"""How late an end is noticed at most when the pipe does not tell it."""
-LOOK_S = 2.0
-"""How often the shared memory in use is written down; a process that crashes can no longer be asked."""
+"""The longest delay in noticing an end that the pipe does not show."""
+SCAN_S = 2.0
+"""Seconds between two scans of the shared memory in use; after a crash it is too late for one."""
 KILL_S = 8.0
-"""How long killed processes may take to go; one that waits for a driver can outlast SIGKILL."""
+"""Seconds that killed processes may take to end; one that waits for a driver can outlast SIGKILL."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LONGEST_TEMPORARY = 107 - len("/lrl-xxxxxxxx/") - 36
 """A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36."""
 
 
 class End(Enum):
-    """Why the generator ends; the value is the seconds vLLM gets to end tidily after SIGTERM (it needs about 2)."""
+    """Reason of a generator's end; the value is vLLM's grace time in seconds after SIGTERM (it needs about 2)."""
 
     EXITED = 2.0
     STOPPED = 4.0
@@ -56,35 +54,32 @@ class End(Enum):
 
 
 class Tree:
-    """Every process that descends from this one, and the shared memory they have mapped so far.
-
-    Args:
-        child: The root, whose exit status is left for its Popen to collect.
-    """
+    """All descendants of this process, with `child` as their root, and the shared memory they have mapped so far."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.child = child
         self.shared: set[int] = set()
 
-    def look(self) -> list[psutil.Process]:
-        """Write down the shared memory in use and return the processes alive."""
+    def scan(self) -> list[psutil.Process]:
+        """Records the shared memory in use, reaps orphans and returns the living processes."""
         self.child.poll()
         living = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    self._reap(process)
-                else:
+                if process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
+                # Reaps orphans only: a Popen collects the child's exit status, and other zombies have a parent.
+                elif process.pid != self.child.pid and process.ppid() == os.getpid():
+                    os.waitpid(process.pid, os.WNOHANG)
         self.shared |= mapped(process.pid for process in living)
         return living
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM to the root, `grace_s` seconds, then SIGKILL to all that is left, until nothing is."""
+        """Sends SIGTERM to the root and, after `grace_s` seconds, SIGKILL to the rest; waits until all have ended."""
         if self.child.poll() is None:
             self.child.terminate()
         start = time.monotonic()
-        while living := self.look():
+        while living := self.scan():
             passed = time.monotonic() - start
             if passed > grace_s + KILL_S:
                 log.error("processes %s outlast SIGKILL; giving up on them", [process.pid for process in living])
@@ -93,24 +88,17 @@ class Tree:
                 kill(living)
             time.sleep(0.05)
 
-    def _reap(self, zombie: psutil.Process) -> None:
-        """Collect an orphan that became our child. Its own parent collects any other."""
-        if zombie.pid != self.child.pid and zombie.ppid() == os.getpid():
-            os.waitpid(zombie.pid, os.WNOHANG)
-
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL to each of `processes` that still lives."""
+    """Sends SIGKILL to each process that still lives."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def mapped(pids: Iterable[int]) -> set[int]:
-    """The inodes in /dev/shm that the processes `pids` have mapped; those gone or not ours are passed over.
-
-    Not the names: glibc makes a semaphore under a passing name, which is what its maker's map shows for ever.
-    """
+    """Returns the inodes in /dev/shm that processes have mapped; skips ended processes and those of other users."""
+    # Not the names: glibc makes a semaphore under a temporary name, which its maker's map shows for ever.
     inodes: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -119,89 +107,73 @@ def mapped(pids: Iterable[int]) -> set[int]:
     return inodes
 
 
-def remove(prefix: str | None, inodes: set[int]) -> None:
-    """Remove the files in /dev/shm that have one of `inodes` or whose name begins with `prefix`."""
+def remove_shared(prefix: str | None, inodes: set[int]) -> None:
+    """Removes the files in /dev/shm with one of `inodes` or with a name that begins with `prefix`."""
     for path in SHM.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another supervisor of the run was quicker
             if path.stat().st_ino in inodes or (prefix is not None and path.name.startswith(prefix)):
                 path.unlink()
 
 
-def wait(tree: Tree, owner: int, asked: list[int]) -> End:
-    """Wait for the first of: vLLM's exit, a byte or signal that asks to stop, the end of the trainer.
-
-    The owner's pid is compared too: a process forked off the trainer holds a copy of the pipe and would keep it open.
-    """
-    looked = time.monotonic()
+def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
+    """Waits for the first of: vLLM's exit, a byte or signal that requests a stop, the end of the trainer."""
+    scanned_at = time.monotonic()
     while True:
         if tree.child.poll() is not None:
             return End.EXITED
-        if asked:
+        if stop_signals:
             return End.STOPPED
-        if os.getppid() != owner:
+        if os.getppid() != owner:  # a fork of the trainer holds a copy of the pipe and would keep it open
             return End.OWNER_GONE
         if select.select([sys.stdin], [], [], TICK_S)[0]:
             return End.STOPPED if os.read(sys.stdin.fileno(), 1) else End.OWNER_GONE
-        if time.monotonic() - looked > LOOK_S:
-            tree.look()
-            looked = time.monotonic()
+        if time.monotonic() - scanned_at > SCAN_S:
+            tree.scan()
+            scanned_at = time.monotonic()
 
 
-def die_with_supervisor() -> None:
-    """In the child before exec: ask the kernel for a SIGTERM when the supervisor ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def supervise(command: list[str], owner: int, prefix: str) -> int:
+    """Runs `command` until the first reason to end it, ends all of it, and removes the files it left.
 
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder of the generator's own: vLLM leaves its sockets, rendezvous and compiler files behind."""
-    usual = tempfile.gettempdir()
-    where = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"  # a cluster's can be long
-    return tempfile.TemporaryDirectory(prefix="lrl-", dir=where, ignore_cleanup_errors=True)
-
-
-def keep(command: list[str], owner: int, prefix: str) -> int:
-    """Run `command` until the first reason to end it, end all of it, and remove what it left.
-
-    Args:
-        command: Program and arguments.
-        owner: Process id of the trainer.
-        prefix: How the run's own files in /dev/shm begin. They go with the trainer; while it lives they are its own.
-
-    Returns:
-        The exit status of `command`, as a shell gives it (128 + signal).
+    Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process id of the trainer;
+    the run's own files in /dev/shm, those with `prefix`, are removed only when it is gone.
     """
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    stop_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which vLLM would inherit
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    with scratch_folder() as scratch:
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    usual = tempfile.gettempdir()
+    where = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"  # a cluster's can be long
+    # A folder of its own: vLLM leaves its sockets, rendezvous and compiler files behind.
+    with tempfile.TemporaryDirectory(prefix="lrl-", dir=where, ignore_cleanup_errors=True) as scratch:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": scratch},
             start_new_session=True,
-            preexec_fn=die_with_supervisor,
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         tree = Tree(child)
-        why = wait(tree, owner, asked)
-        log.info("%s after exit status %s; ending %s", why.name, child.returncode, [p.pid for p in tree.look()])
+        why = wait_for_end(tree, owner, stop_signals)
+        log.info("%s after exit status %s; ending %s", why.name, child.returncode, [p.pid for p in tree.scan()])
         tree.end(why.value)
         run_is_over = why is End.OWNER_GONE or os.getppid() != owner
-        remove(prefix if run_is_over else None, tree.shared - mapped(psutil.pids()))
+        remove_shared(prefix if run_is_over else None, tree.shared - mapped(psutil.pids()))
     status = child.returncode if child.returncode is not None else -signal.SIGKILL
     return status if status >= 0 else 128 - status
 
 
 def main() -> int:
-    """The program."""
+    """Runs the program; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--owner", type=int, required=True, help="process id of the trainer")
-    parser.add_argument("--prefix", required=True, help="how the run's own files in /dev/shm begin")
-    parser.add_argument("command", nargs="+", help="what to run, after --")
+    parser.add_argument("--prefix", required=True, help="prefix of the run's own files in /dev/shm")
+    parser.add_argument("command", nargs="+", help="program and arguments, after --")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    return keep(arguments.command, arguments.owner, arguments.prefix)
+    return supervise(arguments.command, arguments.owner, arguments.prefix)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Generators that other processes start, and that join or leave a run (`lrl serve --join`, `--leave`).
+"""Membership of generators that other processes start: they join or leave a run (`lrl serve --join`, `--leave`).
 
-Hides how both sides find one another, what is asked of a newcomer, and the files through which they speak.
+Hides how run and joining process find and trust each other, and the files through which they communicate.
 """

@@ -1,15 +1,14 @@
-"""The run's end of `lrl serve --join` and `--leave`: it looks into the register and does what is asked there.
+"""The run's side of `lrl serve --join` and `--leave`: polls the registry and admits or removes generators.
 
-    address in the register -> warm-up -> newcomer -> (sync, probe) -> serves -> left, lost
+    address in the registry -> warm-up -> pending -> (sync, probe) -> serves -> left, lost
 
-A generator that joins goes the way of a replacement. It is another process's: the run never starts or stops it.
+A generator that joins is admitted like a replacement, but the run never starts or stops its process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from lrl.generators.client import GeneratorError
@@ -20,20 +19,12 @@ from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
-"""How often the register is looked into."""
+POLL_S = 0.25
+"""Seconds between two polls of the registry."""
 
 
 class JoinedServer:
-    """A server that another process has started, as far as its generator must know it.
-
-    Args:
-        number: Of the generator.
-        address: Where it answers.
-        token: The run's.
-        settings: The run's own; a generator that joins has the same.
-        folder: The run's.
-    """
+    """A server that another process has started; see `lrl.generators.generator.ServerHandle`."""
 
     def __init__(self, number: int, address: Address, token: str, settings: ServerSettings, folder: Path) -> None:
         self.number, self.name = number, f"generator {number}"
@@ -41,79 +32,64 @@ class JoinedServer:
         self.settings = settings
         self.log_path = folder / f"generator-{number}.log"
         self.alive = True
-        """Whether its process runs, as it was last seen in the register."""
+        """Whether its process ran at the last poll of the registry."""
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log, as far as the run's folder has it."""
-        if not self.log_path.exists():
-            return ""
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        """Returns the last lines of its log; empty if the run's folder has none."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
 
 
 def admit_others(fleet: Fleet, registry: Registry, spec: JoinSpec) -> None:
-    """From now on generators of other processes may join `fleet`, and any may be asked to leave, by `registry`.
-
-    Raises:
-        OSError: There can be no register.
-    """
+    """Opens the registry to generators that join or leave `fleet`; raises OSError if it cannot be written."""
     registry.open(spec)
-    own = fleet.first_server
-
-    def make_server(number: int, address: Address) -> JoinedServer:
-        return JoinedServer(number, address, own.token, own.settings, registry.run)
-
-    fleet.run_beside(Admission(fleet, registry, make_server).attend())
+    fleet.run_in_background(Admission(fleet, registry).poll_forever())
 
 
 class Admission:
-    """Lets generators in and out.
+    """Admits and removes the generators of other processes."""
 
-    Args:
-        fleet: What they join and leave.
-        register: Where they ask.
-        make_server: Makes the server of a newcomer from its number and address.
-    """
+    def __init__(self, fleet: Fleet, registry: Registry) -> None:
+        self.fleet, self.registry = fleet, registry
+        self._own = fleet.generators[0].server  # all have the same settings and token
+        self._members: dict[int, tuple[JoinedServer, Generator]] = {}
+        self._reported: dict[int, MemberStatus] = {}
+        self._admissions: set[asyncio.Task[None]] = set()
 
-    def __init__(self, fleet: Fleet, registry: Registry, make_server: Callable[[int, Address], JoinedServer]) -> None:
-        self.fleet, self.registry, self.make_server = fleet, registry, make_server
-        self._came: dict[int, tuple[JoinedServer, Generator]] = {}
-        self._said: dict[int, MemberStatus] = {}
-        self._welcomes: set[asyncio.Task[None]] = set()
-        self._in_trouble = False
-
-    async def attend(self) -> None:
-        """Look for ever. A disk that fails for a while is said once, and looked into again."""
+    async def poll_forever(self) -> None:
+        """Polls the registry. An outage of the disk is logged once, and polling continues."""
+        failing = False
         while True:
             try:
-                await self._look()
-                self._in_trouble = False
+                await self._poll()
+                failing = False
             except OSError as error:
-                if not self._in_trouble:
-                    log.warning("Nobody can join or leave the run at the moment: %s", error)
-                self._in_trouble = True
-            await asyncio.sleep(LOOK_S)
+                if not failing:
+                    log.warning("No generator can join or leave the run at the moment: %s", error)
+                failing = True
+            await asyncio.sleep(POLL_S)
 
-    async def _look(self) -> None:
-        addresses, leaving = await asyncio.to_thread(self.registry.look)
-        for number in addresses.keys() - self._came.keys() - self._said.keys():
-            await self._welcome(number, addresses[number])
+    async def _poll(self) -> None:
+        addresses, leaving = await asyncio.to_thread(self.registry.poll)
+        for number in addresses.keys() - self._members.keys() - self._reported.keys():
+            await self._connect(number, addresses[number])
         for number in leaving:
-            await self._let_go(number)
-        for number, (server, generator) in self._came.items():
+            await self._remove(number)
+        for number, (server, generator) in self._members.items():
             server.alive = number in addresses and not addresses[number].owner.ended
-            await self._say(number, status_of(generator))
+            await self._report(number, status_of(generator))
 
-    async def _welcome(self, number: int, address: Address) -> None:
+    async def _connect(self, number: int, address: Address) -> None:
         try:
-            server = self.make_server(number, address)
+            server = JoinedServer(number, address, self._own.token, self._own.settings, self.registry.run)
         except (OSError, ValueError) as error:
-            await self._say(number, MemberStatus("refused", why=f"its certificate cannot be read: {error}"))
+            await self._report(number, MemberStatus("refused", why=f"its certificate cannot be read: {error}"))
             return
         generator = Generator(server, self.fleet.capacity)
-        self._came[number] = server, generator
+        self._members[number] = server, generator
         task = asyncio.get_running_loop().create_task(self._admit(generator))
-        self._welcomes.add(task)
-        task.add_done_callback(self._welcomes.discard)
+        self._admissions.add(task)
+        task.add_done_callback(self._admissions.discard)
 
     async def _admit(self, generator: Generator) -> None:
         try:
@@ -124,40 +100,40 @@ class Admission:
             generator.evict(str(error))
             await generator.client.close()
 
-    async def _let_go(self, number: int) -> None:
+    async def _remove(self, number: int) -> None:
         if self.fleet.rollouts.syncing:
-            return  # in a collective transfer one that is missing is everybody's failure; the wish is still there
+            return  # a collective transfer would fail for all; the request stays in the registry
         generators = {generator.server.number: generator for generator in self.fleet.generators}
         known = number in generators
         why = why_it_stays(self.fleet, generators[number]) if known else f"The run has no generator {number} now."
         if not why:
             await self.fleet.remove(generators[number])
-            await self._say(number, MemberStatus("left", generators[number].version))
-        await asyncio.to_thread(self.registry.response, number, why)
+            await self._report(number, MemberStatus("left", generators[number].version))
+        await asyncio.to_thread(self.registry.answer_leave, number, why)
 
-    async def _say(self, number: int, status: MemberStatus) -> None:
-        """Write down what became of a generator, once for each change; who has left has done so for good."""
-        before = self._said.get(number)
+    async def _report(self, number: int, status: MemberStatus) -> None:
+        """Writes each change of a generator's status to the registry; `left`, `lost` and `refused` are final."""
+        before = self._reported.get(number)
         if before is None or (before.state != status.state and not before.over):
-            await asyncio.to_thread(self.registry.decide, number, status)
-            self._said[number] = status
+            await asyncio.to_thread(self.registry.set_status, number, status)
+            self._reported[number] = status
             self.fleet.joined += status.state == "serves"
 
 
 def why_it_stays(fleet: Fleet, generator: Generator) -> str:
-    """Why a generator cannot be let go; empty if it can."""
+    """Returns the reason why a generator cannot leave; empty if it can."""
     name = generator.name.capitalize()
     if fleet.evaluation is not None and generator in fleet.evaluation.generators:
         return f"{name} is kept for evaluations (strategy.evaluation_generators); only those that write rollouts leave."
     if generator.eviction is not None:
         return f"{name} is being replaced at this moment: ask again when it is back."
-    if fleet.rollouts.generators == [generator]:  # who waits for a sync is not among them: nobody may rely on it yet
+    if fleet.rollouts.generators == [generator]:  # a pending one is not among them: its probe may still fail
         return f"{name} is the last one that serves. Have another one join before, or end the run."
     return ""
 
 
 def status_of(generator: Generator) -> MemberStatus:
-    """Where a generator that came is by now."""
+    """Returns the present status of a generator that joined."""
     if generator.eviction is None:
         return MemberStatus("waits" if generator.served_from is None else "serves", generator.version)
     return MemberStatus("refused" if generator.served_from is None else "lost", generator.version, generator.eviction)

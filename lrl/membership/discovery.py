@@ -1,8 +1,8 @@
-"""Finds the generators of a run that is going on, and asks them something, from a process that is not the run's.
+"""Discovery of a live run's generators, and requests to them, from another process.
 
-What a supervisor writes goes to its generator's log, and the kernel knows it: so the log in a run's folder leads to the
-process, its command line to the address, its environment to the token. No file has to hold any of it. The kernel shows
-an environment to the user who runs the process and to root, to nobody else.
+The log in a run's folder leads to the supervisor that writes to it, the supervisor's command line to the address, and
+its environment to the token, so no file has to hold any of these. The kernel shows an environment only to the user of
+the process and to root.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 import psutil
 
 from lrl.generators.auth import TOKEN_VARIABLE, bearer
-from lrl.generators.endpoint import Listening, connect, trust_only
+from lrl.generators.endpoint import Endpoint, connect, first_certificate, trust_only
 
 DEADLINE_S = 10.0
 
 
 class NotRunning(RuntimeError):
-    """There is no such generator, or it does not answer; the message has the remedy."""
+    """A run or generator that does not exist or does not answer; the message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A generator of a run that is going on."""
+    """A generator of a live run."""
 
     name: str
     log_path: Path
@@ -40,10 +40,10 @@ class Running:
     """Path of the PEM file; None without TLS."""
 
     def ask(self, method: str, route: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        """Status and JSON of the response to one request; raises NotRunning if there is none within `DEADLINE_S`."""
-        connection = connect(self.url, trust_only(self.certificate) if self.certificate else None, DEADLINE_S)
+        """Returns status and JSON of the response to one request; raises NotRunning after `DEADLINE_S`."""
+        trust = trust_only(first_certificate(self.certificate)) if self.certificate else None
         headers = {"Authorization": bearer(self.token), "Content-Type": "application/json"}
-        with contextlib.closing(connection):
+        with contextlib.closing(connect(self.url, trust, DEADLINE_S)) as connection:
             try:
                 connection.request(method, route, json.dumps(body) if body else None, headers)
                 response = connection.getresponse()
@@ -56,53 +56,45 @@ class Running:
 
 
 def find_generator(folder: Path, number: int) -> Running:
-    """Generator `number` of the run whose logs are in `folder`; raises NotRunning if this user has none there."""
+    """Returns generator `number` of the run with logs in `folder`; raises NotRunning if this user has none there."""
     found = find_generators(folder)
     if number in found:
         return found[number]
     if found:
         raise NotRunning(f"--generator {number}: the generators of {folder} are {sorted(found)}. Give one of these.")
     raise NotRunning(
-        f"{folder} has no generator that is running here. Give the folder with the generator-<n>.log of a run that is "
-        "going on, as the user who started it, on the machine where it runs. A policy that was exported responses "
-        f"without a run: lrl talk {folder}/policy"
+        f"{folder} has no generator that is running here. Give the folder with the generator-<n>.log of a live run, as "
+        "the user who started it, on the machine where it runs. An exported policy answers without a run: "
+        f"lrl talk {folder}/policy"
     )
 
 
 def find_generators(folder: Path) -> dict[int, Running]:
-    """The running generators of the run whose logs are in `folder`, by number."""
+    """Returns the live generators of the run with its logs in `folder`, by number."""
     logs = {_inode(path): path for path in Path(folder).glob("generator-*.log")}
-    supervisors = [process for process in psutil.process_iter(["cmdline", "create_time"]) if _is_supervisor(process)]
+    processes = [process for process in psutil.process_iter(["cmdline", "create_time"]) if _is_supervisor(process)]
     found = {}
-    for process in sorted(
-        supervisors, key=lambda process: process.info["create_time"]
-    ):  # of two, the one that replaces
+    # In the order of their start: a replacement overwrites the generator before it.
+    for process in sorted(processes, key=lambda process: process.info["create_time"]):
         with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
             if path := logs.get(_inode(Path(f"/proc/{process.pid}/fd/1"))):
+                words = process.info["cmdline"]
+                flags = dict(zip(words, words[1:], strict=False))
+                certificate = flags.get("--ssl-certfile")
+                url = Endpoint(flags["--host"], tls_cert=certificate).url(int(flags["--port"]))
                 number = int(re.sub(r"\D", "", path.stem))
-                found[number] = _running(number, path, process.info["cmdline"], process.environ())
+                found[number] = Running(
+                    f"generator {number}", path, url, process.environ()[TOKEN_VARIABLE], certificate
+                )
     return found
 
 
-def _running(number: int, log_path: Path, words: list[str], environment: dict[str, str]) -> Running:
-    flags = dict(zip(words, words[1:], strict=False))
-    certificate = flags.get("--ssl-certfile")
-    return Running(
-        name=f"generator {number}",
-        log_path=log_path,
-        url=Listening(flags["--host"], tls_cert=certificate).url(int(flags["--port"])),
-        token=environment[TOKEN_VARIABLE],
-        certificate=certificate,
-    )
-
-
 def _is_supervisor(process: psutil.Process) -> bool:
-    """Whether it is the root of a generator's processes, all of which write to the same log."""
     words = process.info["cmdline"] or []
     return any(word.endswith("generators/supervisor.py") for word in words) and "--port" in words
 
 
 def _inode(path: Path) -> tuple[int, int]:
-    """What the file is, by whatever path."""
+    """Returns a file's identity, the same for every path to it."""
     status = os.stat(path)
     return status.st_dev, status.st_ino

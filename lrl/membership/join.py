@@ -1,7 +1,8 @@
-"""`lrl serve --join` and `--leave`: one more generator for a run that goes on, or one less; both from outside the run.
+"""`lrl serve --join` and `--leave`: adds a generator to a live run or removes one, from outside the run.
 
-A newcomer is a vLLM server under a supervisor, like the run's own; its trainer's place is this process's. It stays in
-the foreground for as long as the generator lives, and the generator dies with it, whichever way it ends.
+A joining generator is a vLLM server under a supervisor, like the run's own, with this process in the trainer's place.
+The process stays in the foreground as long as the generator lives, and the generator dies with it, whichever way it
+ends.
 """
 
 from __future__ import annotations
@@ -22,61 +23,45 @@ from lrl.membership.discovery import NotRunning
 from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
 from lrl.weights import find_transport
 
-LOOK_S = 0.5
-"""How often the register is looked into."""
+POLL_S = 0.5
+"""Seconds between two polls of the registry."""
 ANSWER_S = 120.0
-"""Within so many seconds a run says whether a generator leaves; a shared file system alone may take a minute."""
+"""Seconds that a run may take to answer a request to leave; a shared file system alone may take a minute."""
 
-WORDS = {
+STATUS_LINES = {
     "waits": "the run has reached it. It joins at the next sync",
     "serves": "serves since version {version}. Ctrl-C has it leave",
-    "left": "has left; what it was writing goes on elsewhere",
-    "lost": "the run has taken it out: {why}",
-    "refused": "the run has not taken it in: {why}",
+    "left": "has left; its unfinished responses continue elsewhere",
+    "lost": "the run has evicted it: {why}",
+    "refused": "the run has not admitted it: {why}",
 }
-"""What is said of each `MemberStatus`."""
+"""The line of output for each `MemberStatus`."""
 
 
 @dataclass(frozen=True)
 class LocalOverrides:
-    """What a newcomer does not have from the run.
-
-    Args:
-        devices: CUDA indices; none on a CPU.
-        listening: Those of the fields of `Listening` that are this machine's own.
-    """
+    """Settings of a joining generator that do not come from the run."""
 
     devices: list[int]
-    listening: dict[str, Any]
+    """CUDA indices; empty on a CPU."""
+    endpoint: dict[str, Any]
+    """The fields of `Endpoint` for this machine."""
 
 
 class JoinEnded(Exception):
-    """The generator is to end; the message says why.
-
-    Args:
-        why: Words for the user.
-        status: Exit status of the command.
-    """
-
-    def __init__(self, why: str, status: int) -> None:
-        super().__init__(why)
-        self.status = status
+    """The end of a generator that joined; `args` are a message and the exit status of the command."""
 
 
 def join(run: Path, own: LocalOverrides) -> int:
-    """Start a generator, have it join, and stay until it has left or the run has ended.
-
-    Args:
-        run: The run's folder.
-        own: What the run does not decide.
+    """Starts a generator, lets it join the run in the folder `run`, and waits until it has left or the run has ended.
 
     Returns:
-        Exit status: 1 if the run did not take it in, or took it out.
+        Exit status: 1 if the run did not admit the generator, or evicted it.
 
     Raises:
-        NotRunning: No run goes on there, or its token is not to be had.
-        ValueError: A generator here cannot be what the run asks for.
-        ServerError: It did not start, or has ended.
+        NotRunning: The folder has no live run, or its token is not available.
+        ValueError: A generator on this machine cannot meet the run's requirements.
+        ServerError: The server did not start, or has ended.
     """
     registry = Registry(run)
     spec = registry.spec()
@@ -84,117 +69,100 @@ def join(run: Path, own: LocalOverrides) -> int:
     token = registry.token(spec)
     number = registry.claim(spec.generators)
     try:
-        # A run id of its own: what stands in /dev/shm under the run's is not this supervisor's to remove.
+        # Another run id: this supervisor must not remove the files in /dev/shm that belong to the run itself.
         run_id = f"{spec.run_id}-joined-{number}"
         environment = find_transport(spec.transport).server_environment(number, os.environ)
         server = Server(spec.model, settings, spec.transport, own.devices, run, number, run_id, token, environment)
-        return JoinSession(registry, spec, server).stay()
+        return JoinSession(registry, spec, server).run()
     finally:
         registry.withdraw(number)
 
 
 def settings_here(run: Path, spec: JoinSpec, own: LocalOverrides) -> ServerSettings:
-    """The run's settings with what is this machine's own; raises ValueError if they cannot be met here."""
+    """Returns the run's settings with this machine's overrides; raises ValueError if they cannot work here."""
     if why := find_transport(spec.transport).join_refusal(spec.owner.here):
         raise ValueError(f"{run} {why}")
     if spec.on_cpu == bool(own.devices):
         needed = "are on the CPU: leave it out" if spec.on_cpu else "are on GPUs: give the indices of this one's"
-        raise ValueError(
-            f"--devices {','.join(map(str, own.devices)) or '(not given)'}: the run's generators {needed}."
-        )
-    if not spec.owner.here:
-        _check_other_machine(own.listening.get("host", ""))
-    return ServerSettings(**spec.settings | own.listening)
-
-
-def _check_other_machine(host: str) -> None:
-    if not host or is_loopback(host) or host in ("0.0.0.0", "::"):
+        given = ",".join(map(str, own.devices)) or "(not given)"
+        raise ValueError(f"--devices {given}: the run's generators {needed}.")
+    host = own.endpoint.get("host", "")
+    if not spec.owner.here and (not host or is_loopback(host) or host in ("0.0.0.0", "::")):
         raise ValueError(
             f"--host {host or '(not given)'}: the run is on another machine. Give the address by which it reaches this "
             "one, with --tls_cert and --tls_key, or --insecure if nobody else is on that network."
         )
+    return ServerSettings(**spec.settings | own.endpoint)
 
 
 class JoinSession:
-    """A generator that joins, from its start to its end.
-
-    Args:
-        register: The run's.
-        terms: The run's.
-        server: Not started yet.
-    """
+    """A generator that joins, from the start of its server to the end."""
 
     def __init__(self, registry: Registry, spec: JoinSpec, server: Server) -> None:
         self.registry, self.spec, self.server = registry, spec, server
-        self._told = self._asked = False
+        self._interrupted = self._requested = False  # the request to leave: by a signal here, and sent to the run
         self._status: MemberStatus | None = None
 
-    def stay(self) -> int:
-        """See `join`."""
-        before = {signum: signal.signal(signum, self._take) for signum in (signal.SIGINT, signal.SIGTERM)}
+    def run(self) -> int:
+        """Runs the session; see `join`."""
+        before = {signum: signal.signal(signum, self._interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
-            self._say(f"starts, with the model {self.spec.model}; its log is {self.server.log_path}")
+            self._print(f"starts, with the model {self.spec.model}; its log is {self.server.log_path}")
             self.server.start()
-            self.server.wait_ready(self._go_on)
+            self.server.wait_ready(self._check_run)
             self.registry.announce(self.server.number, address_of(self.server))
-            self._say(f"responses at {self.server.url}; waits for the run")
-            self._follow()
-        except JoinEnded as over:
-            self._say(str(over))
-            return over.status
+            self._print(f"answers at {self.server.url}; waits for the run")
+            while True:
+                self._poll()
+                time.sleep(POLL_S)
+        except JoinEnded as end:
+            line, status = end.args
+            self._print(line)
+            return int(status)
         finally:
             self.server.stop()
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-        return 0
 
-    def _follow(self) -> None:
-        """Say what becomes of it until it is over."""
+    def _poll(self) -> None:
         number = self.server.number
-        while True:
-            self._note_standing()
-            self._go_on()
-            if not self.server.alive:
-                self.server.ready()  # raises, with the end of the log
-            if self._told and not self._asked:
-                self._say("asks the run to let it go. A second Ctrl-C ends it at once")
-                self.registry.ask_to_leave(number)
-                self._asked = True
-            elif self._asked and (why := self.registry.refusal(number)):
-                self._say(f"stays: {why}")
-                self._asked = self._told = False
-            time.sleep(LOOK_S)
+        status = self.registry.status(number)
+        if status is not None and (self._status is None or status.state != self._status.state):
+            self._status = status
+            line = STATUS_LINES[status.state].format(version=status.version, why=status.why)
+            if status.over:
+                raise JoinEnded(line, int(status.state != "left"))
+            self._print(line)
+        self._check_run()
+        if not self.server.alive:
+            self.server.ready()  # raises, with the end of the log
+        if self._interrupted and not self._requested:
+            self._print("asks the run to let it leave. A second Ctrl-C ends it at once")
+            self.registry.ask_to_leave(number)
+            self._requested = True
+        elif self._requested and (why := self.registry.leave_answer(number)):
+            self._print(f"stays: {why}")
+            self._requested = self._interrupted = False
 
-    def _note_standing(self) -> None:
-        status = self.registry.status(self.server.number)
-        if status is None or (self._status is not None and status.state == self._status.state):
-            return
-        self._status = status
-        words = WORDS[status.state].format(version=status.version, why=status.why)
-        if status.over:
-            raise JoinEnded(words, status=int(status.state != "left"))
-        self._say(words)
+    def _check_run(self) -> None:
+        """Raises JoinEnded if the run has ended, or after a signal before the run knows the generator."""
+        if not self.registry.is_live(self.spec):
+            raise JoinEnded("the run has ended, and so does it", 0)
+        if self._interrupted and self._status is None:
+            raise JoinEnded("ends before it has joined", 0)
 
-    def _go_on(self) -> None:
-        """Raise Over if the run has ended, or the generator is to leave and has nothing to leave."""
-        if not self.registry.goes_on(self.spec):
-            raise JoinEnded("the run has ended, and so does it", status=0)
-        if self._told and self._status is None:
-            raise JoinEnded("ends before it has joined", status=0)
-
-    def _take(self, signum: int, frame: FrameType | None) -> None:
-        """The first signal has it leave; the second one needs no Python to end the process."""
-        self._told = True
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
+        self._interrupted = True
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, signal.SIG_DFL)  # the second signal needs no Python to end the process
 
-    def _say(self, what: str) -> None:
-        sys.stdout.write(f"{self.server.name}: {what.rstrip('.')}.\n")
+    def _print(self, line: str) -> None:
+        sys.stdout.write(f"{self.server.name}: {line.rstrip('.')}.\n")
         sys.stdout.flush()
 
 
 def address_of(server: Server) -> Address:
-    """Where and how the run reaches a server of this machine."""
+    """Returns the address and certificate by which the run reaches a server of this machine."""
     settings = server.settings
     if not settings.tls_cert:
         return Address(server.url)
@@ -203,17 +171,10 @@ def address_of(server: Server) -> Address:
 
 
 def leave(run: Path, number: int | None) -> int:
-    """Have a generator leave a run, and wait until it has.
-
-    Args:
-        run: The run's folder.
-        number: Of the generator; by default the last that joined.
-
-    Returns:
-        Exit status 0.
+    """Asks a run to remove generator `number`, by default the last that joined; returns exit status 0 when it has.
 
     Raises:
-        NotRunning: No run goes on there, there is no such generator, or the run does not let it go.
+        NotRunning: The folder has no live run, it has no such generator, or the generator must stay.
     """
     registry = Registry(run)
     spec = registry.spec()
@@ -223,13 +184,13 @@ def leave(run: Path, number: int | None) -> int:
         number = max(joined)
     registry.ask_to_leave(number)
     deadline = time.monotonic() + ANSWER_S
-    while (why := registry.refusal(number)) is None:
-        if not registry.goes_on(spec) or time.monotonic() > deadline:
+    while (why := registry.leave_answer(number)) is None:
+        if not registry.is_live(spec) or time.monotonic() > deadline:
             raise NotRunning(
                 f"{run} has not said within {ANSWER_S:g} s whether generator {number} leaves, or has ended."
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     if why:
         raise NotRunning(f"--leave {run}: {why}")
-    sys.stdout.write(f"generator {number} has left {run}; what it was writing goes on elsewhere.\n")
+    sys.stdout.write(f"generator {number} has left {run}; its unfinished responses continue elsewhere.\n")
     return 0

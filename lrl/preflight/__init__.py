@@ -79,7 +79,7 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
         resume.check_contents(data.resumes_from, policy, data, shape)
     if not config_errors.any_noted():
         with config_errors.noting():
-            trainer.strategy.claim.take(run_folder_of(trainer))
+            trainer.strategy.claim.acquire(run_folder_of(trainer))
 
 
 def _makes_its_model(policy: Policy) -> bool:

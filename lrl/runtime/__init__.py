@@ -1,4 +1,4 @@
 """Services of the process and the machine that know nothing of learning: signals, files, cores, clocks, errors.
 
-Hides what is particular to Linux, to Lightning's internals and to torch.distributed.
+Hides the details of Linux, of Lightning's internals and of torch.distributed.
 """

@@ -1,6 +1,6 @@
-"""What a run writes beside its checkpoints: logs, responses, pictures. A disk that refuses them does not end the run.
+"""Best-effort writes: logs, responses and pictures beside the checkpoints. A full disk costs a warning, not the run.
 
-The error is a warning that names file and reason. Anything but an OSError is a fault of the program and goes on up.
+Only an OSError is caught: any other error is a fault of the program.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from weakref import WeakSet
 
 log = logging.getLogger(__name__)
 
-_refused: WeakSet[Any] = WeakSet()
+_warned: WeakSet[Any] = WeakSet()
 
 
 def os_error(error: BaseException | None) -> OSError | None:
-    """`error`, or the OSError behind it: torch hides one in a RuntimeError, TensorBoardLogger in a ValueError."""
+    """Returns `error` or the OSError that caused it: torch and TensorBoardLogger raise other errors from one."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -26,7 +26,7 @@ def os_error(error: BaseException | None) -> OSError | None:
 
 @contextmanager
 def best_effort(what: str, path: Path | str) -> Iterator[None]:
-    """A block that writes `what` to `path`; an OSError in it is logged."""
+    """Logs an OSError of a block that writes `what` to `path`."""
     try:
         yield
     except OSError as error:
@@ -35,13 +35,13 @@ def best_effort(what: str, path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def may_not_log(logger: Any) -> Iterator[None]:
-    """A block that a Lightning logger writes in; the first OSError of each logger is logged."""
+    """Suppresses the OSErrors of a Lightning logger in the block; logs only the first of each logger."""
     try:
         yield
     except Exception as error:
         if (reason := os_error(error)) is None:
             raise
-        if logger not in _refused:
-            _refused.add(logger)
+        if logger not in _warned:
+            _warned.add(logger)
             name, place = type(logger).__name__, getattr(logger, "log_dir", None) or logger.save_dir
             log.warning("%s cannot write to %s: %s. The run goes on, with gaps in its log.", name, place, reason)

@@ -1,11 +1,11 @@
-"""How a checkpoint gets onto the disk: whole or not at all, and without ending the run when the disk refuses it.
+"""Atomic checkpoint files; a checkpoint that cannot be written does not end the run.
 
-Lightning's own way writes into the system's temporary folder and moves the file from there. Where that is another file
-system the move is a copy: killed in the middle of it, a run has half a checkpoint in the place of the last good one.
-Here the bytes go into a file beside the checkpoint, which then takes its name. They are not gathered in memory first.
+Lightning writes into the system's temporary folder and moves the file from there. Across file systems the move is a
+copy: a run killed within it leaves half a checkpoint in the place of the last good one. Here the bytes go into a file
+beside the checkpoint, which is then renamed. They are not gathered in memory first.
 
-A checkpoint that cannot be written is a warning. Lightning does not learn of it and would remove the older one that the
-new one was to replace; that one is kept until a newer one is written.
+A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint that the new one was
+to replace; that one is kept until a newer one is written.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lrl.runtime.malloc_trim import trim_heap
 log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"
-"""Ends the name of a file that is being written; after a crash it may be deleted."""
+"""Suffix of a file that is being written; after a crash it may be deleted."""
 
 
 class CheckpointFile(TorchCheckpointIO):
-    """Lightning's reading and writing of one checkpoint file, with what became of the last ones."""
+    """Lightning's checkpoint IO with atomic writes, and the state of the last ones."""
 
     def __init__(self) -> None:
         self.newest: str | None = None
@@ -38,11 +38,11 @@ class CheckpointFile(TorchCheckpointIO):
         self.newest_step = -1
         """Optimizer steps done in it; -1 before there is one."""
         self.refused: OSError | None = None
-        """Why the latest attempt failed; None if it did not."""
+        """The error of the latest write; None if it succeeded."""
         self._outdated: list[Any] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write `checkpoint` to `path`; logs a warning if the disk does not take it (`refused` says why)."""
+        """Writes `checkpoint` to `path`; logs an OSError and keeps it in `refused`."""
         step = checkpoint["global_step"]
         try:
             self._write(checkpoint, path, storage_options)
@@ -50,23 +50,20 @@ class CheckpointFile(TorchCheckpointIO):
             self.refused = reason = os_error(error)
             if reason is None:
                 raise
-            log.warning("The checkpoint of step %d cannot be written to %s: %s. %s", step, path, reason, self._state)
+            last = f"The last good one is {self.newest}." if self.newest else "There is none yet."
+            log.warning("The checkpoint of step %d cannot be written to %s: %s. %s", step, path, reason, last)
             return
         self.refused, self.newest, self.newest_step = None, str(path), step
         while self._outdated:
             super().remove_checkpoint(self._outdated.pop())
-        trim_heap()  # not within a step, and it comes again and again: what is kept cannot add up
+        trim_heap()  # outside of a step, and at every checkpoint: fragments cannot add up
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove a checkpoint, later if the one that was to replace it could not be written."""
+        """Removes a checkpoint, or defers it if its successor could not be written."""
         if self.refused is None:
             super().remove_checkpoint(path)
         else:
             self._outdated.append(path)
-
-    @property
-    def _state(self) -> str:
-        return f"The last good one is {self.newest}." if self.newest else "There is none yet."
 
     def _write(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:
         if not isinstance(url_to_fs(str(path))[0], LocalFileSystem):

@@ -1,8 +1,8 @@
-"""Faults of a configuration: raised one by one, or noted and reported all together.
+"""Configuration errors: raised one by one, or collected and reported together.
 
-A constructor that finds a wrong setting calls `fault`. In a script that raises at once. The command line and the checks
-before a run open `collected` first: then the fault is only noted, building goes on with the wrong value, and one error
-at the end names them all.
+A constructor that finds a wrong setting calls `fault`. In a script that raises at once. The command line and the
+preflight checks open `collected` first: then the fault is only noted, building continues with the wrong value, and one
+error at the end names all faults.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from types import TracebackType
 
 
 class ConfigError(ValueError):
-    """A setting, or what it names, is wrong: the message names it, its value and the remedy.
+    """A wrong setting, or a wrong input that a setting names: the message gives name, value and remedy.
 
-    Where nothing catches it, a script ends with the message alone, as the command does, and with status 1. The lines of
-    lrl and Lightning that the wrong value went through would hide it.
+    Uncaught, it ends a script with the message alone and status 1, like the command: a traceback through lrl and
+    Lightning would hide the message.
     """
 
     shown_alone = True
-    """Read by the hook below, of any error: its message says all that there is to know."""
+    """Read by the excepthook below, of any error: its message is complete without a traceback."""
 
 
 EXPECTED = (ValueError, FileNotFoundError)
-"""What bad input raises."""
+"""Errors that wrong inputs raise."""
 SHOWN = 8
-"""Faults that are named; more are counted."""
+"""Faults named in an error; further ones are counted."""
 LONGEST = 600
 """Characters of one fault."""
 
@@ -36,14 +36,7 @@ _noted: ContextVar[list[str] | None] = ContextVar("lrl_faults", default=None)
 
 
 def fault(text: str) -> None:
-    """Say that a setting, or what it names, is wrong.
-
-    Args:
-        text: The setting, its value and the remedy.
-
-    Raises:
-        ConfigError: Unless faults are being collected.
-    """
+    """Raises ConfigError with `text` (setting, value, remedy), or notes it while faults are being collected."""
     noted = _noted.get()
     if noted is None:
         raise ConfigError(text)
@@ -51,13 +44,13 @@ def fault(text: str) -> None:
 
 
 def any_noted() -> bool:
-    """Whether a fault has been noted and not been reported yet."""
+    """Whether there is a fault that is not reported yet."""
     return bool(_noted.get())
 
 
 @contextmanager
 def noting() -> Iterator[None]:
-    """An expected error in the block is a fault of its own: what stands behind the block still runs."""
+    """Turns an expected error in the block into a fault, so that the code after the block still runs."""
     try:
         yield
     except EXPECTED as error:
@@ -68,14 +61,14 @@ def noting() -> Iterator[None]:
 
 @contextmanager
 def collected() -> Iterator[None]:
-    """Note the faults in the block and raise them together at its end.
+    """Collects the faults in the block and raises them together at its end.
 
-    A block within a block ends the collecting of both: what was noted in either is reported there, and a fault after
+    The end of a nested block ends the collection of the outer one too: it reports the faults of both, and a fault after
     it is raised at once.
 
     Raises:
-        ConfigError: Names every fault. Any other exception in the block gives way to it when something was noted,
-            since building went on with a wrong value.
+        ConfigError: Names every fault. It replaces any other exception in the block if there was a fault, since
+            building continued with a wrong value.
     """
     outer = _noted.get()
     noted: list[str] = [] if outer is None else outer
@@ -87,15 +80,15 @@ def collected() -> Iterator[None]:
             raise
         if isinstance(error, EXPECTED):
             noted.append(str(error))
-        raise ConfigError(told(noted)) from error
+        raise ConfigError(_joined(noted)) from error
     finally:
         _noted.set(None)
     if noted:
-        raise ConfigError(told(noted))
+        raise ConfigError(_joined(noted))
 
 
-def told(faults: list[str]) -> str:
-    """The faults as the text of one error, at most ten lines; a single fault is that text itself."""
+def _joined(faults: list[str]) -> str:
+    """Returns the text of one error, at most ten lines; a single fault is its own text."""
     different = list(dict.fromkeys(faults))
     if len(different) == 1:
         return different[0]
@@ -105,26 +98,25 @@ def told(faults: list[str]) -> str:
 
 
 def at_least(least: float, where: str, **values: float | None) -> None:
-    """A fault for each of these settings of `where` that is below `least` or no number; None passes."""
+    """Calls `fault` for each of these settings of `where` that is below `least` or NaN; None passes."""
     for name, value in values.items():
         if value is not None and not value >= least:
             fault(f"{where}.{name} is {value}; it must be at least {least}.")
 
 
 def above(least: float, where: str, **values: float | None) -> None:
-    """A fault for each of these settings of `where` that is not above `least`; None passes."""
+    """Calls `fault` for each of these settings of `where` that is not above `least`; None passes."""
     for name, value in values.items():
         if value is not None and not value > least:
             fault(f"{where}.{name} is {value}; it must be above {least}.")
 
 
-def _say(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """`sys.excepthook`: what ends a script is shown here."""
+def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if getattr(error, "shown_alone", False):
         sys.stderr.write(f"lrl: error: {error}\n")
     else:
-        _shown_before(kind, error, traceback)
+        _previous_hook(kind, error, traceback)
 
 
-# Only what nobody catches comes here; a notebook shows the errors of its cells by itself.
-_shown_before, sys.excepthook = sys.excepthook, _say
+# Only uncaught errors of a script come here; a notebook shows the errors of its cells by itself.
+_previous_hook, sys.excepthook = sys.excepthook, _show

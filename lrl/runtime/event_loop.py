@@ -1,21 +1,24 @@
-"""The one asyncio loop of a run, on a thread of rank 0, and the one way for the trainer's thread to wait for it."""
+"""The asyncio loop of a run, on a thread of rank 0, and the trainer's way to wait for its work."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Interrupted = Callable[[], None] | None
+"""Called every `POLL_S` seconds of a wait; raises to stop it."""
 
 MOMENT_S = 0.02
-"""A wait that takes longer is a long one."""
+"""The longest duration of a short wait."""
 POLL_S = 0.2
-"""How often a waiting trainer looks whether it should stop: a signal must not wait for a rollout."""
+"""Seconds between two calls of `interrupted`: a signal must not wait for a rollout."""
 
 
 class LoopThread:
@@ -23,16 +26,15 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.interrupted: Callable[[], None] | None = None
-        """Called every fifth of a second of every wait that has no such function of its own; raises to stop it."""
+        self.interrupted: Interrupted = None
         self.long_wait: Callable[[], AbstractContextManager[None]] = nullcontext
-        """What the rest of a long wait happens in."""
+        """The context of a long wait after its first moment."""
         self._thread = threading.Thread(target=self.loop.run_forever, name="lrl-loop", daemon=True)
         self._thread.start()
 
     @property
     def thread(self) -> int:
-        """The system's own number of the thread."""
+        """The native id of the thread."""
         assert self._thread.native_id is not None, "it was started"
         return self._thread.native_id
 
@@ -41,43 +43,31 @@ class LoopThread:
         """Whether `close` was called."""
         return self.loop.is_closed()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start `work` on the loop; the future has its result or its exception."""
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Starts `work` on the loop; the future has its result or its exception."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    def wait(
-        self,
-        work: Coroutine[Any, Any, T],
-        deadline_s: float,
-        what: str,
-        interrupted: Callable[[], None] | None = None,
-    ) -> T:
-        """Run `work` on the loop and wait for it, from another thread.
+    def wait(self, work: Coroutine[Any, Any, T], deadline_s: float, what: str, interrupted: Interrupted = None) -> T:
+        """Runs `work` on the loop and waits for it, from another thread.
 
         Args:
-            work: What to run.
-            deadline_s: Seconds after which it is cancelled.
-            what: Named in the error.
-            interrupted: Called every fifth of a second; it raises to stop the wait.
+            work: The coroutine.
+            deadline_s: Seconds until it is cancelled.
+            what: Name of the work in the error.
+            interrupted: See `Interrupted`; by default the attribute of that name.
 
         Raises:
             TimeoutError: `work` took longer than `deadline_s`.
         """
         return self.wait_for(self.submit(work), deadline_s, what, interrupted)
 
-    def wait_for(
-        self,
-        future: concurrent.futures.Future[T],
-        deadline_s: float,
-        what: str,
-        interrupted: Callable[[], None] | None = None,
-    ) -> T:
-        """Wait for what `submit` started; see `wait`."""
+    def wait_for(self, future: Future[T], deadline_s: float, what: str, interrupted: Interrupted = None) -> T:
+        """Waits for the future of a `submit`; see `wait`."""
         end = time.monotonic() + deadline_s
         try:
-            soon = concurrent.futures.wait([future], min(MOMENT_S, deadline_s)).done
+            soon = wait_futures([future], min(MOMENT_S, deadline_s)).done
             with nullcontext() if soon else self.long_wait():
-                while not concurrent.futures.wait([future], min(POLL_S, max(0.0, end - time.monotonic()))).done:
+                while not wait_futures([future], min(POLL_S, max(0.0, end - time.monotonic()))).done:
                     if time.monotonic() >= end:
                         raise TimeoutError(f"{what} did not end within {deadline_s:g} s.")
                     if interrupted := interrupted or self.interrupted:
@@ -87,17 +77,16 @@ class LoopThread:
             future.cancel()
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread; idempotent."""
-        if self.closed:
-            return
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(timeout=10)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=10)
-        self.loop.close()
+        """Cancels all running work and ends the thread; idempotent."""
+        if not self.closed:
+            self.submit(_cancel_all()).result(timeout=10)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(timeout=10)
+            self.loop.close()
 
 
 async def _cancel_all() -> None:
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

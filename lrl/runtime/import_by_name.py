@@ -1,8 +1,8 @@
-"""What a setting names in a user's Python code: `module:function`, `module.function`, or `file.py:function`.
+"""Imports of a user's functions by name: `module:function`, `module.function`, or `file.py:function`.
 
-Rewards, prompts and models that are functions are all found here. The current folder counts as one of Python's own, as
-it does for `python -m`. A file is imported under its own name with its folder on `sys.path`, and not as an anonymous
-module: a reward travels to its worker as the name of its module, and a spawned process gets `sys.path` from this one.
+Rewards, prompt sources and model functions are all found here. The current folder is on the path, as for `python -m`. A
+file is imported under its own name with its folder on `sys.path`, not as an anonymous module: a reward is pickled by
+the name of its module, and a spawned process gets `sys.path` from this one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` has the form `module:function` or `file.py:function`; what it names may not be there."""
+    """Whether `text` has the form `module:function` or `file.py:function`; the function may not exist."""
     return _NAME.fullmatch(text) is not None
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The function, or the class, that `name` leads to.
+    """Returns a function, or a class.
 
     Args:
         name: `module:function`, `package.module.function`, or `path/to/file.py:function`.
 
     Raises:
-        ValueError: Says what of it is not there, what was raised while it was imported, or that it cannot be called.
-            Which setting has the name, the caller adds.
+        ValueError: A part of the name does not exist, its import failed, or it cannot be called. The caller adds the
+            name of the setting.
     """
     with_current_folder()
     match = _NAME.fullmatch(name)
@@ -54,20 +54,20 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def with_current_folder() -> None:
-    """Let Python find the modules of the current folder."""
+    """Adds the current folder to `sys.path`."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question that ends a message, with the nearest of the `known` words; empty if none is near."""
+    """Returns a question for the end of a message, with the most similar of the `known` words; empty without one."""
     lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), lower, n=1)
     return f" Did you mean {lower[near[0]]}?" if near else ""
 
 
 def public_names(thing: Any) -> list[str]:
-    """What a module or a class offers; of a package, its modules too."""
+    """Returns the public names in a module or a class, and the modules of a package."""
     inner = [module.name for module in pkgutil.iter_modules(getattr(thing, "__path__", ()))]
     return [name for name in (*inner, *getattr(thing, "__all__", dir(thing))) if not name.startswith("_")]
 
@@ -79,7 +79,7 @@ def _module_of_file(file: Path) -> ModuleType:
         raise ValueError(f"there is no file {str(file)!r} (looked for {file.resolve()}).{near}")
     file = file.resolve()
     if not file.stem.isidentifier():
-        raise ValueError(f"Python cannot import a file that is called {file.name!r}: take letters, digits and _ alone.")
+        raise ValueError(f"Python cannot import a file with the name {file.name!r}: use only letters, digits and _.")
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     module = _module(file.stem)
@@ -97,20 +97,17 @@ def _module(name: str) -> ModuleType:
         if absent is not None and f"{name}.".startswith(f"{absent}."):
             near = did_you_mean(name, _neighbours(name))
             raise ValueError(f"there is no module {name!r}.{near or f' {FORMS}'}") from error
-        raise ValueError(f"{name} cannot be imported: {raised(error)}") from error
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        file, line, text = last.filename, last.lineno, str(error)
+        if isinstance(error, SyntaxError):
+            file, line, text = error.filename or file, error.lineno, error.msg
+        kind = type(error).__name__
+        message = f"{name} cannot be imported: {kind}: {text} ({file}, line {line}). Correct the file."
+        raise ValueError(message) from error
 
 
 def _neighbours(name: str) -> list[str]:
-    """Modules beside the one that `name` should be: in its package, or in the current folder."""
-    package = name.rpartition(".")[0]
-    if package:
+    """Returns the modules beside `name`: in its package, or in the current folder."""
+    if package := name.rpartition(".")[0]:
         return [f"{package}.{other}" for other in public_names(_module(package))]
     return [file.stem for file in Path().glob("*.py")]
-
-
-def raised(error: Exception) -> str:
-    """What a user's module raised: type, message, file and line."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
-    message = error.msg if isinstance(error, SyntaxError) else error
-    return f"{type(error).__name__}: {message} ({file}, line {line}). Mend the file."

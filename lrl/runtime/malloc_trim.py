@@ -1,4 +1,4 @@
-"""What a process has freed and its C library keeps: fragments of large tensors between small objects that live on."""
+"""Return of freed memory to the system: fragments of large tensors between small objects that live on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 
 
 def trim_heap() -> None:
-    """Give the system what is freed, where the C library keeps it for later and can be told not to (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    """Returns freed memory that the C library keeps; does nothing without glibc."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

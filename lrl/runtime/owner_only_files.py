@@ -1,12 +1,11 @@
-"""Small JSON files of one user's processes for each other: written whole, and believed only if nobody else can have.
+"""Small JSON files between processes of one user: written atomically, and trusted only if no other user could write.
 
-A file is believed if this user owns it and it is closed to all others, and so is its folder. That is asked of the file
-that is open, not of its name.
+A file is trusted if this user owns it and its mode excludes all others; the same holds for its folder. The check uses
+the open file, not its name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -18,22 +17,18 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class NotBelieved(PermissionError):
-    """Somebody else owns a file or may touch it, or it is not what it should be; the message names the remedy."""
+class UntrustedFile(PermissionError):
+    """A file that another user owns or can access, or with wrong content; the message names the remedy."""
 
 
 class OwnerOnlyFolder:
-    """A folder of such files.
-
-    Args:
-        path: Where; it need not be there yet.
-    """
+    """A folder of such files; it may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def make(self) -> None:
-        """Make the folder, or empty the one that is there; raises OSError if it cannot be this user's own."""
+        """Makes the folder, or empties an existing one; raises OSError if it cannot belong to this user only."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.path.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
@@ -41,35 +36,30 @@ class OwnerOnlyFolder:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all files; raises OSError if one stays."""
+        """Removes all files; raises OSError if one stays."""
         self.check()
         for file in self.path.iterdir():
             file.unlink(missing_ok=True)
 
     def read(self, name: str, kind: type[T]) -> T:
-        """The `kind` that the file holds the fields of.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            NotBelieved: See there.
-        """
+        """Returns a `kind` made from the fields in a file; raises FileNotFoundError or UntrustedFile."""
         self.check()
         path = self.path / name
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            _believe(path, os.fstat(file.fileno()), stat.S_ISREG)
+            _check_owner(path, os.fstat(file.fileno()), stat.S_ISREG)
             try:
                 return kind(**json.load(file))
             except (TypeError, ValueError) as error:
-                raise NotBelieved(
+                raise UntrustedFile(
                     f"{path} is not what this release of lrl writes ({error}): use the release of the run."
                 ) from error
 
     def write(self, name: str, fields: dict[str, Any]) -> None:
-        """Write a file, in the place of an older one if there is one."""
+        """Writes a file, or replaces it."""
         self._draft(fields).rename(self.path / name)
 
     def write_new(self, name: str, fields: dict[str, Any]) -> bool:
-        """Write a file unless it is there; of two processes that try, one has True."""
+        """Writes a file unless it exists; returns True to only one of several processes that try."""
         draft = self._draft(fields)
         try:
             os.link(draft, self.path / name)
@@ -79,23 +69,18 @@ class OwnerOnlyFolder:
             draft.unlink()
         return True
 
-    def has(self, name: str) -> bool:
-        """Whether there is such a file."""
-        return (self.path / name).exists()
-
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / name).unlink()
+        """Removes a file, if it exists."""
+        (self.path / name).unlink(missing_ok=True)
 
     def numbers(self, pattern: str) -> list[int]:
-        """The number, in ascending order, of each file whose name matches; the pattern's group is the number."""
+        """Returns the numbers, ascending, that the pattern's group matches in the names of files."""
         matches = (re.fullmatch(pattern, name) for name in os.listdir(self.path))
         return sorted(int(match[1]) for match in matches if match)
 
     def check(self) -> None:
-        """Raise NotBelieved unless the folder is this user's alone."""
-        _believe(self.path, self.path.lstat(), stat.S_ISDIR)
+        """Raises UntrustedFile unless the folder is this user's alone."""
+        _check_owner(self.path, self.path.lstat(), stat.S_ISDIR)
 
     def _draft(self, fields: dict[str, Any]) -> Path:
         draft = self.path / f".{secrets.token_hex(8)}"
@@ -104,10 +89,10 @@ class OwnerOnlyFolder:
         return draft
 
 
-def _believe(path: Path, status: os.stat_result, is_kind: Any) -> None:
+def _check_owner(path: Path, status: os.stat_result, is_kind: Any) -> None:
     if not is_kind(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise NotBelieved(
-            f"{path} is not believed: it must be a {'folder' if is_kind is stat.S_ISDIR else 'file'} of this user "
+        raise UntrustedFile(
+            f"{path} is not trusted: it must be a {'folder' if is_kind is stat.S_ISDIR else 'file'} of this user "
             f"(id {os.geteuid()}), closed to all others (mode 0700 or 0600); it is of user {status.st_uid}, with mode "
             f"{stat.S_IMODE(status.st_mode):04o}. Remove it if you did not make it."
         )

@@ -1,7 +1,7 @@
-"""A helper process that ends with the process that owns it, however that one ends.
+"""A helper process that ends with its owner, however that one ends.
 
-Only the kernel can do that for a helper that is busy in somebody else's code: a thread that watches the owner cannot
-run while, say, a regular expression holds Python's lock.
+Only the kernel can do that for a helper that runs foreign code: a watching thread cannot run while, say, a regular
+expression holds Python's lock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _watched = threading.Event()
 
 
 def die_with(owner: int) -> None:
-    """End this process with the process `owner`, which has started it.
+    """Ends this process with the process `owner`, its parent.
 
     On Linux it ends with the *thread* that started it: start helpers on one that outlives them.
     """
-    if sys.platform != "linux":  # no kernel help: a thread does what it can
+    if sys.platform != "linux":  # a thread is the best substitute for the kernel's help
         _watched.set()
         threading.Thread(target=_watch, args=(owner,), daemon=True).start()
         return
@@ -34,7 +34,7 @@ def die_with(owner: int) -> None:
 
 
 def live_on() -> None:
-    """Take `die_with` back: this process has other ways to notice the end of its owner."""
+    """Undoes `die_with`, for a process with other ways to notice the end of its owner."""
     _watched.clear()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Which process on which machine: what another process needs to know it again, and to see that it has ended."""
+"""The identity of a process on its machine: another process can recognise it and see that it has ended."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """The same for two processes that see each other's pids, ports and /dev/shm; that of a container is its own."""
+    """Returns the same string in processes that share pids, ports and /dev/shm; a container has its own."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
     return " ".join([boot, *spaces, f"shm:[{os.stat('/dev/shm').st_dev}]"])
 
 
 def started(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks since boot; None if it has ended. A pid alone comes again."""
+    """Returns the start time of a process in the kernel's ticks since boot; None if it has ended."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -25,7 +25,7 @@ def started(pid: int) -> int | None:
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process; by default this one."""
+    """A process; by default this one. The start time makes it unique: the kernel uses a pid again."""
 
     machine: str = field(default_factory=machine)
     pid: int = field(default_factory=os.getpid)
@@ -38,5 +38,5 @@ class ProcessIdentity:
 
     @property
     def ended(self) -> bool:
-        """Whether it is known to have ended; of another machine's process nobody here knows."""
+        """Whether it is known to have ended; always False for a process of another machine."""
         return self.here and started(self.pid) != self.started

@@ -1,6 +1,6 @@
-"""Where a run puts its files, and that no other live run puts its own there.
+"""The folder of a run's files, and the lock that keeps other live runs out of it.
 
-Two runs in one folder would write over each other's checkpoints and generator logs, and mix their metrics.
+Two runs in one folder would overwrite each other's checkpoints and generator logs, and mix their metrics.
 """
 
 from __future__ import annotations
@@ -20,56 +20,48 @@ log = logging.getLogger(__name__)
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """The folder of the first logger, or else the trainer's own.
-
-    It is `trainer.log_dir` of rank 0, which that one broadcasts at every look: all ranks would have to look together.
-    """
-    writing = [logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)]  # those of fast_dev_run
-    first = writing[0] if writing else None
+    """Returns the folder of the first logger, or else the trainer's own."""
+    # Not `trainer.log_dir`: rank 0 broadcasts it at every read, so all ranks would have to read it together.
+    first = next((logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)), None)
     return Path(getattr(first, "log_dir", None) or getattr(first, "save_dir", None) or trainer.default_root_dir)
 
 
-class Claim:
-    """One process's claim on a run's folder: the kernel gives it up with the process, whichever way that ends.
+class RunFolderLock:
+    """One process's lock on a run's folder: the kernel releases it with the process, whichever way that ends.
 
-    The folder itself is locked. A file in it would stay, and a logger would take the folder for one of an earlier run.
+    The lock is on the folder itself. A lock file would stay, and a logger would take the folder for an earlier run's.
     """
 
     def __init__(self) -> None:
         self._folder: int | None = None
 
-    def take(self, folder: Path) -> None:
-        """Claim `folder`, and give up what was claimed before. The folder is made if it is not there.
-
-        Raises:
-            ConfigError: Another live run has it; names its process and machine.
-        """
-        self.give_up()
+    def acquire(self, folder: Path) -> None:
+        """Makes and locks `folder` and releases the previous one; raises ConfigError if another live run has it."""
+        self.release()
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._folder = opened
         except BlockingIOError:
             os.close(opened)
             raise ConfigError(
-                f"The run folder {str(folder)!r} is that of a live run ({holder(folder)}). Leave the logger's version "
+                f"The run folder {str(folder)!r} is that of a live run ({_holder(folder)}). Leave the logger's version "
                 "out, give this run a folder of its own (trainer.logger or trainer.default_root_dir), or end that one."
             ) from None
         except OSError as error:
             os.close(opened)
-            log.warning("%s cannot be locked (%s): see to it that no other run writes there.", folder, error.strerror)
-        else:
-            self._folder = opened
+            log.warning("%s cannot be locked (%s): make sure that no other run writes there.", folder, error.strerror)
 
-    def give_up(self) -> None:
-        """Leave the folder to others; idempotent."""
+    def release(self) -> None:
+        """Unlocks the folder; idempotent."""
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
 
 
-def holder(folder: Path) -> str:
-    """Who has locked `folder`, as far as the kernel of this machine tells it."""
+def _holder(folder: Path) -> str:
+    """Returns the process that holds the lock, as far as this machine's kernel knows it."""
     inode = folder.stat().st_ino
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()

@@ -1,4 +1,4 @@
-"""Where time goes: the seconds in each of several states, of which exactly one holds at a time. So they add up."""
+"""Time by state: the seconds in each of several exclusive states, which add up to the total."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 WAITS = ("wait_first", "wait_next", "wait_last", "wait_reward")
-"""The trainer waits for a step's first group, for its last, for one between; or for the rewards of the one it needs."""
+"""The trainer waits for a step's first group, for its last, for one between; or for the rewards of the next one."""
 SYNC = ("stage", "transfer", "probe")
-"""The trainer prepares weights, moves them while the generators stand still, and waits for the end and the proof of an
+"""The trainer stages weights, transfers them while the generators are paused, and waits for the end and the probe of an
 earlier sync, in the first one for its own."""
 TRAINER = (*WAITS, "pack", "ranks", "reference", "train", *SYNC)
-"""All that a trainer does, as rank 0 sees it. `ranks` is waiting, behind its own last micro-batch, until the others
-have taken theirs; `train` is forward, backward and update, and the callbacks of others."""
+"""All states of a trainer, on rank 0. `ranks` is the wait, after its own last micro-batch, until the other ranks have
+taken theirs; `train` is forward, backward and update, and the callbacks of others."""
 GENERATOR = ("writing", "paused", "starved", "idle")
-"""All that a generator does. With nothing to write it is starved when pacing lets nothing more start, and idle when
-requests wait that dispatch does not send it; `paused` is for and within a sync."""
+"""All states of a generator. Without work it is starved when pacing admits nothing more, and idle when dispatch does
+not send it waiting requests; `paused` is for and within a sync."""
 
 
 class Stopwatch:
-    """Adds up seconds by state.
-
-    Args:
-        clock: Seconds that only grow.
-    """
+    """Adds up seconds by state, on a monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = ""
-        """What holds now; nothing before the first."""
+        """The present state; empty before the first."""
         self._clock = clock
         self._since = 0.0
         self._seconds = defaultdict[str, float](float)
 
     def enter(self, state: str) -> float:
-        """`state` holds from now on; the seconds since the last call of `enter` or `lap`."""
+        """Begins `state`; returns the seconds since the last call of `enter` or `lap`."""
         now = self._clock()
         seconds = now - self._since if self.state else 0.0
         if self.state:
@@ -45,7 +41,7 @@ class Stopwatch:
 
     @contextmanager
     def within(self, state: str) -> Iterator[None]:
-        """Enter `state`, and afterwards what held before."""
+        """Enters `state` for the block, and the previous state after it."""
         before = self.state
         self.enter(state)
         try:
@@ -54,16 +50,16 @@ class Stopwatch:
             self.enter(before)
 
     def seconds(self, state: str) -> float:
-        """The seconds in `state` since the last lap, up to the last call of `enter`."""
+        """Returns the seconds in `state` since the last lap, up to the last call of `enter`."""
         return self._seconds.get(state, 0.0)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Count `seconds` of one state as another's: their cause is known only now."""
+        """Moves `seconds` from one state to another, for a cause that is known only later."""
         self._seconds[source] -= seconds
         self._seconds[target] += seconds
 
     def lap(self) -> dict[str, float]:
-        """The seconds by state since the last lap; the state goes on."""
+        """Returns and clears the seconds by state; the present state continues."""
         self.enter(self.state)
         seconds = dict(self._seconds)
         self._seconds.clear()
@@ -71,6 +67,6 @@ class Stopwatch:
 
 
 def shares(seconds: dict[str, float], states: tuple[str, ...]) -> dict[str, float]:
-    """The share of each of `states` in all seconds, 0 where there are none."""
+    """Returns the share of each of `states` in all seconds; 0 if there are none."""
     total = sum(seconds.values())
     return {state: seconds.get(state, 0.0) / total if total else 0.0 for state in states}

@@ -32,7 +32,7 @@ from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
 from lrl.runtime.ranks import Ranks
-from lrl.runtime.run_folder import Claim, run_folder
+from lrl.runtime.run_folder import RunFolderLock, run_folder
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.schedule import check_optimizers
 from lrl.weights import Machine, Transport, choose_transport
@@ -90,7 +90,7 @@ class GeneratorDevices(GracefulShutdown):
         self.token = secrets.token_urlsafe(32)
         self.ranks = Ranks()
         """The trainer processes."""
-        self.claim = Claim()
+        self.claim = RunFolderLock()
         """The lock on the run's folder, from the preflight checks to the end of the run."""
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
@@ -136,7 +136,7 @@ class GeneratorDevices(GracefulShutdown):
             capacity=self.server_settings.max_num_seqs,
             reserved=self.num_evaluation_generators,
             heartbeat_s=self.heartbeat_s,
-            patience_s=self.generator_timeout_s,
+            outage_timeout_s=self.generator_timeout_s,
             cores=() if on_cuda else cores_of_generators(threads),
         )
         self.fleet.loop.interrupted = lambda: raise_if_stopped(trainer)
@@ -236,10 +236,10 @@ class GeneratorDevices(GracefulShutdown):
         gc.unfreeze()
         self.stop_generators()
         super().teardown()
-        self.claim.give_up()
+        self.claim.release()
 
 
 def raise_if_stopped(trainer: L.Trainer) -> None:
-    """Raises `lrl.runtime.signals.Stopped` if a signal asked the run to end."""
+    """Raises SIGTERMException if a signal asked the run to end."""
     if isinstance(trainer.strategy, GracefulShutdown):
         trainer.strategy.signals.check()

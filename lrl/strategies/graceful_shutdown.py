@@ -56,8 +56,8 @@ class GracefulShutdown(Strategy):
     def on_exception(self, exception: BaseException) -> None:
         """Sets the exit status of a signal that Lightning's own SIGTERM handler saw first: it would exit with 0."""
         self.signals.raises = False
-        if isinstance(exception, SIGTERMException) and self.signals.told is not None:
-            exception.code = exit_status(self.signals.told)
+        if isinstance(exception, SIGTERMException) and self.signals.received is not None:
+            exception.code = exit_status(self.signals.received)
         super().on_exception(exception)
 
     def teardown(self) -> None:

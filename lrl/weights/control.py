@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lrl.generators.client import TooLate
+from lrl.generators.client import GeneratorTimeout
 from lrl.generators.generator import Generator, gather
 from lrl.runtime.event_loop import LoopThread
 
@@ -74,7 +74,7 @@ class Control:
         for generator, error in zip(asked, errors, strict=True):
             if error is not None:
                 self.failed[generator] = f"{what} failed after {time.monotonic() - started:.1f} s: {error}"
-                if short and isinstance(error, TooLate):
+                if short and isinstance(error, GeneratorTimeout):
                     self.silent.add(generator)
         self.taking_part = [generator for generator in asked if generator not in self.failed]
 

@@ -27,7 +27,7 @@ class ModelRun:
             pools=[self.pool],
             evaluation=None,
             heartbeat_s=5.0,
-            patience=OutageLimit(60.0, []),
+            outage_limit=OutageLimit(60.0, []),
             call=lambda work, what: self.loop.wait(work, 5.0, what),
         )
         self.data = lrl.RolloutDataModule(

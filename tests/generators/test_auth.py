@@ -1,4 +1,4 @@
-"""Who may call a generator: unit by unit, and every route of a real server."""
+"""The token middleware alone, and on every route of a real server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lrl.generators.auth import TOKEN_VARIABLE, Guard
+from lrl.generators.auth import TOKEN_VARIABLE, TokenMiddleware
 from tests.http_call import call
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import fit
@@ -29,7 +29,7 @@ WRONG = {
 
 
 def response(scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[dict[str, Any]]]:
-    """Whether the guarded program was reached, and what the guard itself sent."""
+    """Returns whether the application was reached, and the messages of the middleware itself."""
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     reached, sent = [], []
 
@@ -37,12 +37,12 @@ def response(scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[bo
         reached.append(scope)
 
     async def receive() -> Any:
-        raise AssertionError("the guard reads no body")
+        raise AssertionError("the middleware reads no body")
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Guard(app)(scope, receive, send))
+    asyncio.run(TokenMiddleware(app)(scope, receive, send))
     return bool(reached), sent
 
 
@@ -71,7 +71,7 @@ def test_a_websocket_without_the_token_is_closed(monkeypatch: pytest.MonkeyPatch
     assert not reached and sent == [{"type": "websocket.close", "code": 1008}]
 
 
-def test_two_tokens_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_with_two_tokens_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     both = scope("/pause", {"Authorization": "Bearer secret"})
     both["headers"].append((b"authorization", b"Bearer wrong"))
     assert not response(both, monkeypatch)[0]
@@ -80,11 +80,11 @@ def test_two_tokens_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_without_a_token_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(RuntimeError, match=f"{TOKEN_VARIABLE} is not set"):
-        Guard(None)  # type: ignore[arg-type]
+        TokenMiddleware(None)  # type: ignore[arg-type]
 
 
 def routes(server: LentServer) -> set[tuple[str, str]]:
-    """(method, path) of every route, from the server's own OpenAPI document and from its log."""
+    """Returns (method, path) of every route, from the server's own OpenAPI document and from its log."""
     status, body = call(server.url, "GET", "/openapi.json", {"Authorization": f"Bearer {server.token}"})
     assert status == 200
     found = {(method.upper(), path) for path, methods in json.loads(body)["paths"].items() for method in methods}
@@ -98,35 +98,37 @@ def test_every_route_of_a_real_server_asks_for_the_token(lent_server: LentServer
     paths = {path for _, path in known}
     assert {"/pause", "/resume", "/inference/v1/generate", "/v1/chat/completions", "/collective_rpc"} <= paths
     for method, path in sorted(known):
-        for who, headers in WRONG.items():
-            assert call(lent_server.url, method, path, headers)[0] == 401, f"{method} {path} with {who}"
+        for case, headers in WRONG.items():
+            assert call(lent_server.url, method, path, headers)[0] == 401, f"{method} {path} with {case}"
     assert call(lent_server.url, "GET", "/health", {})[0] == 200
 
 
-def test_a_run_goes_on_undisturbed_while_strangers_knock(
+def test_requests_without_the_token_do_not_disturb_a_run(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    """About 200 requests a second, each of which would pause it, or replace its weights."""
+    """Sends about 200 requests a second; each would pause the generator or replace its weights."""
     done, statuses = threading.Event(), []
 
-    def knock() -> None:
+    def call_all() -> None:
         while not done.is_set():
             for path in ("/pause", "/update_weights", "/collective_rpc", "/inference/v1/generate"):
                 statuses.append(call(lent_server.url, "POST", path, {"Authorization": "Bearer wrong"}, b"{}")[0])
             time.sleep(0.02)
 
-    stranger = threading.Thread(target=knock)
-    stranger.start()
+    caller = threading.Thread(target=call_all)
+    caller.start()
     try:
         witness = fit(lent_server, policy_folder, tmp_path, max_lag=1)
     finally:
         done.set()
-        stranger.join()
+        caller.join()
     assert len(statuses) > 20 and set(statuses) == {401}
     assert len(witness.groups) == 12
 
 
-def test_the_token_is_nowhere_to_be_read(lent_server: LentServer, policy_folder: Path, tmp_path: Path) -> None:
+def test_the_token_is_in_no_file_and_no_command_line(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
     saving = ModelCheckpoint(dirpath=tmp_path / "checkpoints", every_n_train_steps=2)
     fit(lent_server, policy_folder, tmp_path, steps=2, callbacks=[saving])
     token = lent_server.token.encode()

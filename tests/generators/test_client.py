@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from lrl.generators.client import GeneratorClient, GeneratorError, Refused, TooLate
+from lrl.generators.client import GeneratorClient, GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.types import Rollout, Sampling
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ GENERATE = "/inference/v1/generate"
 
 
 def chunk(index: int, tokens: list[int], finish: str | None = None, spans: Any = None) -> dict[str, Any]:
-    """A part of a response as vLLM words it."""
+    """Returns a chunk of a response in vLLM's format."""
     content = [{"logprob": -0.5 * token} for token in tokens]
     choice = {"index": index, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
     return {"choices": [choice | {"weight_versions": spans}]}
@@ -28,7 +28,7 @@ def at_server(
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     work: Callable[[GeneratorClient], Awaitable[T]],
 ) -> T:
-    """What `work` gives with a client of a server that answers every request by `handler`."""
+    """Returns the result of `work` with a client of a server that answers every request by `handler`."""
 
     async def scene() -> T:
         app = web.Application()
@@ -45,7 +45,7 @@ def at_server(
     return asyncio.run(scene())
 
 
-def responses_json(response: dict[str, Any], seen: list[Any] | None = None) -> Any:
+def json_handler(response: dict[str, Any], seen: list[Any] | None = None) -> Any:
     async def handler(request: web.Request) -> web.Response:
         if seen is not None:
             seen.append((request.path, await request.json()))
@@ -54,8 +54,8 @@ def responses_json(response: dict[str, Any], seen: list[Any] | None = None) -> A
     return handler
 
 
-def streams(chunks: list[dict[str, Any]], seen: list[Any] | None = None, cut: bool = False) -> Any:
-    """A handler that streams `chunks`; cut, it breaks the connection behind them."""
+def stream_handler(chunks: list[dict[str, Any]], seen: list[Any] | None = None, cut: bool = False) -> Any:
+    """Returns a handler that streams `chunks`, and then breaks the connection if `cut`."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if seen is not None:
@@ -79,10 +79,10 @@ def write(client: GeneratorClient, *rollouts: Rollout, deadline_s: float = 60.0,
     return client.write([1, 2, 3], rollouts, sampling, version=lambda: version, priority=17, deadline_s=deadline_s)
 
 
-def test_a_request_says_version_priority_and_all_of_the_sampling() -> None:
+def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
     seen: list[Any] = []
     done = [chunk(index, [5], "stop", [{"version": "4", "start": 0, "end": 1}]) for index in (0, 1)]
-    at_server(streams(done, seen), lambda client: write(client, Rollout(), Rollout()))
+    at_server(stream_handler(done, seen), lambda client: write(client, Rollout(), Rollout()))
     ((route, body),) = seen
     assert route == GENERATE and body["token_ids"] == [1, 2, 3] and body["stream"] is True
     assert body["cache_salt"].startswith("4-") and body["priority"] == 17
@@ -100,7 +100,7 @@ def test_no_connection_outlives_its_request() -> None:
         return established() - before
 
     done = [chunk(0, [5], "stop", [{"version": "4", "start": 0, "end": 1}])]
-    answered = [responses_json({"choices": []}), streams(done)]
+    answered = [json_handler({"choices": []}), stream_handler(done)]
 
     async def handler(request: web.Request) -> web.StreamResponse:
         return await answered.pop(0)(request)
@@ -108,11 +108,13 @@ def test_no_connection_outlives_its_request() -> None:
     assert at_server(handler, two_requests) == 0
 
 
-def test_a_half_written_answer_goes_on_behind_its_tokens_and_keeps_what_it_has() -> None:
+def test_a_half_written_response_continues_after_its_tokens_and_keeps_them() -> None:
     seen: list[Any] = []
     rollout = Rollout(token_ids=[7, 8], logprobs=[-1.0, -2.0], versions=[1, 3])
     spans = [{"version": "4", "start": 0, "end": 2}]
-    at_server(streams([chunk(0, [5]), chunk(0, [6], "length", spans)], seen), lambda client: write(client, rollout))
+    at_server(
+        stream_handler([chunk(0, [5]), chunk(0, [6], "length", spans)], seen), lambda client: write(client, rollout)
+    )
     ((_, body),) = seen
     assert body["token_ids"] == [1, 2, 3, 7, 8]
     assert body["sampling_params"]["max_tokens"] == 7 and body["sampling_params"]["n"] == 1
@@ -121,11 +123,11 @@ def test_a_half_written_answer_goes_on_behind_its_tokens_and_keeps_what_it_has()
     )
 
 
-def test_what_has_come_stays_when_the_connection_breaks() -> None:
+def test_received_tokens_stay_when_the_connection_breaks() -> None:
     rollouts = [Rollout(), Rollout()]
     parts = [chunk(0, [5]), chunk(1, [6]), chunk(0, [7, 8])]
     with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE}"):
-        at_server(streams(parts, cut=True), lambda client: write(client, *rollouts))
+        at_server(stream_handler(parts, cut=True), lambda client: write(client, *rollouts))
     assert [rollout.token_ids for rollout in rollouts] == [[5, 7, 8], [6]]
     assert [rollout.versions for rollout in rollouts] == [[4, 4, 4], [4]]
     assert not any(rollout.finished for rollout in rollouts)
@@ -141,12 +143,12 @@ def test_what_has_come_stays_when_the_connection_breaks() -> None:
 )
 def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(chunks: list[Any], words: str) -> None:
     with pytest.raises(GeneratorError, match=f"generator 7: .*{words}"):
-        at_server(streams(chunks), lambda client: write(client, Rollout()))
+        at_server(stream_handler(chunks), lambda client: write(client, Rollout()))
 
 
-def test_a_heartbeat_asks_for_one_token_before_everything_else() -> None:
+def test_a_heartbeat_requests_one_token_with_the_first_priority() -> None:
     seen: list[Any] = []
-    at_server(responses_json({"choices": []}, seen), lambda client: client.heartbeat(60.0))
+    at_server(json_handler({"choices": []}, seen), lambda client: client.heartbeat(60.0))
     ((route, body),) = seen
     assert route == GENERATE and body["sampling_params"]["max_tokens"] == 1 and body["priority"] < -1000
 
@@ -155,7 +157,7 @@ def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
     entries = [None, {"5": {"logprob": -1.5}}, {"6": {"logprob": -2.5}, "9": {"logprob": -0.1}}]
     seen: list[Any] = []
     found = at_server(
-        responses_json({"prompt_logprobs": entries}, seen),
+        json_handler({"prompt_logprobs": entries}, seen),
         lambda client: client.prompt_logprobs([4, 5, 6], salt="probe-2", deadline_s=60.0),
     )
     assert found == [-1.5, -2.5] and seen[0][1]["cache_salt"].startswith("probe-2-")
@@ -167,15 +169,15 @@ async def never(request: web.Request) -> web.Response:
 
 
 def test_a_deadline_names_the_generator_the_route_and_the_seconds() -> None:
-    with pytest.raises(TooLate, match=f"generator 7: {GENERATE} did not answer within 0.05 s"):
+    with pytest.raises(GeneratorTimeout, match=f"generator 7: {GENERATE} did not answer within 0.05 s"):
         at_server(never, lambda client: write(client, Rollout(), deadline_s=0.05))
 
 
-def test_a_refusal_is_an_error_of_its_own_with_the_servers_words() -> None:
+def test_a_rejection_is_a_separate_error_that_quotes_the_server() -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=403, text="scale-out is off")
 
-    with pytest.raises(Refused, match="generator 7: /pause answered 403: scale-out is off"):
+    with pytest.raises(RequestRejected, match="generator 7: /pause answered 403: scale-out is off"):
         at_server(refuse, lambda client: client.post("/pause", deadline_s=60.0))
 
 
@@ -191,13 +193,13 @@ def test_a_server_that_is_gone_is_an_error_that_names_the_route() -> None:
         asyncio.run(scene())
 
 
-def test_an_ill_server_is_no_refusal() -> None:
+def test_a_server_error_is_no_rejection() -> None:
     async def ill(request: web.Request) -> web.Response:
         return web.Response(status=500, text="EngineCore encountered an issue")
 
     with pytest.raises(GeneratorError, match="answered 500: EngineCore") as caught:
         at_server(ill, lambda client: client.heartbeat(60.0))
-    assert not isinstance(caught.value, Refused)
+    assert not isinstance(caught.value, RequestRejected)
 
 
 def test_a_client_closed_twice_can_still_be_used() -> None:
@@ -207,7 +209,7 @@ def test_a_client_closed_twice_can_still_be_used() -> None:
         await client.close()
         return await client.post("/resume", deadline_s=60.0)
 
-    assert at_server(responses_json({"fine": 1}), close_twice_and_post) == {"fine": 1}
+    assert at_server(json_handler({"fine": 1}), close_twice_and_post) == {"fine": 1}
 
 
 @pytest.mark.parametrize(
@@ -216,11 +218,11 @@ def test_a_client_closed_twice_can_still_be_used() -> None:
 def test_a_probe_without_its_logprobs_is_the_generators_failure(response: Any) -> None:
     with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"):
         at_server(
-            responses_json(response), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0)
+            json_handler(response), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0)
         )
 
 
-def test_an_answer_that_is_no_json_is_the_generators_failure() -> None:
+def test_a_response_that_is_no_json_is_the_generators_failure() -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(text="{", content_type="application/json")
 
@@ -233,6 +235,6 @@ def test_another_run_on_the_same_server_shares_no_keys_and_values_with_this_one(
     for _ in range(2):
         seen: list[Any] = []
         done = [chunk(0, [5], "stop", [{"version": "4", "start": 0, "end": 1}])]
-        at_server(streams(done, seen), lambda client: write(client, Rollout()))
+        at_server(stream_handler(done, seen), lambda client: write(client, Rollout()))
         salts.add(seen[0][1]["cache_salt"])
     assert len(salts) == 2

@@ -1,4 +1,4 @@
-"""Where a generator listens: what is refused before a start, whom the trainer believes, and a real server with TLS."""
+"""Endpoints: settings rejected before a start, certificates that the trainer trusts, and a real server with TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from lrl.cli import serve
 from lrl.generators import endpoint
 from lrl.generators.client import GeneratorClient, GeneratorError
-from lrl.generators.endpoint import Listening, connect, trust_only
+from lrl.generators.endpoint import Endpoint, connect, first_certificate, trust_only
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from tests.certificates import openssl, self_signed, signed_by
@@ -51,13 +51,13 @@ def make(folder: Path, number: int = 0, **settings: Any) -> Server:
 
 
 def shake_hands(trust: ssl.SSLContext, cert: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handshake of a client with `trust` and a server with this certificate."""
-    monkeypatch.setattr(Listening, "trust", lambda self: trust)
-    endpoint._shake_hands(*Listening(tls_cert=cert, tls_key=key)._ends())
+    """Does a handshake between a client with `trust` and a server with this certificate."""
+    monkeypatch.setattr(Endpoint, "trust", lambda self: trust)
+    Endpoint(tls_cert=cert, tls_key=key)._shake_hands()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "gpu7", "localhost.example.com", "127.0.0.1.nip.io"])
-def test_an_address_that_others_reach_needs_tls_or_the_users_word(host: str) -> None:
+def test_an_address_that_other_machines_reach_needs_tls_or_insecure(host: str) -> None:
     with pytest.raises(ValueError, match=rf"host is '{host}'.*tls_cert and tls_key.*insecure: true"):
         ServerSettings(host=host)
     assert ServerSettings(host=host, insecure=True).host == host
@@ -67,7 +67,7 @@ def test_an_address_that_others_reach_needs_tls_or_the_users_word(host: str) -> 
 def test_loopback_needs_neither(host: str) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ServerSettings(host=host).listening.warn()
+        ServerSettings(host=host).endpoint.warn()
     assert not [one for one in said if one.category is UserWarning]  # a socket that another test left warns, too
 
 
@@ -76,10 +76,10 @@ def test_loopback_needs_neither(host: str) -> None:
     [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("::1", "http://[::1]:80"), ("a", "http://a:80")],
 )
 def test_the_trainer_reaches_a_generator_on_every_address_by_loopback(host: str, url: str) -> None:
-    assert Listening(host).url(80) == url
+    assert Endpoint(host).url(80) == url
 
 
-def test_a_warning_says_once_what_the_network_sees(tmp_path: Path) -> None:
+def test_an_insecure_address_is_warned_of_once(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
         servers = [make(tmp_path, number, host="0.0.0.0", insecure=True) for number in range(2)]
@@ -134,7 +134,7 @@ def test_a_pair_that_cannot_serve_is_named_before_a_start(
             ServerSettings(tls_cert=str(broken[0]), tls_key=str(broken[1]))
 
 
-def test_the_systems_authorities_are_believed_only_if_told_and_only_for_the_host(
+def test_the_systems_authorities_are_trusted_only_by_a_setting_and_for_the_host(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cert, key = pair
@@ -146,21 +146,21 @@ def test_the_systems_authorities_are_believed_only_if_told_and_only_for_the_host
         ServerSettings(host="127.0.0.2", tls_cert=cert, tls_key=key, tls_trust="system")
 
 
-def test_only_the_very_certificate_is_believed_whoever_signed_it(
+def test_only_the_certificate_itself_is_trusted_and_not_its_issuer(
     folder: Path, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (signed_by(folder, pair, name) for name in ("one", "two"))
     chain = folder / "chain.pem"
     chain.write_bytes(Path(one[0]).read_bytes() + Path(pair[0]).read_bytes())
-    shake_hands(trust_only(str(chain)), *one, monkeypatch)
+    shake_hands(trust_only(first_certificate(str(chain))), *one, monkeypatch)
     for stranger in (two, pair):
         with pytest.raises(ssl.SSLError, match="verify failed"):
-            shake_hands(trust_only(str(chain)), *stranger, monkeypatch)
+            shake_hands(trust_only(first_certificate(str(chain))), *stranger, monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def tls_server(pair: tuple[str, str], folder: Path, policy_folder: Path) -> Iterator[LentServer]:
-    """A real server on every address of this machine, with TLS; the trainer's own gloo is told another interface."""
+    """A real server on every address of this machine, with TLS; the trainer's own gloo has another interface."""
     settings = ServerSettings(
         max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5,
         host="0.0.0.0", tls_cert=pair[0], tls_key=pair[1],
@@ -178,7 +178,7 @@ def tls_server(pair: tuple[str, str], folder: Path, policy_folder: Path) -> Iter
 
 
 def outside_addresses() -> dict[str, str]:
-    """This machine's addresses that are not loopback, by interface."""
+    """Returns this machine's addresses that are not loopback, by interface."""
     return {
         name: address.address
         for name, addresses in psutil.net_if_addrs().items()
@@ -202,11 +202,11 @@ def probe(client: GeneratorClient) -> Awaitable[list[float]]:
     return client.prompt_logprobs([5, 6, 7], salt="tls", deadline_s=300.0)
 
 
-def test_a_real_server_speaks_tls_to_whoever_knows_its_certificate_and_no_plain_http(
+def test_a_real_server_speaks_tls_to_clients_with_its_certificate_and_no_plain_http(
     tls_server: LentServer, other: tuple[str, str]
 ) -> None:
     assert tls_server.url.startswith("https://") and len(by_client(tls_server, tls_server.trust, probe)) == 2
-    for stranger in (trust_only(other[0]), ssl.create_default_context()):
+    for stranger in (trust_only(first_certificate(other[0])), ssl.create_default_context()):
         with pytest.raises(GeneratorError, match="CERTIFICATE_VERIFY_FAILED"):
             by_client(tls_server, stranger, probe)
     with pytest.raises((http.client.HTTPException, OSError)):

@@ -75,7 +75,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A variable's value that every process started by the test inherits."""
+    """The value of a variable that every process started by the test inherits."""
     value = uuid.uuid4().hex
     monkeypatch.setenv("LRL_TEST_MARK", value)
     return value
@@ -83,14 +83,14 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @dataclass
 class Seen:
-    """What a generator was seen to hold while it lived."""
+    """Processes and shared memory of a generator while it lived."""
 
     processes: list[psutil.Process] = field(default_factory=list)
     shared: set[int] = field(default_factory=set)
 
-    def look(self, keeping: int) -> int:
-        """Note it all; the number of processes."""
-        self.processes = [psutil.Process(keeping), *psutil.Process(keeping).children(recursive=True)]
+    def look(self, supervisor_pid: int) -> int:
+        """Records them; returns the number of processes."""
+        self.processes = [psutil.Process(supervisor_pid), *psutil.Process(supervisor_pid).children(recursive=True)]
         self.shared = supervisor.mapped(process.pid for process in self.processes)
         return len(self.processes)
 
@@ -120,7 +120,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
 
 
 def living(seen: list[psutil.Process], mark: str) -> list[psutil.Process]:
-    """Those noted that still live, and any that carries the mark: a process may have been started unseen."""
+    """Returns the recorded processes that still live, and all with the mark: a process may have started unseen."""
     found = [process for process in seen if lives(process)]
     for process in psutil.process_iter():
         try:
@@ -143,7 +143,7 @@ def test_stop_leaves_nothing(model: Path, tmp_path: Path, seen: Seen) -> None:
 
 @pytest.mark.parametrize("until", ["engine", "ready"])
 def test_a_killed_trainer_leaves_nothing(until: str, model: Path, tmp_path: Path, seen: Seen) -> None:
-    """Killed when the generator answers, and before that: as soon as the engine's own process is there."""
+    """The kill comes when the generator answers, or as soon as the engine's own process exists."""
     words = [str(model), str(tmp_path), json.dumps(SETTINGS), until]
     owner = subprocess.Popen([sys.executable, "-c", OWNER, *words], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -156,7 +156,7 @@ def test_a_killed_trainer_leaves_nothing(until: str, model: Path, tmp_path: Path
 
 
 def failure(model: Path, folder: Path, **settings: Any) -> str:
-    """What is said of a server that cannot start."""
+    """Returns the error of a server that cannot start."""
     server = Server(str(model), ServerSettings(**settings), BACKEND, [], folder, 0, "ends")
     server.start()
     try:

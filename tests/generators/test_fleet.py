@@ -1,4 +1,4 @@
-"""A fleet of servers that are models of processes: who is lost comes back, and what happens when nobody does."""
+"""A fleet with models of server processes: lost generators are replaced, and an outage of all has a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lrl.generators.settings import ServerSettings
 
 
 class ModelServer:
-    """A process that starts in no time, as often as it may."""
+    """A process that starts at once and counts its starts."""
 
     token = "secret"
     trust = None
@@ -59,14 +59,14 @@ class ModelServer:
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelServer]]]:
-    async def response(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Every model of a process that runs responses."""
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds, like every running process."""
 
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", response)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", response)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
     servers = [ModelServer(0), ModelServer(1)]
-    made = Fleet(servers, capacity=4, heartbeat_s=0.02, patience_s=0.05)  # type: ignore[arg-type]
+    made = Fleet(servers, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
     made.start()
     yield made, servers
     made.stop()
@@ -80,7 +80,7 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_that_ended_is_taken_out_and_its_replacement_waits_for_a_sync(
+def test_an_ended_process_is_evicted_and_its_replacement_waits_for_a_sync(
     fleet: tuple[Fleet, list[ModelServer]],
 ) -> None:
     made, servers = fleet
@@ -88,9 +88,9 @@ def test_a_process_that_ended_is_taken_out_and_its_replacement_waits_for_a_sync(
     servers[1].alive = False
     until(lambda: bool(made.rollouts.pending))
     assert made.rollouts.generators == [survivor] and "its process has ended" in (lost.eviction or "")
-    (newcomer,) = made.rollouts.pending
-    assert newcomer is not lost and newcomer.server is lost.server and newcomer in made.generators
-    assert not newcomer.serving and newcomer.version == -1 and made.restarts == 1
+    (replacement,) = made.rollouts.pending
+    assert replacement is not lost and replacement.server is lost.server and replacement in made.generators
+    assert not replacement.serving and replacement.version == -1 and made.restarts == 1
     assert len(servers[1].starts) == servers[1].looks == 2
 
 
@@ -106,7 +106,7 @@ def test_a_replacement_that_fails_is_started_again_after_ever_longer_pauses(
     assert len(starts) == 5 and pauses[0] >= 0.02 and pauses[1] >= 0.04 and pauses[2] >= 0.08
 
 
-def test_a_run_without_a_generator_says_so_and_ends_when_its_patience_does(
+def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
     fleet: tuple[Fleet, list[ModelServer]], caplog: pytest.LogCaptureFixture
 ) -> None:
     made, servers = fleet
@@ -114,29 +114,29 @@ def test_a_run_without_a_generator_says_so_and_ends_when_its_patience_does(
         server.failing = 10**6
         server.alive = False
     until(lambda: not made.rollouts.generators)
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     assert "No generator is left" not in caplog.text  # it never served: its first sync is still to come
     made.rollouts.has_served = True
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     assert "No generator is left; waiting" in caplog.text
     time.sleep(0.06)
     with pytest.raises(NoGenerators, match=r"strategy.generator_timeout_s=0.05.*process has ended"):
-        made.patience.check_outage(made.rollouts)
+        made.outage_limit.check_outage(made.rollouts)
 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["seen by a look", "between two looks"])
-def test_patience_begins_anew_once_a_generator_has_served(fleet: tuple[Fleet, list[ModelServer]], looked: bool) -> None:
+def test_an_outage_begins_anew_after_a_generator_served(fleet: tuple[Fleet, list[ModelServer]], looked: bool) -> None:
     made, _ = fleet
     made.rollouts.has_served = True
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     time.sleep(0.06)
     made.rollouts.generators[0].state = State.SERVING
     if looked:
-        made.patience.check_outage(made.rollouts)
+        made.outage_limit.check_outage(made.rollouts)
     else:
         made.call(made.rollouts.finish_sync({}), "a sync that went well")
     made.rollouts.generators[0].state = State.DRAINING
-    made.patience.check_outage(made.rollouts)
+    made.outage_limit.check_outage(made.rollouts)
     time.sleep(0.06)
     with pytest.raises(NoGenerators):
-        made.patience.check_outage(made.rollouts)
+        made.outage_limit.check_outage(made.rollouts)

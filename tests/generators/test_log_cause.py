@@ -1,4 +1,4 @@
-"""The cause of a generator's end, found in ends of vLLM's logs as they were written; only paths are shortened."""
+"""The cause of a generator's end, in ends of real vLLM logs with shortened paths."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.generators.client import GeneratorError, Refused
+from lrl.generators.client import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import Deadlock, run
@@ -411,8 +411,8 @@ def test_a_failed_generator_is_left_out_and_another_goes_on_with_every_token(
 
 def test_what_no_generator_can_answer_is_an_error_and_takes_nobody_out() -> None:
     pool, (client,) = make_crew(2)
-    client.error = Refused("generator 0: /inference/v1/generate answered 400: no such token")
-    with pytest.raises(Refused, match="no such token"):
+    client.error = RequestRejected("generator 0: /inference/v1/generate answered 400: no such token")
+    with pytest.raises(RequestRejected, match="no such token"):
         run(ask(pool))
     assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
 

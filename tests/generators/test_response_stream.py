@@ -1,4 +1,4 @@
-"""Chunks of responses, and which version wrote each token."""
+"""Chunks of responses, and the version of each token."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def chunk(tokens: list[int], finish: str | None = None, spans: Any = None, index
 
 
 class Held:
-    """The version a generator holds."""
+    """The version of a generator."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -28,7 +28,7 @@ class Held:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=200), st.integers(0, 5), st.booleans())
-def test_a_half_written_answers_versions_are_never_too_young_and_too_old_only_around_a_sync(
+def test_a_half_written_responses_versions_are_never_too_new_and_too_old_only_around_a_sync(
     syncs: list[int], before: int, finished: bool
 ) -> None:
     """A model of vLLM: token by token, a chunk for the first and for every STREAM_INTERVAL after it."""

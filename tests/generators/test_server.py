@@ -1,4 +1,4 @@
-"""A server's settings, command line and life. A small HTTP program stands in for vLLM where only the life counts."""
+"""A server's settings, command line and life cycle. For the life cycle a small HTTP program stands in for vLLM."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scripted(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize("name", [*OWNED, "--host", "api_key", "no-enable-scale-out", "max_model_len", "dtype"])
 def test_a_flag_that_lrl_owns_is_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(ValueError, match=r"extra_args: .*(lrl's to set: .* Leave it out|set it there)"):
+    with pytest.raises(ValueError, match=r"extra_args: .*(set by lrl: .* Leave it out|set it there)"):
         ServerSettings(extra_args={name: "x"})
 
 
@@ -88,7 +88,7 @@ def test_the_command_keeps_sampling_exact(tmp_path: Path) -> None:
         assert words[words.index(flag) + 1] == value
 
 
-def test_a_generator_is_not_in_the_trainers_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_is_not_in_the_trainers_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     placed = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
     for name in placed:
         monkeypatch.setenv(name, "1")
@@ -124,7 +124,7 @@ def test_generators_on_the_cpu_are_not_pinned_to_the_same_cores_and_have_large_p
         ({"extra_args": {"distributed-executor-backend": "mp"}}, "mp"),
     ],
 )
-def test_a_generator_on_the_cpu_has_a_worker_apart_only_if_it_must(
+def test_a_generator_on_the_cpu_has_a_separate_worker_only_if_needed(
     settings: dict[str, Any], workers: str, tmp_path: Path
 ) -> None:
     server = build(tmp_path, **settings)
@@ -155,7 +155,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
         build(tmp_path, devices=[0, 1])
 
 
-def test_the_port_is_nobody_elses_and_still_the_generators(scripted: Server) -> None:
+def test_no_other_process_gets_the_reserved_port_but_the_generator_does(scripted: Server) -> None:
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((LOOPBACK, scripted.port))
     scripted.start()
@@ -178,7 +178,7 @@ def test_a_server_lives_from_start_to_stop_and_may_start_again(scripted: Server)
 
 
 @pytest.mark.parametrize(("policy", "lower"), [("passive", 0), ("active", 10)])
-def test_a_generator_goes_behind_a_trainer_with_its_own_half_of_the_cores_and_shares_with_one_on_all(
+def test_a_generator_has_lower_priority_than_a_trainer_on_half_of_the_cores_and_the_same_as_one_on_all(
     scripted: Server, monkeypatch: pytest.MonkeyPatch, policy: str, lower: int
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -219,7 +219,7 @@ def test_waiting_can_be_interrupted(scripted: Server, monkeypatch: pytest.Monkey
         scripted.wait_ready(interrupt)
 
 
-def test_a_keeper_that_hangs_is_killed_with_all_it_keeps(tmp_path: Path) -> None:
+def test_a_supervisor_that_hangs_is_killed_with_its_processes(tmp_path: Path) -> None:
     server = build(tmp_path, Scripted, stop_timeout_s=0.5)
     server.start()
     server.wait_ready()
@@ -228,11 +228,11 @@ def test_a_keeper_that_hangs_is_killed_with_all_it_keeps(tmp_path: Path) -> None
     os.kill(server._supervisor.pid, signal.SIGSTOP)
     server.stop()
     os.rmdir(scratch)  # a killed supervisor cannot
-    wait_for(lambda: refuses(server.port), 60.0, "the end of what the supervisor kept")
+    wait_for(lambda: refuses(server.port), 60.0, "the end of the supervisor's processes")
 
 
 def refuses(port: int) -> bool:
-    """Whether nobody listens there any longer."""
+    """Whether no process listens on the port."""
     try:
         socket.create_connection((LOOPBACK, port), timeout=60).close()
     except ConnectionRefusedError:

@@ -1,4 +1,4 @@
-"""What a generator's work says, and what it costs to keep it."""
+"""The token counts of a generator, and their cost."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from lrl.types import Rollout
 
 
 class Watched(Rollout):
-    """Counts the looks at its tokens."""
+    """Counts the reads of its tokens."""
 
-    looks = 0
+    reads = 0
 
     def __getattribute__(self, name: str) -> Any:
         if name == "token_ids":
-            self.looks += 1
+            self.reads += 1
         return super().__getattribute__(name)
 
 
@@ -22,18 +22,18 @@ def asked(stats: GeneratorStats, prompt_tokens: int, *rollouts: Rollout) -> list
     return list(rollouts)
 
 
-def test_the_end_of_an_answer_looks_at_no_other_one() -> None:
+def test_the_end_of_a_response_reads_no_other_one() -> None:
     stats, beside = GeneratorStats(), [Watched() for _ in range(50)]
     for other in beside:
         asked(stats, 7, other)
-    own, before = asked(stats, 5, Rollout(), Rollout()), sum(other.looks for other in beside)
+    own, before = asked(stats, 5, Rollout(), Rollout()), sum(other.reads for other in beside)
     own[0].token_ids.append(1)
     stats.end(own)
-    assert sum(other.looks for other in beside) == before > 0
+    assert sum(other.reads for other in beside) == before > 0
     assert stats.snapshot().read == 5 and stats.snapshot().written == 1
 
 
-def test_a_prompt_is_read_once_though_its_answers_end_one_by_one() -> None:
+def test_a_prompt_is_read_once_though_its_responses_end_one_by_one() -> None:
     stats = GeneratorStats()
     first, second = asked(stats, 5, Rollout(), Rollout())
     first.token_ids.append(1)

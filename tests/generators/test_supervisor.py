@@ -1,4 +1,4 @@
-"""The supervisor with a stand-in for vLLM: a small tree of processes with the same bad habits, quick to start."""
+"""The supervisor with a stand-in for vLLM: a small process tree with the same bad habits that starts quickly."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ time.sleep(600)
 
 @dataclass
 class Run:
-    """A run in a test: its names, and what must be gone at its end."""
+    """A run in a test: its names, and the files that must not outlive it."""
 
     folder: Path
     id: str
 
     @property
     def shared(self) -> Path:
-        """A file of vLLM's in /dev/shm."""
+        """The path of vLLM's file in /dev/shm."""
         return supervisor.SHM / f"psm_{self.id}"
 
     @property
     def weights(self) -> Path:
-        """A file of the run's own in /dev/shm."""
+        """The path of the run's own file in /dev/shm."""
         return supervisor.SHM / f"lrl-{self.id}-weights"
 
     def command(self, owner: int, *program: str) -> list[str]:
-        """The supervisor's command line."""
+        """Returns the supervisor's command line."""
         program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
         return [
             sys.executable,
@@ -84,12 +84,12 @@ class Run:
         ]
 
     def start(self, *program: str) -> subprocess.Popen[bytes]:
-        """A supervisor whose owner is this test."""
+        """Starts a supervisor owned by this test."""
         command, environment = self.command(os.getpid(), *program), {**os.environ, "TMPDIR": str(self.folder)}
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
 
     def tree(self) -> tuple[psutil.Process, psutil.Process]:
-        """The root and the orphan, once both have written their names down."""
+        """Returns the root and the orphan, once both have written their files."""
         wait_for(lambda: {"root", "orphan"} <= {path.name for path in self.folder.iterdir()}, "the tree")
         root, orphan = (int((self.folder / name).read_text().split()[0]) for name in ("root", "orphan"))
         return psutil.Process(root), psutil.Process(orphan)
@@ -121,7 +121,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def words_of(process: psutil.Process) -> list[str]:
-    """Its command line: the supervisor's own until it has become its program."""
+    """Returns its command line; empty while it is still a fork of the supervisor."""
     try:
         return [] if supervisor.__file__ in process.cmdline() else process.cmdline()
     except psutil.NoSuchProcess:
@@ -134,24 +134,24 @@ def assert_nothing_is_left(run: Run, tree: Sequence[psutil.Process]) -> None:
     wait_for(lambda: not run.scratch.exists(), "the removal of the temporary folder")
 
 
-def ask(keeping: subprocess.Popen[bytes]) -> None:
-    assert keeping.stdin is not None
-    keeping.stdin.write(b".")
-    keeping.stdin.close()
+def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b".")
+    process.stdin.close()
 
 
 @pytest.mark.parametrize("end", ["asked", "SIGTERM to the supervisor", "SIGKILL to the root"])
 def test_nothing_of_the_tree_is_left_and_the_runs_own_files_stay(end: str, run: Run) -> None:
-    keeping = run.start()
+    process = run.start()
     root, orphan = run.tree()
     if end == "asked":
-        ask(keeping)
+        ask_to_stop(process)
     elif end == "SIGTERM to the supervisor":
-        keeping.terminate()
+        process.terminate()
     else:
-        time.sleep(3 * supervisor.LOOK_S)  # its shared memory is known only once it was looked at
+        time.sleep(3 * supervisor.SCAN_S)  # its shared memory is known only once it was looked at
         root.kill()
-    keeping.wait(60)
+    process.wait(60)
     assert_nothing_is_left(run, (root, orphan))
     assert run.weights.exists(), "the trainer lives and may still need its files"
     assert len(str(run.scratch)) + len("/") + 36 <= 107, "vLLM's sockets need a short path"
@@ -171,26 +171,26 @@ def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
         os.kill(int(owner.stdout.readline()), signal.SIGKILL)
 
 
-def test_the_root_ends_when_the_keeper_is_killed(run: Run) -> None:
-    keeping = run.start(sys.executable, "-c", "import time; time.sleep(600)")
-    wait_for(lambda: any("-c" in words_of(one) for one in psutil.Process(keeping.pid).children()), "the root")
-    (root,) = psutil.Process(keeping.pid).children()
+def test_the_root_ends_when_the_supervisor_is_killed(run: Run) -> None:
+    process = run.start(sys.executable, "-c", "import time; time.sleep(600)")
+    wait_for(lambda: any("-c" in words_of(one) for one in psutil.Process(process.pid).children()), "the root")
+    (root,) = psutil.Process(process.pid).children()
     scratch = root.environ()["TMPDIR"]
-    keeping.kill()
+    process.kill()
     wait_for(lambda: gone(root), "the end of the root")
-    assert os.path.isdir(scratch), "with the supervisor killed nobody removes the root's temporary folder"
+    assert os.path.isdir(scratch), "no process removes the root's temporary folder"
     os.rmdir(scratch)
 
 
-def test_ctrl_c_and_a_closed_terminal_are_the_trainers_business(run: Run) -> None:
-    keeping = run.start()
+def test_the_supervisor_ignores_ctrl_c_and_a_closed_terminal(run: Run) -> None:
+    process = run.start()
     tree = run.tree()
-    keeping.send_signal(signal.SIGINT)
-    keeping.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGHUP)
     time.sleep(3 * supervisor.TICK_S)
-    assert keeping.poll() is None and not any(map(gone, tree))
-    ask(keeping)
-    keeping.wait(60)
+    assert process.poll() is None and not any(map(gone, tree))
+    ask_to_stop(process)
+    process.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_the_exit_status_is_the_childs(program: str, status: int, run: Run) -> N
 
 
 def test_shared_memory_that_others_still_use_stays(run: Run) -> None:
-    keeping = run.start()
+    process = run.start()
     run.tree()
     other = subprocess.Popen(
         [
@@ -215,8 +215,8 @@ def test_shared_memory_that_others_still_use_stays(run: Run) -> None:
     )
     assert other.stdout is not None
     other.stdout.readline()
-    ask(keeping)
-    keeping.wait(60)
+    ask_to_stop(process)
+    process.wait(60)
     assert run.shared.exists()
     other.kill()
     other.wait()

@@ -12,7 +12,7 @@ from lrl.generators import cpu_backend
 from lrl.generators.settings import ServerSettings
 
 TRIED = ("Qwen2", "Qwen3Moe", "Mixtral", "Gemma2", "Phi3", "Olmo2", "GPTNeoX")
-"""Of the families there are: where vLLM has not seen one before, it takes it ten seconds. The program has them all."""
+"""A part of the families: one that is new to vLLM takes ten seconds. The program has them all."""
 SAME = 1e-5
 """Nats a token between two programs that compute the same in float32; most were off by 2e-7."""
 

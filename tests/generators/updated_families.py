@@ -53,12 +53,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "SmolLM3": GROUPED,
     "GPTNeoX": {},
 }
-"""Settings of each beside `TINY`."""
+"""Settings of each family beside `TINY`."""
 TOKENS = [5 + (7 * place) % 250 for place in range(48)]
 
 
 def make(family: str) -> Any:
-    """A model with random weights."""
+    """Makes a model with random weights."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**TINY | FAMILIES[family])
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -66,7 +66,7 @@ def make(family: str) -> Any:
 
 @dataclass
 class Version:
-    """Weights by their names in a checkpoint, and the log-probs that they give all tokens but the first."""
+    """Returns weights by their names in a checkpoint, and their log-probs of all tokens but the first."""
 
     weights: dict[str, torch.Tensor]
     logprobs: list[float]
@@ -85,7 +85,7 @@ def versions(model: Any) -> Iterator[Version]:
 
 
 def found(engine: Any, salt: str) -> list[float]:
-    """The same from vLLM."""
+    """Returns the same from vLLM."""
     from vllm import SamplingParams
 
     prompt = {"prompt_token_ids": TOKENS, "cache_salt": salt}
@@ -94,7 +94,7 @@ def found(engine: Any, salt: str) -> list[float]:
 
 
 def update(engine: Any, version: Version, name: str) -> None:
-    """A sync, from the stage to the finish, by the calls that a server makes of its worker."""
+    """Does a sync, from the stage to the finish, by the worker calls of a server."""
     transport, calls = SharedMemory(), Calls(engine)
     try:
         transport.connect(calls, version.weights.items, name)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def off(one: list[float], other: list[float]) -> float:
 
 
 def measure(family: str, folder: Path) -> dict[str, Any]:
-    """One family's line."""
+    """Returns one family's line."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 

@@ -1,4 +1,4 @@
-"""Generators of other processes join a live fleet and leave it, by the register; their processes are models."""
+"""Generators of other processes join and leave a live fleet through the registry; the processes are models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.generators import fleet as fleet_module
-from lrl.generators.client import GeneratorClient, Refused
+from lrl.generators.client import GeneratorClient, RequestRejected
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
@@ -26,11 +26,11 @@ from tests.generators.test_fleet import ModelServer, until
 from tests.generators.test_pool import ModelClient, ask, resync
 
 TOKEN = "the-token-of-this-run"
-TERMS = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=2)
+SPEC = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=2)
 
 
 class LiveRun:
-    """A fleet of two models of servers, open to others, and a trainer that syncs when it is told."""
+    """A fleet of two models of servers, open to others, and a trainer that syncs on request."""
 
     def __init__(self, folder: Path) -> None:
         self.servers = [ModelServer(0), ModelServer(1)]
@@ -39,7 +39,7 @@ class LiveRun:
         self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
         self.registry = Registry(folder)
-        admission.admit_others(self.fleet, self.registry, TERMS)
+        admission.admit_others(self.fleet, self.registry, SPEC)
         self.others = Registry(folder)
         self.sync(0)
 
@@ -62,37 +62,37 @@ class LiveRun:
         self.begin_sync()
         self.end_sync(version)
 
-    def newcomer(self) -> tuple[int, Generator]:
-        """One that has joined and waits for a sync."""
-        number = self.others.claim(TERMS.generators)
+    def joining(self) -> tuple[int, Generator]:
+        """Returns a generator that has joined and waits for a sync."""
+        number = self.others.claim(SPEC.generators)
         self.others.announce(number, Address("http://127.0.0.1:1"))
         until(lambda: bool(self.fleet.rollouts.pending))
         until(lambda: self.others.status(number) == MemberStatus("waits"))
         return number, self.fleet.rollouts.pending[0]
 
     def serving(self, version: int = 7) -> tuple[int, Generator]:
-        """One that has joined and serves."""
-        number, generator = self.newcomer()
+        """Returns a generator that has joined and serves."""
+        number, generator = self.joining()
         self.sync(version)
         until(lambda: self.others.status(number) == MemberStatus("serves", version))
         return number, generator
 
-    def wish_to_leave(self, number: int) -> str:
+    def ask_to_leave(self, number: int) -> str:
         self.others.ask_to_leave(number)
-        until(lambda: self.others.refusal(number) is not None)
-        return self.others.refusal(number) or ""
+        until(lambda: self.others.leave_answer(number) is not None)
+        return self.others.leave_answer(number) or ""
 
 
-async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-    """Every model of a process that runs responses."""
+async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+    """Succeeds, like every running process."""
 
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
     monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(admission, "LOOK_S", 0.01)
+    monkeypatch.setattr(admission, "POLL_S", 0.01)
     made = LiveRun(tmp_path)
     yield made
     made.fleet.stop()
@@ -101,30 +101,30 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
 
 
 def test_a_generator_joins_at_a_sync_and_serves_with_the_token_in_no_file(live: LiveRun, tmp_path: Path) -> None:
-    number, newcomer = live.newcomer()
-    assert number == 2 and newcomer.server.token == TOKEN and newcomer.capacity == 4
-    assert not newcomer.serving and newcomer not in live.fleet.rollouts.generators and live.fleet.joined == 0
+    number, joining = live.joining()
+    assert number == 2 and joining.server.token == TOKEN and joining.capacity == 4
+    assert not joining.serving and joining not in live.fleet.rollouts.generators and live.fleet.joined == 0
     live.sync(7)
     until(lambda: live.others.status(number) == MemberStatus("serves", 7))
     until(lambda: live.fleet.joined == 1)
-    assert newcomer in live.fleet.rollouts.serving and live.fleet.alive == 3
+    assert joining in live.fleet.rollouts.serving and live.fleet.alive == 3
     files = [path.read_text() for path in tmp_path.rglob("*.json")]
     assert len(files) == 3 and not any(TOKEN in text for text in files)
 
 
-def test_a_newcomer_whose_probe_fails_never_serves_and_is_not_started_again(live: LiveRun) -> None:
-    number, newcomer = live.newcomer()
+def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restarted(live: LiveRun) -> None:
+    number, joining = live.joining()
     live.begin_sync()
-    live.end_sync(7, failing=newcomer)
+    live.end_sync(7, failing=joining)
     until(lambda: live.others.status(number) == MemberStatus("refused", -1, "it does not compute what the policy does"))
-    until(lambda: newcomer not in live.fleet.generators)
-    assert newcomer.served_from is None and live.fleet.alive == 2
+    until(lambda: joining not in live.fleet.generators)
+    assert joining.served_from is None and live.fleet.alive == 2
     assert (live.fleet.joined, live.fleet.left, live.fleet.restarts) == (0, 0, 0)
 
 
-def test_a_newcomer_with_another_token_is_told_so(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joining_generator_with_another_token_is_refused(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        raise Refused("generator 2: answered 401: only with the token of that run")
+        raise RequestRejected("generator 2: answered 401: only with the token of that run")
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", refuses)
     number = live.others.claim(2)
@@ -133,11 +133,11 @@ def test_a_newcomer_with_another_token_is_told_so(live: LiveRun, monkeypatch: py
     assert "401" in live.others.status(number).why and not live.fleet.rollouts.pending  # type: ignore[union-attr]
 
 
-def test_a_certificate_that_is_none_refuses_its_generator_and_no_other(live: LiveRun) -> None:
+def test_an_invalid_certificate_refuses_its_generator_and_no_other(live: LiveRun) -> None:
     number = live.others.claim(2)
     live.others.announce(number, Address("https://127.0.0.1:1", "certificate", "no certificate"))
     until(lambda: (live.others.status(number) or MemberStatus("")).state == "refused")
-    assert live.newcomer()[0] == number + 1
+    assert live.joining()[0] == number + 1
 
 
 def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: LiveRun) -> None:
@@ -150,7 +150,7 @@ def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: L
     assert live.others.claim(2) == number + 1, "a number is never given twice"
 
 
-def test_whose_process_is_gone_without_a_word_is_known_to_be_dead(live: LiveRun) -> None:
+def test_a_joined_generator_with_a_killed_process_is_lost(live: LiveRun) -> None:
     number, generator = live.serving()
     gone = replace(Address("http://127.0.0.1:1").owner, started=1)
     live.others.announce(number, Address("http://127.0.0.1:1", owner=gone))
@@ -158,10 +158,10 @@ def test_whose_process_is_gone_without_a_word_is_known_to_be_dead(live: LiveRun)
     assert "its process has ended" in (generator.eviction or "")
 
 
-def test_who_leaves_is_out_for_good_and_its_process_ends_if_the_run_had_started_it(live: LiveRun) -> None:
+def test_a_generator_that_leaves_stays_out_and_the_run_stops_its_own_server(live: LiveRun) -> None:
     number, joined = live.serving()
-    assert live.wish_to_leave(number) == "" and live.others.status(number) == MemberStatus("left", 7)
-    assert live.wish_to_leave(0) == "" and not live.servers[0].alive and live.servers[1].alive
+    assert live.ask_to_leave(number) == "" and live.others.status(number) == MemberStatus("left", 7)
+    assert live.ask_to_leave(0) == "" and not live.servers[0].alive and live.servers[1].alive
     assert [generator.server.number for generator in live.fleet.generators] == [1] and live.fleet.left == 2
     live.sync(8)
     assert live.fleet.alive == 1 and len(live.servers[0].starts) == 1
@@ -169,23 +169,23 @@ def test_who_leaves_is_out_for_good_and_its_process_ends_if_the_run_had_started_
     assert live.others.status(number) == MemberStatus("left", 7), "and not lost"
 
 
-def test_the_last_one_that_serves_stays_and_so_does_who_is_unknown(live: LiveRun) -> None:
-    number, _ = live.newcomer()  # it has not served yet, so nobody may rely on it
-    assert live.wish_to_leave(1) == ""
-    assert "the last one that serves" in live.wish_to_leave(0)
+def test_the_last_serving_generator_and_an_unknown_one_cannot_leave(live: LiveRun) -> None:
+    number, _ = live.joining()  # it has not served yet, so the run cannot rely on it
+    assert live.ask_to_leave(1) == ""
+    assert "the last one that serves" in live.ask_to_leave(0)
     assert live.servers[0].alive and live.fleet.alive == 1
-    assert "no generator 9" in live.wish_to_leave(9)
+    assert "no generator 9" in live.ask_to_leave(9)
     live.sync(7)
-    assert live.wish_to_leave(0) == "" and "the last one" in live.wish_to_leave(number)
+    assert live.ask_to_leave(0) == "" and "the last one" in live.ask_to_leave(number)
 
 
-def test_nobody_leaves_in_the_middle_of_a_sync(live: LiveRun) -> None:
+def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
     number, generator = live.serving()
     live.begin_sync()
     live.others.ask_to_leave(number)
     looks = threading.Event()
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
-    assert looks.wait(60) and live.others.refusal(number) is None and generator.eviction is None
+    assert looks.wait(60) and live.others.leave_answer(number) is None and generator.eviction is None
     live.end_sync(8)
     until(lambda: live.others.status(number) == MemberStatus("left", 8))
 
@@ -199,10 +199,10 @@ def test_an_address_that_others_could_have_written_is_not_called(
     (tmp_path / "fleet" / f"generator-{number}.json").rename(forged.with_suffix(".draft"))
     forged.with_suffix(".draft").chmod(0o622)
     forged.with_suffix(".draft").rename(forged)
-    until(lambda: "generator-5.json is not believed" in caplog.text)
-    live.newcomer()
+    until(lambda: "generator-5.json is not trusted" in caplog.text)
+    live.joining()
     assert [generator.server.number for generator in live.fleet.rollouts.pending] == [2]
-    assert caplog.text.count("is not believed") == 1 and live.others.status(5) is None
+    assert caplog.text.count("is not trusted") == 1 and live.others.status(5) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -211,7 +211,7 @@ def test_an_address_that_others_could_have_written_is_not_called(
     st.lists(st.integers(0, 60), min_size=2, max_size=2),
     st.lists(st.integers(1, 60), max_size=2, unique=True),
 )
-def test_leaving_loses_no_token_and_no_answer(
+def test_leaving_loses_no_token_and_no_response(
     groups: list[tuple[int, int]], leaves: list[int], syncs: list[int]
 ) -> None:
     """Two of three leave at any moment, in quarters of a second; `ask` counts every response's tokens."""

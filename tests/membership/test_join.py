@@ -26,11 +26,11 @@ from lrl.membership.registry import JoinSpec, Registry
 from tests.cli.test_serve import Scripted
 from tests.leftovers import wait_for
 
-TERMS = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=1)
+SPEC = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=1)
 
 
 class Watched(Scripted):
-    """Remembers the servers that were started by `lrl serve`."""
+    """Records the servers that `lrl serve` starts."""
 
     made: list[Watched] = []
 
@@ -40,7 +40,7 @@ class Watched(Scripted):
 
 
 def sync(fleet: Fleet, version: int, failing: str = "") -> None:
-    """A model of a sync."""
+    """Does a model of a sync."""
 
     async def work() -> None:
         await fleet.rollouts.admit_pending()
@@ -56,15 +56,15 @@ def sync(fleet: Fleet, version: int, failing: str = "") -> None:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """Of one generator, which serves version 0."""
+    """A fleet of one generator, which serves version 0."""
 
-    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Every program answers."""
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
 
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
-    monkeypatch.setattr(admission, "LOOK_S", 0.02)
-    monkeypatch.setattr(join, "LOOK_S", 0.02)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    monkeypatch.setattr(admission, "POLL_S", 0.02)
+    monkeypatch.setattr(join, "POLL_S", 0.02)
     monkeypatch.setattr(join, "Server", Watched)
     monkeypatch.setattr(Watched, "made", [])
     own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
@@ -72,7 +72,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     try:
         made.start()
         registry = Registry(tmp_path)
-        admission.admit_others(made, registry, TERMS)
+        admission.admit_others(made, registry, SPEC)
         sync(made, 0)
         yield made
         registry.close()
@@ -85,7 +85,7 @@ def pending(fleet: Fleet) -> list[Generator]:
 
 
 class Meanwhile(threading.Thread):
-    """Does this while `lrl serve --join` has the main thread, as signals want it; a failure ends that, too."""
+    """Acts while `lrl serve --join` has the main thread, which signals need; a failure ends that, too."""
 
     def __init__(self, *acts: Callable[[], Any]) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     said = capsys.readouterr().out
-    words = ["starts, with the model base", "responses at http", "since version 7", "has left"]
+    words = ["starts, with the model base", "answers at http", "since version 7", "has left"]
     places = [said.find(word) for word in words]
     assert -1 not in places and places == sorted(places), said
     (server,) = Watched.made
@@ -135,34 +135,32 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert len(files) >= 4 and not any(token.encode() in path.read_bytes() for path in files)
 
 
-def test_its_keeper_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
+def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
     others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
-    weights = f"lrl-{TERMS.run_id}-0.safetensors"  # as `lrl.callbacks.weight_sync` and its transport name it
+    weights = f"lrl-{SPEC.run_id}-0.safetensors"  # as `lrl.callbacks.weight_sync` and its transport name it
     assert not weights.startswith(f"lrl-{Watched.made[0].run_id}-")
-    assert Watched.made[0].run_id.startswith(TERMS.run_id), "the run's own supervisors may remove the newcomer's"
+    assert Watched.made[0].run_id.startswith(SPEC.run_id), "the run's own supervisors may remove its files"
 
 
-def test_when_the_run_ends_it_ends_by_itself_and_says_so(
-    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_ends_with_the_run_and_prints_so(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop)
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
 
 
-def test_who_fails_the_probe_is_told_why_and_ends(
+def test_a_generator_that_fails_its_probe_prints_the_reason_and_ends(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
     assert main(["serve", "--join", str(tmp_path)]) == 1
     others.done()
-    assert "not taken it in: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
+    assert "not admitted it: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
 
 
-def test_leave_takes_the_last_that_joined_and_says_why_the_last_of_all_stays(
+def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--leave", str(tmp_path)]) == 2
@@ -181,9 +179,9 @@ def test_leave_takes_the_last_that_joined_and_says_why_the_last_of_all_stays(
     assert statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
 
 
-def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """The program answers."""
+def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
 
     class ScriptedRun(lrl.AsyncSingleDevice):
         def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
@@ -191,8 +189,8 @@ def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, mon
             words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
             return [Scripted(str(tmp_path), settings, *words)]
 
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
     strategy = ScriptedRun()
     strategy.parallel_devices = [torch.device("cpu")] * 2
     trainer: Any = SimpleNamespace(strategy=strategy)
@@ -210,7 +208,7 @@ def test_a_newcomer_is_told_what_the_runs_own_generators_are(tmp_path: Path, mon
     assert not (tmp_path / "fleet").exists()
 
 
-def test_where_no_run_goes_on_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_live_run_the_error_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--join", str(tmp_path)], ["--leave", str(tmp_path)]):
         assert main(["serve", *words]) == 2
-        assert f"{tmp_path} is not the folder of a run that goes on" in capsys.readouterr().err
+        assert f"{tmp_path} is not the folder of a live run" in capsys.readouterr().err

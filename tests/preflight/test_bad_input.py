@@ -27,7 +27,7 @@ from lrl.generators.server import Server
 from lrl.preflight import resources
 from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
-from lrl.runtime.run_folder import Claim
+from lrl.runtime.run_folder import RunFolderLock
 from tests.preflight.bad_files import DATA, MODELS, RESUMES
 from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
 from tests.preflight.bad_words import only
@@ -166,11 +166,11 @@ def test_last_goes_on_from_the_newest_checkpoint_of_the_run(
 
 
 def test_a_second_run_in_the_folder_of_a_live_run_is_refused(run: Run, tmp_path: Path) -> None:
-    live = Claim()
-    live.take(tmp_path / "mine" / "version_0")
+    live = RunFolderLock()
+    live.acquire(tmp_path / "mine" / "version_0")
     status, said = run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
     assert status == 2 and f"is that of a live run (process {os.getpid()} on" in said
-    live.give_up()
+    live.release()
     with pytest.raises(ServerReached):
         run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lrl.generators.client import GeneratorError, Refused
+from lrl.generators.client import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import VirtualClock
@@ -132,7 +132,7 @@ class ModelledRun:
             return
         request, self.request = self.request, None
         if error := request.exception():
-            if not isinstance(error, Refused):
+            if not isinstance(error, RequestRejected):
                 raise error
             self.stop()  # the run ends with this error, and saves on its way out
         else:
@@ -300,7 +300,7 @@ class ModelledRun:
         asked = next(
             asked for one in self.pool.generators for _, asked, _ in self.responses(one) if asked.group == index
         )
-        asked.done.set_exception(Refused("no such token"))
+        asked.done.set_exception(RequestRejected("no such token"))
         self.settle()
 
     def save(self) -> None:

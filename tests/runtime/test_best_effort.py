@@ -1,4 +1,4 @@
-"""Logs, responses, curve and export: a disk that refuses them costs the run a warning with path and reason, no more."""
+"""Best-effort writes: a full disk costs a run only a warning with path and reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def disk_full_from_step(step: int, files: list[Any]) -> L.Callback:
-    """From that step on, TensorBoard's file is on a full disk."""
+    """Returns a callback that puts TensorBoard's file on a full disk from a step on."""
 
     class Full(L.Callback):
         def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
@@ -48,7 +48,7 @@ def test_a_logger_on_a_full_disk_is_one_warning_and_the_run_goes_on(
     assert "Errno 28" in warnings[0] and str(tmp_path / "run") in warnings[0]
 
 
-def test_an_error_of_a_logger_that_is_not_the_disks_ends_the_run(
+def test_a_loggers_error_that_is_not_the_disks_ends_the_run(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(*args: Any, **kwargs: Any) -> None:
@@ -59,7 +59,7 @@ def test_an_error_of_a_logger_that_is_not_the_disks_ends_the_run(
         fit(policy, trainer(tmp_path, logger=TensorBoardLogger(str(tmp_path))))
 
 
-def test_an_export_that_its_folder_refuses_goes_elsewhere(
+def test_an_export_to_an_unwritable_folder_goes_to_the_temporary_folder(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -85,7 +85,7 @@ def test_an_export_onto_a_full_disk_says_so(
     assert f"cannot be written to {tmp_path / 'again'}" in caplog.text
 
 
-def test_a_file_beside_the_run_may_be_missing_and_a_fault_may_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_effort_block_suppresses_os_errors_only(caplog: pytest.LogCaptureFixture) -> None:
     with best_effort("The responses to gsm8k", Path("/dev/full")), Path("/dev/full").open("w") as file:
         file.write("answer")
     assert "The responses to gsm8k cannot be written to /dev/full: [Errno 28]" in caplog.text

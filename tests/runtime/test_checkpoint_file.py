@@ -1,4 +1,4 @@
-"""A checkpoint is on the disk whole or not at all, and a disk that refuses one costs neither run nor last one."""
+"""Atomic checkpoint files: a full disk costs neither the run nor its last checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def save_for_ever(path: Path) -> None:
 
 @contextmanager
 def full_disk(free: int) -> Iterator[None]:
-    """No file of this process grows beyond `free` bytes: an OSError, as on a full disk."""
+    """Limits the files of this process to `free` bytes: an OSError, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
     try:
@@ -46,7 +46,7 @@ def full_disk(free: int) -> Iterator[None]:
 
 
 class FullDisk(L.Callback):
-    """The disk is full while some steps train and are saved."""
+    """Makes the disk full during some steps."""
 
     def __init__(self, steps: range) -> None:
         self.steps = steps

@@ -1,4 +1,4 @@
-"""Which cores a generator's threads may be on: real processes with several threads, and waits of real loops."""
+"""CPU pinning of real processes with several threads, and its changes in waits of real loops."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def cores(process: psutil.Process) -> list[set[int]]:
     return [os.sched_getaffinity(one.id) for one in process.threads()]
 
 
-def test_every_thread_keeps_to_the_cores_but_while_they_are_open(program: psutil.Popen, thread: int) -> None:
-    quarters = CpuPinning(SOME, thread)
-    quarters.set_processes(0, [program])
-    quarters.keep()
+def test_every_thread_is_pinned_except_in_an_unpinned_block(program: psutil.Popen, thread: int) -> None:
+    pinning = CpuPinning(SOME, thread)
+    pinning.set_processes(0, [program])
+    pinning.pin()
     assert cores(program) == [SOME, SOME] and os.sched_getaffinity(thread) == SOME
-    with pytest.raises(KeyboardInterrupt), quarters.open():
+    with pytest.raises(KeyboardInterrupt), pinning.unpinned():
         assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == EVERY
         raise KeyboardInterrupt
     assert cores(program) == [SOME, SOME] and os.sched_getaffinity(thread) == SOME
@@ -62,37 +62,37 @@ def test_every_thread_keeps_to_the_cores_but_while_they_are_open(program: psutil
 
 def test_without_cores_nothing_is_moved(program: psutil.Popen, thread: int) -> None:
     program.cpu_affinity(list(SOME))
-    quarters = CpuPinning((), thread)
-    quarters.set_processes(0, [program])
-    with quarters.open():
+    pinning = CpuPinning((), thread)
+    pinning.set_processes(0, [program])
+    with pinning.unpinned():
         assert SOME in cores(program) and os.sched_getaffinity(thread) == EVERY
 
 
 def test_a_process_that_has_ended_or_was_replaced_is_passed_over(program: psutil.Popen, thread: int) -> None:
     ended = psutil.Popen([sys.executable, "-c", ""])
     ended.wait()
-    quarters = CpuPinning(SOME, thread)
-    quarters.set_processes(0, [program])
-    quarters.set_processes(0, [ended])
-    quarters.keep()
+    pinning = CpuPinning(SOME, thread)
+    pinning.set_processes(0, [program])
+    pinning.set_processes(0, [ended])
+    pinning.pin()
     assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == SOME
 
 
-def test_a_machine_that_binds_nothing_is_told_once_and_the_run_goes_on(
+def test_a_machine_without_pinning_is_logged_once_and_the_run_goes_on(
     thread: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*words: object) -> None:
         raise PermissionError("not allowed")
 
-    quarters = CpuPinning(SOME, thread)
+    pinning = CpuPinning(SOME, thread)
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     for _ in range(2):
-        quarters.keep()
+        pinning.pin()
     assert caplog.text.count("not allowed") == 1
 
 
 @pytest.mark.parametrize(("moment_s", "entered"), [(60.0, 0), (0.001, 1)])
-def test_only_a_long_wait_opens_the_cores_and_its_end_closes_them(
+def test_only_a_long_wait_enters_the_context_of_long_waits(
     moment_s: float, entered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lrl.runtime.event_loop.MOMENT_S", moment_s)

@@ -1,4 +1,4 @@
-"""How trainer and generators share the cores of a machine without a GPU."""
+"""The division of cores between trainer and generators on a machine without a GPU."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ def test_the_users_own_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch
         ([5], [None], []),
     ],
 )
-def test_generators_keep_to_the_cores_beyond_the_trainers_half_if_they_fit_there(
+def test_generators_are_pinned_to_the_other_half_of_the_cores_if_they_fit_there(
     cores: list[int], threads: list[int | None], found: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -77,7 +77,7 @@ def test_generators_keep_to_the_cores_beyond_the_trainers_half_if_they_fit_there
 
 
 @pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")])
-def test_generators_go_anywhere_beside_a_trainer_that_has_no_half_of_its_own(
+def test_generators_are_not_pinned_beside_a_trainer_on_all_cores(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -85,11 +85,11 @@ def test_generators_go_anywhere_beside_a_trainer_that_has_no_half_of_its_own(
 
 
 @pytest.mark.skipif(CORES < 2, reason="there is nothing to share")
-def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_its_cores(
+def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def responses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """The program answers."""
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
 
     class ScriptedRun(lrl.AsyncSingleDevice):
         def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
@@ -97,15 +97,15 @@ def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_i
             return [Scripted(str(tmp_path), ServerSettings(threads=1), *words)]
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", responses)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", responses)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
     strategy, before = ScriptedRun(), os.sched_getaffinity(0)
     strategy.parallel_devices = [torch.device("cpu")] * 2
     trainer: Any = SimpleNamespace(strategy=strategy)
     others = set(sorted(before)[CORES // 2 :])
 
     def cores() -> list[set[int]]:
-        """Of the generator and of the loop."""
+        """Returns the cores of the generator and of the loop."""
         assert strategy.fleet is not None
         (server,) = [one.server for one in strategy.fleet.generators]
         supervisor = psutil.Process(server._supervisor.pid)
@@ -128,7 +128,7 @@ def test_while_a_trainer_computes_generators_and_what_reads_from_them_leave_it_i
         strategy.stop_generators()
 
 
-def test_the_command_line_has_them_sleep_before_torch_is_there() -> None:
+def test_the_command_line_lets_waiting_threads_sleep_before_torch_is_imported() -> None:
     look = (
         "import os, sys, lrl.cli.main\n"
         "class Look:\n"

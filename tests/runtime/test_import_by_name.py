@@ -1,4 +1,4 @@
-"""What a setting names in a user's code is found by module and by file, and what is wrong with it is said."""
+"""Functions of a user's code are imported by module and by file, with helpful errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
-    """A module of another test's folder."""
+    """Forgets a module of another test's folder."""
     sys.modules.pop("by_name_scores", None)
 
 
@@ -47,13 +47,13 @@ def test_a_file_of_another_folder_is_found_there(here: Path) -> None:
         ("by_name_scores:LIMIT", "is a int, not a function"),
         ("short", "it names no module"),
         ("json.py:loads", "another module has its name"),
-        ("not-a-name.py:f", "letters, digits and _ alone"),
+        ("not-a-name.py:f", "use only letters, digits and _"),
         ("by_name_broken:f", r"SyntaxError: .*by_name_broken.py, line 1\)"),
         ("by_name_raises.py:f", r"ZeroDivisionError: .*by_name_raises.py, line 2\)"),
         ("by_name_lacks:f", r"by_name_lacks cannot be imported: ModuleNotFoundError: .*no_such_thing"),
     ],
 )
-def test_what_cannot_be_found_is_said_with_what_is_near(name: str, said: str, here: Path) -> None:
+def test_an_error_names_the_missing_part_and_a_similar_name(name: str, said: str, here: Path) -> None:
     files = {
         "by_name_broken.py": "def f(:\n",
         "by_name_raises.py": "x = 1\ny = x / 0\n",

@@ -1,4 +1,4 @@
-"""`ckpt_path="last"` is the newest checkpoint of the run that is named, or an error that says what is there."""
+"""`ckpt_path="last"` is the newest checkpoint of the run that is named, or an error that names the existing ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_version_names_the_run(tmp_path: Path, version: int | str) -> None:
     assert newest_checkpoint(trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", version))) == named
 
 
-def test_of_as_many_steps_the_last_one_written_is_taken_and_a_name_without_steps_is_looked_into(tmp_path: Path) -> None:
+def test_of_equal_steps_the_last_one_written_is_taken_and_a_name_without_steps_is_opened(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     save(checkpoints / "epoch=0-step=9.ckpt", written_at=300)
     save(checkpoints / "epoch=0-step=10.ckpt", written_at=100)
@@ -55,7 +55,7 @@ def test_of_as_many_steps_the_last_one_written_is_taken_and_a_name_without_steps
     assert newest_checkpoint(trainer(tmp_path / "else", callbacks=[ModelCheckpoint(checkpoints)])) == newest
 
 
-def test_a_run_without_a_checkpoint_is_refused_with_what_there_is(tmp_path: Path) -> None:
+def test_the_error_without_a_checkpoint_names_the_versions_with_one(tmp_path: Path) -> None:
     save(tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt", written_at=200)
     named = trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", version="version_7"))
     with pytest.raises(ValueError, match=r"no checkpoint in .*version_7.*with checkpoints: version_0\. Name"):

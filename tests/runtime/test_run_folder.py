@@ -1,4 +1,4 @@
-"""A run's folder is its own while it lives, and nobody's when it does not."""
+"""A run's folder is locked while the run lives."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from lrl.runtime.run_folder import Claim
+from lrl.runtime.run_folder import RunFolderLock
 
 
-def test_a_live_runs_folder_is_refused_with_who_has_it(tmp_path: Path) -> None:
-    first, second = Claim(), Claim()
-    first.take(tmp_path / "run")
+def test_a_live_runs_folder_is_an_error_that_names_its_process(tmp_path: Path) -> None:
+    first, second = RunFolderLock(), RunFolderLock()
+    first.acquire(tmp_path / "run")
     with pytest.raises(ValueError, match=rf"live run \(process {os.getpid()} on {socket.gethostname()}\)"):
-        second.take(tmp_path / "run")
-    second.take(tmp_path / "another")
-    first.give_up()
-    second.take(tmp_path / "run")
-    first.take(tmp_path / "another")
+        second.acquire(tmp_path / "run")
+    second.acquire(tmp_path / "another")
+    first.release()
+    second.acquire(tmp_path / "run")
+    first.acquire(tmp_path / "another")
 
 
-def test_the_claim_of_a_killed_run_refuses_nobody(tmp_path: Path) -> None:
+def test_a_killed_run_releases_its_folder(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     holder = os.fork()
     if not holder:
-        claim = Claim()
-        claim.take(tmp_path)
+        claim = RunFolderLock()
+        claim.acquire(tmp_path)
         os.write(writing, b"taken")
         signal.pause()
     assert os.read(reading, 5) == b"taken"
     with pytest.raises(ValueError, match=f"process {holder} on"):
-        Claim().take(tmp_path)
+        RunFolderLock().acquire(tmp_path)
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
-    Claim().take(tmp_path)
+    RunFolderLock().acquire(tmp_path)

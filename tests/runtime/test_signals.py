@@ -30,7 +30,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def pythons_own_handlers() -> Iterator[None]:
-    """Tests that a shell runs in the background inherit its ignored SIGINT, and so would their runs."""
+    """Sets Python's own handlers: tests in the background of a shell inherit its ignored SIGINT."""
     before = {signum: signal.getsignal(signum) for signum in BOTH}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -89,7 +89,7 @@ def test_the_first_signal_ends_the_run_with_its_status_wherever_it_comes_and_han
         assert not list(tmp_path.glob("**/*.ckpt"))
 
 
-def test_a_signal_within_an_update_waits_until_it_is_whole(policy: str, tmp_path: Path) -> None:
+def test_a_signal_within_an_update_waits_for_its_end(policy: str, tmp_path: Path) -> None:
     running = trainer(tmp_path, Signal(signal.SIGTERM, "on_before_optimizer_step"))
     with pytest.raises(SystemExit):
         fit(policy, running)
@@ -137,7 +137,7 @@ def test_the_second_signal_ends_the_run_at_once(policy: str, tmp_path: Path) -> 
 
 
 def stay_busy(policy: str, folder: Path) -> None:
-    """A run whose backward pass lasts for ever, and looks for no signal."""
+    """Runs a training with an endless backward pass that checks for no signal."""
 
     class Stuck(L.Callback):
         def on_before_backward(self, *args: Any) -> None:
@@ -151,13 +151,13 @@ def stay_busy(policy: str, folder: Path) -> None:
 
 
 def interrupted_while_loading() -> list[dict[str, str]]:
-    """A data set whose loading is interrupted: the checks before a run read it."""
+    """Interrupts the loading of a data set, in the preflight checks."""
     os.kill(os.getpid(), signal.SIGINT)
     raise AssertionError("the signal came too late")
 
 
 def stopped_while_loading() -> list[dict[str, str]]:
-    """The same by the other signal."""
+    """Does the same with the other signal."""
     os.kill(os.getpid(), signal.SIGTERM)
     raise AssertionError("the signal came too late")
 
@@ -168,8 +168,8 @@ def test_the_command_exits_with_the_status_of_the_signal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lrl"])
-    # Should nobody listen, SIGTERM would end the tests themselves.
-    signal.signal(signal.SIGTERM, lambda signum, frame: pytest.fail("nobody listened for SIGTERM"))
+    # Without a handler, SIGTERM would end the tests themselves.
+    signal.signal(signal.SIGTERM, lambda signum, frame: pytest.fail("no handler for SIGTERM"))
     words = ["--model.model", str(quickstart_policy), "--data.prompts.source", f"tests.runtime.test_signals:{source}"]
     with pytest.raises(SystemExit) as end:
         main(["fit", "--config", "quickstart", *words])

@@ -1,4 +1,4 @@
-"""A clock that tells apart what time goes into."""
+"""The stopwatch: time by state."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def test_seconds_of_all_states_add_up_to_the_time_since_the_last_lap(moves: list
     assert sum(stopwatch.lap().values()) == now - lapped
 
 
-def test_what_interrupts_counts_apart_and_what_it_interrupted_goes_on_even_after_an_error() -> None:
+def test_an_inner_state_counts_apart_and_the_outer_one_continues_even_after_an_error() -> None:
     now = 0.0
     stopwatch = Stopwatch(lambda: now)
     stopwatch.enter("train")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lrl.generators.client import GeneratorError, TooLate
+from lrl.generators.client import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.weights import Transport
 from lrl.weights.control import Control, Weights
@@ -50,7 +50,7 @@ class Client:
             self.failing[route] -= 1
             raise GeneratorError(f"{route} answered 500: no")
         if route in self.silent:
-            raise TooLate(f"{route} did not answer within {deadline_s} s.")
+            raise GeneratorTimeout(f"{route} did not answer within {deadline_s} s.")
         if route in self.lying:
             return
         self._update(route)

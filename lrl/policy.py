@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
-from lrl.objectives.normalisation import NormaliseBy, check, denominator, token_weights
+from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.training.gradients import average_over_ranks, scale_and_clip
@@ -95,7 +95,7 @@ class PolicyModule(L.LightningModule):
         self.automatic_optimization = False
         self.model = model
         self.objective = objective or AIPO()
-        self.normalise_by = check(self.objective.normalise_by if normalise_by is None else normalise_by)
+        self.normalise_by = check_normalise_by(self.objective.normalise_by if normalise_by is None else normalise_by)
         self.reference = reference
         self.abort_on_mismatch = abort_on_mismatch
         self.lr = lr

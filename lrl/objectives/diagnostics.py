@@ -1,7 +1,7 @@
-"""How far off-policy a step was, and whether that did harm: over all its tokens, and for every lag apart.
+"""Metrics of how far off-policy a step was and whether that did harm, over all its tokens and for each lag.
 
-Everything is kept as sums and maxima, one row per lag, and divided once at the end of the step. Means of micro-batch
-means would depend on packing.
+They are kept as sums and maxima, one row per lag, and divided once at the end of the step: means of micro-batch means
+would depend on packing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_LAG_SHOWN = 16
 
 
 class Diagnostics:
-    """The trained tokens of one step against the policy, gathered micro-batch by micro-batch.
+    """Sums and maxima over the trained tokens of one step, gathered micro-batch by micro-batch.
 
     Args:
         version: Version of the policy that trains, in optimizer steps done.
@@ -33,25 +33,27 @@ class Diagnostics:
 
     @torch.no_grad()
     def add(self, objective: Objective, tokens: Tokens) -> None:
-        """Counts one micro-batch in."""
+        """Adds one micro-batch."""
         if not len(tokens.lags):
             return
         tokens = tokens._replace(logprobs=tokens.logprobs.detach())
         rows = tokens.lags.clamp(0, MAX_LAG_SHOWN)
         ratio, lag = tokens.ratio, tokens.lags.float()
-        kl = k3(tokens.log_ratio)
+        reference, kl_reference = tokens.reference_logprobs, torch.zeros_like(ratio)
+        if reference is not None:
+            self.has_reference = True
+            kl_reference = k3(clamp_log_ratio(reference - tokens.logprobs))
         clipped, mass = objective.clipped(tokens).float(), _mass(objective, tokens)
-        self.has_reference = tokens.reference_logprobs is not None
-        values = (torch.ones_like(ratio), ratio, ratio.square(), kl, clipped, mass, lag, _kl_reference(tokens))
+        values = (torch.ones_like(ratio), ratio, ratio.square(), k3(tokens.log_ratio), clipped, mass, lag, kl_reference)
         self.sums = self.sums.to(rows.device).index_add(0, rows, torch.stack(values, dim=1))
         maxima = torch.stack((ratio, (tokens.logprobs - tokens.behaviour_logprobs).abs(), lag), dim=1)
         rows = rows[:, None].expand_as(maxima)
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
 
     def result(self) -> dict[str, float]:
-        """The step's metrics; empty when it had no token.
+        """Returns the step's metrics; empty if it had no token.
 
-        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was held back. `ess`: effective
+        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was limited. `ess`: effective
         sample size over the number of tokens, (sum w)^2 / (n sum w^2) with w = pi / mu; 1 means on-policy.
         `kl_behaviour`: KL(mu || pi) per token in nats by the k3 estimator, w - 1 - log w, unbiased under mu and never
         negative (Schulman, "Approximating KL divergence", 2020). `lag_mean`, `lag_max`: in versions. `kl_reference`:
@@ -60,8 +62,8 @@ class Diagnostics:
         `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens, and `contribution`,
         of the gradient's mass, the sum over tokens of |d loss / d log pi|.
 
-        `mismatch_kl`, `mismatch_max`: over tokens of lag 0, which the policy that trains wrote itself, so that every
-        difference is one between two programs: `kl_behaviour`, and the largest |log pi - log mu| in nats.
+        `mismatch_kl`, `mismatch_max`: `kl_behaviour`, and the largest |log pi - log mu| in nats, over tokens of lag 0.
+        The version in the trainer wrote these tokens, so trainer and generator compute it differently.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
         maxima = [dict(zip(self.MAXIMA, row, strict=True)) for row in self.maxima.tolist()]
@@ -73,10 +75,8 @@ class Diagnostics:
         if self.has_reference:
             metrics["kl_reference"] = whole["kl_reference"] / n
         if table[0]["tokens"]:
-            metrics |= {
-                "mismatch_kl": table[0]["kl"] / table[0]["tokens"],
-                "mismatch_max": maxima[0]["difference"],
-            }
+            mismatch = table[0]["kl"] / table[0]["tokens"]
+            metrics |= {"mismatch_kl": mismatch, "mismatch_max": maxima[0]["difference"]}
         for lag, (sums, largest) in enumerate(zip(table, maxima, strict=True)):
             if sums["tokens"]:
                 shares = {"share": sums["tokens"] / n, "contribution": sums["mass"] / (whole["mass"] or 1.0)}
@@ -109,14 +109,7 @@ def _means(sums: dict[str, float], ratio_max: float) -> dict[str, float]:
 
 @torch.enable_grad()
 def _mass(objective: Objective, tokens: Tokens) -> Tensor:
-    """|d loss / d log pi| of each token: float32 [n]."""
+    """Returns |d loss / d log pi| of each token: float32 [n]."""
     leaf = tokens.logprobs.detach().requires_grad_()
     losses = objective.token_losses(tokens._replace(logprobs=leaf))
     return torch.autograd.grad(losses.sum(), leaf)[0].abs()
-
-
-def _kl_reference(tokens: Tokens) -> Tensor:
-    """KL(pi || pi_ref) by k3, 0 without a reference: float32 [n]."""
-    if tokens.reference_logprobs is None:
-        return torch.zeros_like(tokens.logprobs)
-    return k3(clamp_log_ratio(tokens.reference_logprobs - tokens.logprobs))

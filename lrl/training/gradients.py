@@ -1,4 +1,4 @@
-"""From the gradient of a sum to the one the optimizer may use: averaged over ranks, scaled, clipped, and finite."""
+"""From the sum of gradients to the gradient of the optimizer step: averaged over ranks, scaled, clipped, finite."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lrl.runtime.ranks import explain_rank_loss
 
 
 def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
-    """Gives each of several ranks the mean of all their gradients, a rank without one counting as zero; a collective.
+    """Gives every rank the mean of all gradients, a rank without one counting as zero; a collective of all ranks.
 
-    Sharded parameters are left out: their gradients have been averaged within the backward pass.
+    Sharded parameters are left out: the backward pass has averaged their gradients.
 
     Raises:
         RuntimeError: Another rank has ended.
@@ -29,14 +29,13 @@ def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> 
     with explain_rank_loss("Another rank"):
         dist.all_reduce(anywhere, dist.ReduceOp.MAX)
     gradients = []
-    for weight, somebody_has_one in zip(weights, anywhere.tolist(), strict=True):
-        if somebody_has_one:
+    for weight, any_rank_has_one in zip(weights, anywhere.tolist(), strict=True):
+        if any_rank_has_one:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             gradients.append(weight.grad)
     with explain_rank_loss("Another rank"):
-        sums = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
-        for each in sums:
-            each.wait()
+        for sum_of_ranks in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+            sum_of_ranks.wait()
     for gradient in gradients:
         gradient.div_(ranks)
 

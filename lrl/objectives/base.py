@@ -1,14 +1,12 @@
 """The interface of an objective: one formula over the trained tokens of a micro-batch."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from lrl.objectives.normalisation import NormaliseBy
+from lrl.objectives.normalisation import NormaliseBy, sum_by
 from lrl.types import MicroBatch
 
 MAX_LOG_RATIO = 20.0
@@ -34,7 +32,7 @@ class Tokens(NamedTuple):
     """float32 [n], nats: log-prob under the reference policy; None without one."""
 
     @classmethod
-    def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Tokens:
+    def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
         """Selects the trained tokens of `micro`, with log-probs [R, L] of a policy that has done `version` steps."""
         mask = micro.mask  # tokens are selected, not multiplied by it: 0 * NaN would reach the gradient
         reference = micro.reference_logprobs
@@ -65,8 +63,7 @@ class Tokens(NamedTuple):
 
     def sums(self, values: Tensor) -> Tensor:
         """Returns the sum of `values` [n] over each response: [S]."""
-        count = int(self.responses.max()) + 1 if self.responses.numel() else 0
-        return values.new_zeros(count).index_add(0, self.responses, values)
+        return sum_by(self.responses, values)
 
     def means(self, values: Tensor) -> Tensor:
         """Returns the mean of `values` [n] over each response: [S]."""

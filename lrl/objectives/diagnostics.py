@@ -4,8 +4,6 @@ They are kept as sums and maxima, one row per lag, and divided once at the end o
 would depend on packing.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -23,12 +21,11 @@ class Diagnostics:
     """
 
     SUMS = ("tokens", "ratio", "ratio_squared", "kl", "clipped", "mass", "lag", "kl_reference")
-    MAXIMA = ("ratio", "difference", "lag")
 
     def __init__(self, version: int) -> None:
         self.version = version
         self.sums = torch.zeros(MAX_LAG_SHOWN + 1, len(self.SUMS))
-        self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, len(self.MAXIMA))
+        self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, 3)  # ratio, difference of log-probs, lag
         self.has_reference = False
 
     @torch.no_grad()
@@ -66,21 +63,20 @@ class Diagnostics:
         The version in the trainer wrote these tokens, so trainer and generator compute it differently.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
-        maxima = [dict(zip(self.MAXIMA, row, strict=True)) for row in self.maxima.tolist()]
+        ratio_max, difference_max, lag_max = self.maxima.T.tolist()
         whole = dict(zip(self.SUMS, self.sums.sum(0).tolist(), strict=True))
         if not (n := whole["tokens"]):
             return {}
-        metrics = _means(whole, max(row["ratio"] for row in maxima))
-        metrics |= {"lag_mean": whole["lag"] / n, "lag_max": max(row["lag"] for row in maxima)}
+        metrics = _means(whole, max(ratio_max)) | {"lag_mean": whole["lag"] / n, "lag_max": max(lag_max)}
         if self.has_reference:
             metrics["kl_reference"] = whole["kl_reference"] / n
         if table[0]["tokens"]:
             mismatch = table[0]["kl"] / table[0]["tokens"]
-            metrics |= {"mismatch_kl": mismatch, "mismatch_max": maxima[0]["difference"]}
-        for lag, (sums, largest) in enumerate(zip(table, maxima, strict=True)):
+            metrics |= {"mismatch_kl": mismatch, "mismatch_max": difference_max[0]}
+        for lag, sums in enumerate(table):
             if sums["tokens"]:
                 shares = {"share": sums["tokens"] / n, "contribution": sums["mass"] / (whole["mass"] or 1.0)}
-                found = _means(sums, largest["ratio"]) | shares
+                found = _means(sums, ratio_max[lag]) | shares
                 metrics |= {f"by_lag/{lag}/{name}": value for name, value in found.items()}
         return metrics
 

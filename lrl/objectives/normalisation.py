@@ -28,10 +28,13 @@ def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
 def token_weights(by: NormaliseBy, responses: Tensor) -> Tensor:
     """Returns the factor of each token's loss, float32 [n]; `responses`, int64 [n], has the response of each token."""
     ones = torch.ones(responses.shape, device=responses.device)
-    if by != "sequence" or not responses.numel():
-        return ones
-    lengths = ones.new_zeros(int(responses.max()) + 1).index_add(0, responses, ones)
-    return 1 / lengths[responses]
+    return 1 / sum_by(responses, ones)[responses] if by == "sequence" else ones
+
+
+def sum_by(ids: Tensor, values: Tensor) -> Tensor:
+    """Returns the sum of `values` [n] over each of the `ids`, int64 [n]: [largest id + 1]."""
+    count = int(ids.max()) + 1 if ids.numel() else 0
+    return values.new_zeros(count).index_add(0, ids, values)
 
 
 def denominator(by: NormaliseBy, step: Step) -> int:

@@ -13,10 +13,11 @@ Use it with a replay buffer (`data.replay`), on responses too old for importance
 minus the group's mean (`GroupMean`), not divided by anything.
 """
 
+import torch
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
-from lrl.objectives.normalisation import NormaliseBy
+from lrl.objectives.normalisation import NormaliseBy, sum_by
 from lrl.runtime.config_errors import fault
 
 
@@ -47,12 +48,6 @@ class TBA(Objective):
         # An advantage is the reward minus a number that its group shares, and the mean below removes shared numbers. It
         # is over the trained responses alone; with `data.mask_truncated` the baseline was over more.
         minus_c = excess - tokens.means(tokens.advantages) / self.beta
-        imbalance = minus_c - _group_means(minus_c.detach(), group)[group]
+        means = sum_by(group, minus_c.detach()) / sum_by(group, torch.ones_like(minus_c))  # [G]
+        imbalance = minus_c - means[group]
         return (self.beta / 2 * imbalance.square())[tokens.responses]
-
-
-def _group_means(values: Tensor, group: Tensor) -> Tensor:
-    """Returns the mean of `values` [S] over each group: [G]."""
-    count = int(group.max()) + 1 if group.numel() else 0
-    sums = values.new_zeros(count).index_add(0, group, values)
-    return sums / values.new_zeros(count).index_add(0, group, values.new_ones(values.shape))

@@ -1,10 +1,8 @@
 """The interface of a reward. It gets text and columns, not token ids or tensors: a worker needs no torch to run it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection
-from typing import Any
+from typing import Any, Self
 
 Score = float | dict[str, float]
 """Value of a reward for one response: a number, or named parts whose sum counts."""
@@ -21,7 +19,7 @@ class GaveUp(float):
 
     reason: str
 
-    def __new__(cls, reason: str) -> GaveUp:
+    def __new__(cls, reason: str) -> Self:
         self = super().__new__(cls, 0.0)
         self.reason = reason
         return self
@@ -32,17 +30,18 @@ class Reward(ABC):
 
     Args:
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
-        name: Name in logs and metrics; the name of the class if empty.
+        name: Name in logs and metrics; the default of the class, or its Python name, if empty.
     """
 
     name: str = ""
+    """Default of the argument `name`."""
     weight: float = 1.0
     give_up_s: float = 0.0
     """Seconds after which the reward gives up on a response (`GaveUp`); 0 if it never does."""
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:
         self.weight = weight
-        self.name = name or type(self).__name__
+        self.name = name or type(self).name or type(self).__name__
 
     def missing_column(self, columns: Collection[str]) -> str:
         """Names what this reward needs and the data set's `columns` lack; empty if nothing. Checked before a run."""

@@ -3,8 +3,6 @@
 An error is not a reward. A run with a broken reward must not continue with the few responses that got one.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, deque
 

@@ -1,7 +1,5 @@
 """A user's own function as a reward. It is imported and checked when the run is configured."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence

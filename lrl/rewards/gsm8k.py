@@ -25,14 +25,9 @@ class GSM8K(Reward):
     r"""1 if the final number of the response is the right one, else 0. Data set: Cobbe et al., 2110.14168.
 
     Thousands separators, currency and percent signs and trailing zeros do not matter.
-
-    Args:
-        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
-        name: Name in logs and metrics.
     """
 
-    def __init__(self, weight: float = 1.0, name: str = "gsm8k") -> None:
-        super().__init__(weight, name)
+    name = "gsm8k"
 
     def missing_column(self, columns: Collection[str]) -> str:
         return "" if "answer" in columns else "'answer'"

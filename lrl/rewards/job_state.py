@@ -3,8 +3,6 @@
 If the worker is killed or crashes, this shows which responses are at fault. The others are scored again.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import NamedTuple
@@ -77,11 +75,9 @@ class JobState(ctypes.Structure):
         return False
 
     def at_fault(self, job: int, responses: int) -> tuple[set[int], int | None]:
-        """Returns the failed responses of a job without an outcome, and the reward that ended it, None if uncertain.
+        """Returns, for a job without an outcome, its failed responses and the reward that ended it (None: uncertain).
 
-        Args:
-            job: Number of the job.
-            responses: Number of its responses.
+        `job` is its number, `responses` how many it has.
         """
         alone = {0} if responses == 1 else set()
         if self.job != job:

@@ -4,8 +4,6 @@ A policy also writes expressions that no verifier can work out. Then the verifie
 Numbers that are too large are found in the text. Any other computation that takes too long is ended after `give_up_s`.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import signal
@@ -118,15 +116,9 @@ def within(seconds: float, work: Callable[[], _Found]) -> _Found:
     """Returns what `work` returns, if it takes no more CPU time of this process than `seconds`.
 
     CPU time does not depend on how busy the machine is. A signal ends the work. Python handles it between two bytecode
-    instructions and inside a multiplication of large numbers, but not inside other C code. Outside of the main thread,
-    where Python handles no signals, there is no limit.
-
-    Args:
-        seconds: CPU time.
-        work: May be interrupted anywhere; its `finally` clauses run.
-
-    Raises:
-        OutOfTimeError: It took longer, also if it swallowed the exception and returned.
+    instructions and inside a multiplication of large numbers, but not inside other C code. Python handles no signals
+    outside of the main thread, so there is no limit there. Raises OutOfTimeError if `work` took longer, also if it
+    swallowed the exception and returned.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return work()

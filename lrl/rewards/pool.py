@@ -207,24 +207,22 @@ def _check_rewards(rewards: list[Reward]) -> None:
     file, is_module = getattr(main, "__file__", None), getattr(main, "__spec__", None) is not None
     if file is not None and not is_module and not Path(file).is_file():  # from standard input
         raise ConfigError(
-            f"This script is {file}, which is no file. Reward workers are processes of their own and import "
-            "the script that is run: write it to a file, such as train.py, and run that."
+            f"This script is {file}, which is no file. Reward workers are other processes and import the "
+            "script that is run: write it to a file, such as train.py, and run that."
         )
     for reward in rewards:
-        _check_picklable(reward, main_is_importable=is_module or file is not None)
-
-
-def _check_picklable(reward: Reward, main_is_importable: bool) -> None:
-    try:
-        pickled = pickle.dumps(reward)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
-            f"level of a module (no lambda, no function in a function), without open files or connections."
-        ) from error
-    if not main_is_importable and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
-        raise ConfigError(
-            f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a reward worker is a process "
-            f"of its own and cannot import it from there. Write it to a file (in a notebook, begin its cell with "
-            f"`%%writefile my_rewards.py`) and import it from there, or name a function `my_rewards:{reward.name}`."
-        )
+        try:
+            pickled = pickle.dumps(reward)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
+                f"level of a module (no lambda, no function in a function), without open files or connections."
+            ) from error
+        in_main = any(text == "__main__" for _, text, _ in pickletools.genops(pickled))
+        if in_main and file is None and not is_module:
+            raise ConfigError(
+                f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a reward worker is "
+                f"another process and cannot import it from there. Write it to a file (in a notebook, begin its cell "
+                f"with `%%writefile my_rewards.py`) and import it from there, or name a function "
+                f"`my_rewards:{reward.name}`."
+            )

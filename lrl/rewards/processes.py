@@ -4,8 +4,6 @@ Workers are spawned, not forked. The trainer has threads. A fork would also inhe
 other processes notice the death of the trainer by their closing. So a worker imports the script that was run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -43,18 +41,13 @@ Response = tuple[str, dict[str, Any]]
 
 
 class Processes:
-    """Worker processes that can be killed one by one. Use: `start()`, `await outcomes(...)`, `close()`.
+    """Worker processes that can be killed one by one, with the arguments of `RewardPool`.
 
-    Args:
-        rewards: Rewards that the workers call.
-        workers: Number of workers.
-        timeout_s: Seconds for one response, all rewards together.
-        memory_gib: GiB that scoring may allocate in a worker; None for no limit.
+    Use: `start()`, `await outcomes(...)`, `close()`.
     """
 
     def __init__(self, rewards: Sequence[Reward], workers: int, timeout_s: float, memory_gib: float | None) -> None:
-        self.rewards = rewards
-        self.workers = workers
+        self.rewards, self.workers = rewards, workers
         self.timeout_s, self.memory_gib = timeout_s, memory_gib
         self.replaced = 0
         """Workers that were killed or died, and were replaced."""
@@ -69,12 +62,33 @@ class Processes:
 
     def start(self) -> None:
         """Starts the workers and waits until one is ready. See `RewardPool.start`."""
-        self._pool = self._pool or self._new_pool()
+        pool = self._pool = self._pool or self._new_pool()
+        until = time.monotonic() + _START_S
         try:
-            self._await_ready(self._pool)
-        except (RuntimeError, TimeoutError, ValueError):
+            future = _schedule(pool, worker.ready)
+            while not future.done() and pool.active and time.monotonic() < until:
+                wait([future], timeout=_POLL_S)
+            if not (future.done() or pool.active):
+                raise BrokenProcessPool("they ended before the first job")
+            future.result(0)
+        except ValueError as error:
             self.close()
-            raise
+            raise ConfigError(
+                f"rewards: {error}. A worker imports the modules of the rewards anew, without what this process has "
+                "set up: see that they can be imported by themselves."
+            ) from None
+        except BrokenProcessPool as error:
+            self.close()
+            raise RuntimeError(
+                "The reward workers died while they started; their own message is above. They import the script that "
+                'was run: what starts the training must stand under `if __name__ == "__main__":`.'
+            ) from error
+        except TimeoutError as error:
+            self.close()
+            raise TimeoutError(
+                f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
+                f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
+            ) from error
 
     def close(self) -> None:
         """Kills the workers, whatever they are doing. May be called twice."""
@@ -92,10 +106,8 @@ class Processes:
         """Returns the outcomes of responses to one prompt, from one worker; None for those that it did not reach.
 
         A job of several responses begins none after `timeout_s`. If each keeps its deadline, the job ends within twice
-        that time; then it is killed, since one of them is late. A single response is killed after `timeout_s`.
-
-        Raises:
-            RuntimeError: The workers are not started, or are closed meanwhile.
+        that time; then it is killed, since one of them is late. A single response is killed after `timeout_s`. Raises
+        RuntimeError if the workers are not started, or are closed meanwhile.
         """
         count = len(responses)
         job = pickle.dumps((count, pickle.dumps((prompt, responses))))
@@ -183,31 +195,6 @@ class Processes:
     def _new_pool(self) -> ProcessPool:
         arguments = (self._pickled, os.getpid(), self.memory_gib, self._job_states)
         return ProcessPool(self.workers, initializer=worker.initialise, initargs=arguments, context=self._context)
-
-    def _await_ready(self, pool: ProcessPool) -> None:
-        until = time.monotonic() + _START_S
-        try:
-            future = _schedule(pool, worker.ready)
-            while not future.done() and pool.active and time.monotonic() < until:
-                wait([future], timeout=_POLL_S)
-            if not (future.done() or pool.active):
-                raise BrokenProcessPool("they ended before the first job")
-            future.result(0)
-        except ValueError as error:
-            raise ConfigError(
-                f"rewards: {error}. A worker imports the modules of the rewards anew, without what this process has "
-                "set up: see that they can be imported by themselves."
-            ) from None
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "The reward workers died while they started; their own message is above. They import the script that "
-                'was run: what starts the training must stand under `if __name__ == "__main__":`.'
-            ) from error
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
-                f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
-            ) from error
 
 
 def _schedule(

@@ -6,8 +6,6 @@ A letter has no bits, since sympy does not expand `x^{1000000}`; but a power of 
 with a number. Commands that are not understood (`\sin`, `\int`) count as a letter.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -41,20 +39,16 @@ class TooLargeError(Exception):
 
 @dataclass(slots=True)
 class _Size:
-    bits: float = 0.0
-    """Bits of all its numbers, written exactly."""
-    log2: float = 0.0
-    """Upper bound of the logarithm of its value; 0 for a value below 1."""
-    letter: bool = False
-    """Whether a part of it is not a number."""
+    bits: float = 0.0  # of all its numbers, written exactly
+    log2: float = 0.0  # upper bound of the logarithm of its value; 0 for a value below 1
+    letter: bool = False  # a part of it is not a number
     terms: int = 1
 
 
 def check_size(text: str) -> None:
-    """Checks a formula before it is worked out; takes microseconds.
+    """Raises TooLargeError for a formula of more than `MOST_BITS` bits, or with brackets deeper than `DEEPEST`.
 
-    Raises:
-        TooLargeError: It would have more than `MOST_BITS` bits, or has brackets deeper than `DEEPEST`.
+    It takes microseconds.
     """
     _Reader(_TOKEN.findall(_THOUSANDS.sub("", text))).sequence("", 0)
 

@@ -4,8 +4,6 @@ An exception fails one response. A worker that runs out of memory exits, since i
 next responses. Neither this module nor its imports import torch, so a worker starts in a fraction of a second.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math
@@ -36,18 +34,15 @@ _NOT_THE_USERS = (
 """Where the files of lrl and of libraries are."""
 
 _rewards: list[Reward] | str = "no rewards were loaded"
-_job_states: Sequence[JobState] = ()
+_job_states: Sequence[JobState] = ()  # shared with the trainer; job n uses number n modulo their length
 _runner = asyncio.Runner()  # one event loop for the worker's life: a user's HTTP session belongs to its loop
 
 
 def initialise(rewards: bytes, trainer: int, memory_gib: float | None, job_states: Sequence[JobState]) -> None:
-    """Prepares a new worker. pebble ignores SIGINT already: Ctrl-C reaches all processes, but the trainer decides.
+    """Prepares a new worker of the process `trainer`: loads the pickled list of rewards, then limits the memory.
 
-    Args:
-        rewards: Pickled list of `Reward`s. If it cannot be loaded, every later call says so.
-        trainer: Process id of the trainer.
-        memory_gib: GiB that scoring may allocate beyond what the loaded rewards hold; None for no limit.
-        job_states: Shared with the trainer; job n uses number n modulo their length.
+    If the rewards cannot be loaded, every later call says so. pebble makes workers ignore SIGINT: Ctrl-C reaches all
+    processes, but the trainer decides.
     """
     global _rewards, _job_states
     _job_states = job_states
@@ -70,28 +65,28 @@ def ready() -> None:
 def score(number: int, job: bytes, budget_s: float) -> list[Outcome]:
     """Returns the outcomes of responses to one prompt, scored one after another; `async` rewards overlap.
 
-    Args:
-        number: Number of the job, above 0.
-        job: Pickled `(number of responses, packed)`. `packed` is pickled once more: the text of the prompt, and text
-            and columns of each response.
-        budget_s: Seconds after which only the first response is still begun, and none awaited any longer.
+    After `budget_s` seconds only the first response is still begun, and none awaited. `number` is above 0.
     """
-    count, packed = pickle.loads(job)
+    count, packed = pickle.loads(job)  # packed: prompt, and text and columns of each response
+    if isinstance(_rewards, str):
+        return [f"exception: {_rewards}"] * count
     try:
         prompt, responses = pickle.loads(packed)
-        return _runner.run(_score_all(number, prompt, responses, budget_s))
+        return _runner.run(_score_all(_rewards, number, prompt, responses, budget_s))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except Exception as error:
         return [f"exception: the row cannot be loaded in a reward worker: {_message(error)}"] * count
 
 
-async def _score_all(number: int, prompt: str, responses: list[tuple[str, dict[str, Any]]], budget_s: float) -> Any:
+async def _score_all(
+    rewards: list[Reward], number: int, prompt: str, responses: list[tuple[str, dict[str, Any]]], budget_s: float
+) -> Any:
     until = time.monotonic() + budget_s
     state = _job_states[number % len(_job_states)]
     state.begin(number)
     tasks = [
-        asyncio.create_task(_score_one(state, i, (prompt, text), columns, until))
+        asyncio.create_task(_score_one(rewards, state, i, (prompt, text), columns, until))
         for i, (text, columns) in enumerate(responses)
     ]
     done, late = await asyncio.wait(tasks, timeout=budget_s)
@@ -103,13 +98,11 @@ async def _score_all(number: int, prompt: str, responses: list[tuple[str, dict[s
 
 
 async def _score_one(
-    state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any], until: float
+    rewards: list[Reward], state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any], until: float
 ) -> Outcome:
-    if isinstance(_rewards, str):
-        return f"exception: {_rewards}"
     if index > 0 and time.monotonic() > until:
         return None
-    outcome = await _weighted_sum(_rewards, state, index, texts, columns)
+    outcome = await _weighted_sum(rewards, state, index, texts, columns)
     state.judged(index, outcome)
     return outcome
 
@@ -155,8 +148,7 @@ class BadValueError(Exception):
 def parts_of(name: str, value: Any) -> dict[str, float]:
     """Returns the numbers in the value of reward `name`: `{name: value}`, or `{"name/part": number}` for a dict.
 
-    Raises:
-        BadValueError: Of kind `nan`, `wrong_type` or `wrong_shape`.
+    Raises BadValueError of kind `nan`, `wrong_type` or `wrong_shape`.
     """
     if not isinstance(value, dict):
         return {name: _number(name, value)}

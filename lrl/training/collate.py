@@ -1,7 +1,5 @@
 """Collation of rollouts into the tensors of a micro-batch; all index calculations are here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

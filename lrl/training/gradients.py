@@ -1,7 +1,5 @@
 """From the sum of gradients to the gradient of the optimizer step: averaged over ranks, scaled, clipped, finite."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 
@@ -16,10 +14,8 @@ from lrl.runtime.ranks import explain_rank_loss
 def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
     """Gives every rank the mean of all gradients, a rank without one counting as zero; a collective of all ranks.
 
-    Sharded parameters are left out: the backward pass has averaged their gradients.
-
-    Raises:
-        RuntimeError: Another rank has ended.
+    Sharded parameters are left out: the backward pass has averaged their gradients. Raises RuntimeError if another rank
+    has ended.
     """
     if ranks == 1:
         return
@@ -43,11 +39,7 @@ def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> 
 def scale_and_clip(parameters: Iterable[torch.nn.Parameter], scale: float, max_norm: float | None, step: int) -> Tensor:
     """Multiplies gradients by `scale`, then limits their L2 norm over all parameters to `max_norm`.
 
-    Returns:
-        float32 [], the norm before it was limited.
-
-    Raises:
-        RuntimeError: The norm is not finite.
+    Returns the norm before it was limited, float32 []. Raises RuntimeError if it is not finite.
     """
     weights = [parameter for parameter in parameters if parameter.grad is not None]
     for weight in weights:

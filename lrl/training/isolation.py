@@ -16,11 +16,9 @@ log-probs alike.
 A leak smaller than rounding is not found, nor one that begins beyond the lengths of the trial.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -48,7 +46,7 @@ class Gap:
     gradient: float
     """L2 norm of the difference of the first layer's gradient, over the norm of the gradient."""
 
-    def within(self, limit: Gap) -> bool:
+    def within(self, limit: Self) -> bool:
         """Returns whether both are numbers, and at most these."""
         return self.nats <= limit.nats and self.gradient <= limit.gradient
 
@@ -64,19 +62,14 @@ LEAST = Gap(1e-4, 1e-4)
 
 
 def check_rows(network: PreTrainedModel) -> None:
-    """Checks that padded responses in rows of their own are computed as if each were alone.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Raises ValueError unless padded responses in rows of their own are computed as if each were alone."""
     _Trial(network).check_rows()
 
 
 def may_share_rows(network: PreTrainedModel) -> bool:
     """Returns whether several responses in one row are computed as if each were alone; else logs a warning.
 
-    Raises:
-        ValueError: Not even responses in rows of their own are.
+    Raises ValueError if not even responses in rows of their own are.
     """
     trial = _Trial(network)
     rounding = trial.check_rows()
@@ -94,10 +87,8 @@ def may_share_rows(network: PreTrainedModel) -> bool:
 class _Result(NamedTuple):
     """Results of one layout; sequences always come in the same order."""
 
-    logprobs: Tensor
-    """float32 [labels]."""
-    gradient: Tensor
-    """float32 [numbers in the first layer]."""
+    logprobs: Tensor  # float32 [labels]
+    gradient: Tensor  # float32 [numbers in the first layer]
 
 
 _Layout = list[list[list[int]]]
@@ -153,10 +144,9 @@ def _gap(one: _Result, other: _Result) -> Gap:
 
 def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:
     for module in decoder_of(network).modules():
-        if isinstance(module, nn.ModuleList) and len(module):
-            weights = [weight for weight in module[0].parameters() if weight.requires_grad]
-            if weights:
-                return weights
+        first = next(iter(module), None) if isinstance(module, nn.ModuleList) else None
+        if first is not None and (weights := [weight for weight in first.parameters() if weight.requires_grad]):
+            return weights
     raise ConfigError(f"model={network.name_or_path!r}: {type(network).__name__} has no list of layers to train.")
 
 

@@ -13,11 +13,10 @@ Logits have the dtype of the weights (of autocast if it is on) and become float3
 temperature divides them. docs/logprobs.md has measurements.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -33,14 +32,14 @@ class LogitTransform:
     """Limit of the logits, (-cap, cap), by cap * tanh(logit / cap)."""
 
     @classmethod
-    def from_config(cls, config: Any) -> LogitTransform:
+    def from_config(cls, config: Any) -> Self:
         """Reads the transform from a Hugging Face text config, under all names in use."""
-        scale = 1.0
-        for factor in _named(config, "logit_scale"):
-            scale *= factor
-        for divisor in _named(config, "logits_scaling", "logits_mup_width_multiplier"):
-            scale /= divisor
-        caps = _named(config, "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
+        def named(*names: str) -> Iterator[float]:
+            return (value for name in names if (value := getattr(config, name, None)))  # neither null nor 0
+
+        scale = math.prod(named("logit_scale")) / math.prod(named("logits_scaling", "logits_mup_width_multiplier"))
+        caps = named("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
         return cls(scale=scale, cap=next(caps, None))
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -52,11 +51,6 @@ class LogitTransform:
     def slope(self, transformed: Tensor) -> Tensor | float:
         """Returns the derivative of each transformed logit by its original."""
         return self.scale if self.cap is None else self.scale * (1 - (transformed / self.cap).square())
-
-
-def _named(config: Any, *names: str) -> Iterator[float]:
-    """Returns the values of the config's settings with these names, without null and 0."""
-    return (value for name in names if (value := getattr(config, name, None)))
 
 
 IDENTITY = LogitTransform()
@@ -93,6 +87,30 @@ def token_logprobs(
         dtype = torch.get_autocast_dtype(device)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return _TokenLogprobs.apply(hidden, weight, bias, labels, _Softmax(transform, temperature), chunk_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """Logits to log-probs and their gradient, in float32, a few rows at a time: temporaries stay below a chunk."""
+
+    transform: LogitTransform
+    temperature: float
+
+    def logprobs(self, logits: Tensor, labels: Tensor, out: Tensor) -> None:
+        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they are."""
+        for rows in _blocks(logits):
+            scaled = self.transform(logits[rows].float()) / self.temperature
+            out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
+
+    def to_gradient_(self, logits: Tensor, labels: Tensor, upstream: Tensor) -> None:
+        """Overwrites logits [n, V] with the gradient by them; upstream, float32 [n], is the one by the log-probs."""
+        for rows in _blocks(logits):
+            transformed = self.transform(logits[rows].float())
+            gradient = (transformed / self.temperature).softmax(-1).neg_()  # one at the label minus the probability
+            gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
+            gradient *= upstream[rows, None] / self.temperature
+            gradient *= self.transform.slope(transformed)
+            logits[rows] = gradient
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -136,30 +154,6 @@ class _TokenLogprobs(torch.autograd.Function):
             if by_bias is not None:
                 by_bias.add_(logits.sum(0))
         return by_hidden, by_weight, by_bias, None, None, None
-
-
-@dataclass(frozen=True, slots=True)
-class _Softmax:
-    """Logits to log-probs and their gradient, in float32, a few rows at a time: temporaries stay below a chunk."""
-
-    transform: LogitTransform
-    temperature: float
-
-    def logprobs(self, logits: Tensor, labels: Tensor, out: Tensor) -> None:
-        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they are."""
-        for rows in _blocks(logits):
-            scaled = self.transform(logits[rows].float()) / self.temperature
-            out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
-
-    def to_gradient_(self, logits: Tensor, labels: Tensor, upstream: Tensor) -> None:
-        """Overwrites logits [n, V] with the gradient by them; upstream, float32 [n], is the one by the log-probs."""
-        for rows in _blocks(logits):
-            transformed = self.transform(logits[rows].float())
-            gradient = (transformed / self.temperature).softmax(-1).neg_()  # one at the label minus the probability
-            gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
-            gradient *= upstream[rows, None] / self.temperature
-            gradient *= self.transform.slope(transformed)
-            logits[rows] = gradient
 
 
 def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:

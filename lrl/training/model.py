@@ -4,8 +4,6 @@ Trainer and generator must compute the same log-probs. So dropout and router noi
 logits `LogitTransform` does not know is refused. `lrl.training.isolation` tries that responses do not see each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -37,13 +35,16 @@ def is_made(model: str) -> bool:
 def find_model(model: str) -> str:
     """Returns the folder or hub name for the setting `model`; runs the function if it names one.
 
-    Raises:
-        ValueError: There is no such folder or function, or the function raised.
+    Raises ValueError if there is no such folder or function, or the function raised.
     """
     if not is_made(model):
-        folder = str(Path(model).expanduser()) if model.startswith("~") else model
-        check_folder(folder)
-        return folder
+        folder = Path(model).expanduser()
+        # Names on the hub are `name` or `owner/name`.
+        must_be_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
+        if must_be_folder and not folder.exists():
+            looked = "" if folder.is_absolute() else f" (looked for {folder.resolve()})"
+            raise ConfigError(f"model={model!r}: there is no such folder{looked}. Give one in Hugging Face format.")
+        return str(folder) if model.startswith("~") else model
     try:
         maker = import_by_name.function(model)
     except ValueError as error:
@@ -52,14 +53,6 @@ def find_model(model: str) -> str:
         return str(maker())
     except Exception as error:
         raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
-
-
-def check_folder(model: str) -> None:
-    """Raises ValueError if `model` must be a folder, being neither `name` nor `owner/name`, and there is none."""
-    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if is_path and not Path(model).exists():
-        here = f" (looked for {Path(model).resolve()})" if not Path(model).is_absolute() else ""
-        raise ConfigError(f"model={model!r}: there is no such folder{here}. Give one in Hugging Face format.")
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -76,11 +69,13 @@ def open_network(
 ) -> PreTrainedModel:
     """Opens the model of a folder or hub name, in training mode, without noise, on `device`.
 
-    Raises:
-        ValueError: It cannot be opened, or its log-probs cannot be computed from its last hidden state.
+    Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last hidden state.
     """
     config = _from_pretrained(AutoConfig, folder)
-    _silence_noise(config.get_text_config())
+    text_config = config.get_text_config()
+    for name, value in vars(text_config).items():
+        if isinstance(value, float) and ("drop" in name or "jitter" in name):  # noise the generator does not have
+            setattr(text_config, name, 0.0)
     settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
@@ -91,7 +86,10 @@ def open_network(
         )
     if gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
-    _drop_ignored_sampling(network.generation_config)
+    generation: Any = network.generation_config
+    if generation is not None and not generation.do_sample:  # transformers ignores these, yet refuses to save them
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+            setattr(generation, name, None)
     _check_logits(network.train().to(device))
     return network
 
@@ -104,15 +102,9 @@ def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
 
 
 def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
-    """Returns the log-probs of the labels at the micro-batch's temperature.
+    """Returns the log-probs of the labels of a micro-batch on the network's device, at its temperature.
 
-    Args:
-        network: A causal language model.
-        micro: R rows of L tokens on the network's device.
-        chunk_tokens: As for `token_logprobs`.
-
-    Returns:
-        float32 [R, L] in nats, 0 where the mask is false.
+    They are float32 [R, L] in nats, 0 where the mask is false. `chunk_tokens` is as for `token_logprobs`.
     """
     # Flash attention reads from position_ids where sequences begin, but only if all of them are in one row.
     flat = "flash" in (network.config._attn_implementation or "")
@@ -172,20 +164,6 @@ def _layer_of(name: str) -> str:
     return head + dot + tail.partition(".")[0] if dot else name
 
 
-def _silence_noise(config: Any) -> None:
-    """Switches off dropout and router jitter: the trainer must compute the generator's log-probs."""
-    for name, value in vars(config).items():
-        if isinstance(value, float) and ("drop" in name or "jitter" in name):
-            setattr(config, name, 0.0)
-
-
-def _drop_ignored_sampling(generation: Any) -> None:
-    """Clears sampling settings of a greedy generation config: transformers ignores them, yet refuses to save them."""
-    if generation is not None and not generation.do_sample:
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
-            setattr(generation, name, None)
-
-
 def _check_logits(network: PreTrainedModel) -> None:
     """Compares log-probs from the last hidden state with the model's own, to find unknown changes of the logits."""
     ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
@@ -224,7 +202,6 @@ def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
 @contextmanager
 def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
     """Turns exceptions of transformers for a bad folder into a ValueError that names the setting."""
-    check_folder(folder)
     try:
         yield
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:

@@ -3,8 +3,6 @@
 Its log-probs are computed once per rollout, when the rollout's group reaches its step, and stay with the rollout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -75,11 +73,7 @@ class Reference:
     def fill(self, group: Group, temperature: float, chunk_tokens: int, micro_batch_tokens: int) -> None:
         """Sets `reference_logprobs` and, if the place is the reward, `kl_penalty` of every rollout of a group.
 
-        Args:
-            group: Its rollouts are changed in place.
-            temperature: Divides the logits.
-            chunk_tokens: As for `token_logprobs`.
-            micro_batch_tokens: Most tokens (padding included) in one forward pass; a longer rollout gets its own.
+        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout gets its own pass.
         """
         if group.reference_version == self.version:  # from a replay, and the reference is still the same
             return

@@ -1,7 +1,5 @@
 """The learning rate over a run: lrl's own schedules, and the steps of a user's scheduler."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -34,21 +32,22 @@ def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) 
 def check_optimizers(trainer: L.Trainer) -> None:
     """Raises ValueError if lrl's training step cannot use the result of `configure_optimizers`, once it is set up."""
     optimizers, module = trainer.optimizers, trainer.lightning_module
+    gives = f"{type(module).__name__}.configure_optimizers gives"
     if len(optimizers) != 1:
         raise ConfigError(
-            f"{type(module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, and a version of the "
-            "policy is one optimizer step: give one, with a parameter group for each setting."
+            f"{gives} {len(optimizers)} optimizers, and a version of the policy is one optimizer step: give one, with "
+            "a parameter group for each setting."
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(
-            f"{type(module).__name__}.configure_optimizers gives LBFGS, which computes the loss of a step many times, "
-            "and rollouts are trained once: give another optimizer."
+            f"{gives} LBFGS, which computes the loss of a step many times, and rollouts are trained once: give another "
+            "optimizer."
         )
     plateaus = [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
     if plateaus and not is_overridden("lr_scheduler_step", module, L.LightningModule):
         # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
         raise ConfigError(
-            f"{type(module).__name__}.configure_optimizers gives ReduceLROnPlateau without a metric. "
+            f"{gives} ReduceLROnPlateau without a metric. "
             "Override lr_scheduler_step(self, scheduler, metric) and call scheduler.step(...) in it with one of "
             "self.trainer.callback_metrics, or give another scheduler."
         )

@@ -134,7 +134,7 @@ def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(responses: li
 
 
 def test_tba_is_centred_over_the_trained_responses() -> None:
-    """Two equally rewarded responses on their reference teach nothing, whatever the reward of a third, untrained one."""
+    """Two equally rewarded responses on their reference teach nothing, whatever a third, untrained one got."""
     kept = [Response(0, 1.0, [Token(-1.0, -1.0, -1.0, 0), Token(-2.0, -2.0, -2.0, 0)]) for _ in range(2)]
     cut = Response(0, -2.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])
     losses, gradients = gradient(TBA(0.5), [*kept, cut])

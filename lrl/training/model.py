@@ -207,7 +207,7 @@ def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         if "custom code" in reason:
-            reason = "It brings its own code, which lrl never runs."
+            reason = "It brings code of its own, which is never run."
         elif "/" in folder and not Path(folder).exists() and Path(folder).parent.is_dir():
             reason = f"There is no such folder in {Path(folder).parent}, and as a name on the hub: {reason}"
         raise ConfigError(

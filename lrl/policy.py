@@ -1,13 +1,9 @@
 """The policy: the model being trained, as a LightningModule.
 
 One Lightning batch is one optimizer step, a lazy stream of micro-batches, so optimisation is manual: each micro-batch
-adds the gradient of its *sum* of token losses as soon as it is there, and the whole is divided once by the number of
-trained tokens of the step. Packing, number of ranks and order of arrival therefore cannot change the gradient.
-
-Anything that reads weights goes through `self(micro)`. A strategy that shards can then shard this module as the root.
+adds the gradient of its *sum* of token losses when it arrives, and the whole is divided once by the number of trained
+tokens of the step. Therefore packing, number of ranks and order of arrival cannot change the gradient.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
@@ -26,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
-from lrl.objectives.normalisation import NormaliseBy, check, denominator, token_weights
+from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.training.gradients import average_over_ranks, scale_and_clip
@@ -55,22 +51,22 @@ class PolicyModule(L.LightningModule):
     Args:
         model: Hub name, folder in Hugging Face format, or `module:function`: a Python function without arguments that
             makes such a folder and returns its path. Code from the hub is never run.
-        objective: What is minimised; AIPO() when not given.
-        normalise_by: What the losses of a step are divided by: `token`, `sequence`, or a number of tokens a response
-            (`lrl.objectives.normalisation`); null takes the objective's own way.
+        objective: The loss; AIPO() if not given.
+        normalise_by: Divisor of the losses of a step: `token`, `sequence`, or a number of tokens per response
+            (`lrl.objectives.normalisation`); null takes the objective's default.
         reference: A frozen policy to stay near to; null loads none.
-        abort_on_mismatch: Stop the run, before the update, when the mean KL of tokens that the version in the trainer
-            wrote itself (`policy/mismatch_kl`, nats) is above this: the generators compute something else then.
+        abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the version in the trainer
+            wrote itself (`policy/mismatch_kl`, nats) is above this: the generators then compute something else.
         lr: Peak learning rate of AdamW.
         betas: AdamW's decay of the first and second moment.
         weight_decay: AdamW's weight decay, on every weight.
         warmup_steps: Steps over which the learning rate rises linearly to `lr`.
-        schedule: Learning rate after that. `linear` and `cosine` fall to 0 at `trainer.max_steps`.
+        schedule: Learning rate after the warm-up. `linear` and `cosine` fall to 0 at `trainer.max_steps`.
         max_grad_norm: The gradient of a step is scaled down to this L2 norm; null never does.
-        dtype: Of the weights and the optimizer state. With bfloat16 weights, updates below 1/256 of a weight are lost.
+        dtype: Dtype of weights and optimizer state. With bfloat16 weights, updates below 1/256 of a weight are lost.
         gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a third more time.
         attention: Attention of transformers (`sdpa`, `eager`, `flash_attention_2`, ...); null lets transformers choose.
-        head_chunk_tokens: Answer tokens whose logits are in memory at once.
+        head_chunk_tokens: Response tokens with logits in memory at once.
     """
 
     def __init__(
@@ -93,58 +89,46 @@ class PolicyModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.model = model
-        self.objective = objective or AIPO()
-        self.normalise_by = check(self.objective.normalise_by if normalise_by is None else normalise_by)
-        self.reference = reference
-        self.abort_on_mismatch = abort_on_mismatch
-        self.lr = lr
-        self.betas = betas
-        self.weight_decay = weight_decay
+        self.model, self.objective = model, objective or AIPO()
+        self.normalise_by = check_normalise_by(self.objective.normalise_by if normalise_by is None else normalise_by)
+        self.reference, self.abort_on_mismatch = reference, abort_on_mismatch
+        self.lr, self.betas, self.weight_decay, self.max_grad_norm = lr, betas, weight_decay, max_grad_norm
         self.warmup_steps, self.schedule = warmup_steps, schedule
-        self.max_grad_norm = max_grad_norm
-        self.dtype_name = dtype
-        self.gradient_checkpointing = gradient_checkpointing
-        self.attention = attention
-        self.head_chunk_tokens = head_chunk_tokens
+        self.dtype_name, self.attention = dtype, attention
+        self.gradient_checkpointing, self.head_chunk_tokens = gradient_checkpointing, head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
         self.responses_share_rows = False
-        """Whether responses in one row do not see each other; not before `configure_model` has tried."""
-        self._check()
-
-    def _check(self) -> None:
-        """Refuses settings that no run could use."""
-        if not is_made(self.model):
+        """Whether several responses may share a row; `configure_model` tries it on the model."""
+        if not is_made(model):
             try:
-                find_model(self.model)
+                find_model(model)
             except ValueError as error:
                 fault(f"model.{error}")
-        objective = self.objective
-        if objective.needs_reference and self.reference is None:
+        if self.objective.needs_reference and reference is None:
             fault(
-                f"model.objective {type(objective).__name__} needs a reference policy: set model.reference to "
+                f"model.objective {type(self.objective).__name__} needs a reference policy: set model.reference to "
                 "lrl.Reference (its coefficient may stay 0)."
             )
-        at_least(0, "model", lr=self.lr, weight_decay=self.weight_decay, warmup_steps=self.warmup_steps)
-        at_least(1, "model", head_chunk_tokens=self.head_chunk_tokens)
-        above(0, "model", max_grad_norm=self.max_grad_norm, abort_on_mismatch=self.abort_on_mismatch)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            fault(f"model.betas is {self.betas}; both must be at least 0 and below 1.")
+        at_least(0, "model", lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        at_least(1, "model", head_chunk_tokens=head_chunk_tokens)
+        above(0, "model", max_grad_norm=max_grad_norm, abort_on_mismatch=abort_on_mismatch)
+        if not all(0 <= beta < 1 for beta in betas):
+            fault(f"model.betas is {betas}; both must be at least 0 and below 1.")
 
     # ---- the model
 
     @cached_property
     def policy_folder(self) -> str:
-        """Folder or hub name of the first version; generators start from the same. Runs `module:function` once."""
+        """Folder or hub name of the first version, also of the generators. Runs `module:function` once."""
         return find_model(self.model)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer in the policy's folder."""
+        """Tokenizer in the policy's folder."""
         return open_tokenizer(self.policy_folder)
 
     def configure_model(self) -> None:
-        """Loads the model into `self.network`, once, and finds out how its responses may be packed."""
+        """Loads the model into `self.network`, once, and tries whether its responses may share rows."""
         if not hasattr(self, "network"):
             self.network = open_network(
                 self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing, self.device_of_use
@@ -153,28 +137,31 @@ class PolicyModule(L.LightningModule):
 
     @property
     def device_of_use(self) -> torch.device:
-        """The device that trains; without a trainer, where the module is."""
+        """Device that trains; without a trainer, the device of the module."""
         return self.device if self._trainer is None else self.trainer.strategy.root_device
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """Log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0 where the mask is false."""
+        """Returns log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0 outside the mask.
+
+        All that reads weights in training goes through here, so a strategy can shard this module as the root.
+        """
         return label_logprobs(self.network, micro, self.head_chunk_tokens)
 
     @torch.no_grad()
     def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
-        """Log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1."""
+        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1."""
         micro = text_as_micro_batch(token_ids, self.network.device)
         return self(micro)[micro.mask].tolist()
 
     # ---- a step
 
     def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
-        """Adds to a finished group what the loss will need: log-probs of the reference, if there is one."""
+        """Adds the log-probs of the reference, if there is one, to a finished group."""
         if self.reference is not None:
             self.reference.fill(group, temperature, self.head_chunk_tokens, micro_batch_tokens)
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
-        """The weighted sum (not the mean) of the micro-batch's token losses. Override it for a loss of your own."""
+        """Returns the weighted sum (not the mean) of the micro-batch's token losses. Override it for your own loss."""
         tokens = Tokens.select(self(micro), micro, self.diagnostics.version)
         self.diagnostics.add(self.objective, tokens)
         losses = self.objective.token_losses(tokens)
@@ -183,7 +170,7 @@ class PolicyModule(L.LightningModule):
         return (token_weights(self.normalise_by, tokens.responses) * losses).sum()
 
     def training_step(self, step: Step, batch_idx: int) -> None:
-        """One optimizer step; the policy's version grows by one, whatever the step holds."""
+        """Does one optimizer step; the policy's version grows by one, also if the step has no token."""
         self.diagnostics = Diagnostics(version=self.trainer.global_step)
         loss = torch.zeros((), device=self.device)
         for micro in step:
@@ -196,23 +183,20 @@ class PolicyModule(L.LightningModule):
         average_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
         metrics = self._metrics(loss, divisor)
-        scale = self.trainer.world_size / divisor  # the ranks' shares of a sum have been averaged
+        scale = self.trainer.world_size / divisor  # the sum over ranks was divided by their number
         metrics["grad_norm"] = scale_and_clip(trained, scale, self.max_grad_norm, self.trainer.global_step)
         for name, value in metrics.items():
             self.log(f"policy/{name}", value, prog_bar=name == "lag_mean")
-        self._update(batch_idx)
-        step.finish()
-
-    def _update(self, batch_idx: int) -> None:
-        optimizer = cast(LightningOptimizer, self.optimizers())
-        optimizer.step()  # also without gradients: Lightning counts versions by these calls
+        # Lightning counts these calls, and so the versions: step also without gradients.
+        cast(LightningOptimizer, self.optimizers()).step()
         step_schedulers(self.trainer, batch_idx)
-        self.zero_grad()  # of all weights: those that a user's optimizer leaves out have a gradient, too
+        self.zero_grad()  # all weights: those that a user's optimizer leaves out have a gradient, too
         if self.reference is not None:
             self.reference.end_step(self.trainer.global_step, self.network)
+        step.finish()
 
     def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
-        """The step's numbers over all ranks. Raises RuntimeError if they say that the run must not go on."""
+        """Returns the step's metrics over all ranks. Raises RuntimeError above `abort_on_mismatch`."""
         reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
         diagnostics.sums = reduce(diagnostics.sums.to(self.device), reduce_op="sum")
         diagnostics.maxima = reduce(diagnostics.maxima.to(self.device), reduce_op="max")
@@ -223,63 +207,60 @@ class PolicyModule(L.LightningModule):
         return found | {"loss": reduce(loss, reduce_op="sum") / divisor}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Metrics are of one step alone."""
-        forget_last_step(self.trainer)
+        forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again
 
     def validation_step(self, evaluation: Any, batch_idx: int) -> None:
-        """One evaluation (`lrl.callbacks.Evaluation`) of the policy as it is; its numbers are logged."""
+        """Runs one evaluation (`lrl.callbacks.Evaluation`) of the current policy and logs its metrics."""
         self.log_dict(evaluation.run(self.trainer), batch_size=1, add_dataloader_idx=False)
 
     # ---- the optimizer
 
     def configure_optimizers(self) -> Any:
-        """AdamW and its schedule, one scheduler step per optimizer step.
+        """Returns AdamW and its schedule, with one scheduler step per optimizer step.
 
-        Override it for any other optimizer, with any parameter groups and scheduler; `lr`, `betas`, `weight_decay`,
-        `warmup_steps` and `schedule` are then yours to use. A scheduler is stepped at its `interval` as Lightning does,
-        which is an epoch unless it says `step`. A resumed run goes on with the optimizer state of its checkpoint.
+        Override it for any other optimizer, parameter groups and scheduler; `lr`, `betas`, `weight_decay`,
+        `warmup_steps` and `schedule` are then only yours to read. A scheduler is stepped at its `interval`, as in
+        Lightning: an epoch unless it is `step`. A resumed run has the optimizer state of its checkpoint.
         """
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
-        }
+        scheduler = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """What no run is without; and this is the hook in which everything about the run is checked."""
+        """Runs the preflight checks and returns the default callbacks."""
         preflight.check(self.trainer)
         return default_callbacks(self.trainer)
 
     def setup(self, stage: str) -> None:
-        """Opens the reference policy for training: a wrong name is said before a server starts."""
+        """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit":
             self.reference.open(self.policy_folder, self.dtype_name, self.attention, self.device_of_use)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """A reference that has moved on belongs to the run's state."""
+        """Saves the state of the reference."""
         if self.reference is not None:
             checkpoint["reference"] = self.reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `on_save_checkpoint`."""
+        """Restores the state of the reference."""
         if self.reference is not None and self.trainer.state.fn == "fit":
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     def on_train_start(self) -> None:
-        """The config wins over a checkpoint's optimizer state; the reference goes where the policy is."""
+        """Moves the reference to the policy's device; lets the config win over a checkpoint's optimizer settings."""
         if self.reference is not None:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):
             settings = {"betas": self.betas, "weight_decay": self.weight_decay}
             restart_at(self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings)
 
-    # ---- the weights, for others
+    # ---- the weights
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights by their names in a Hugging Face checkpoint, each whole; a collective of all ranks when sharded.
+        """Yields whole weights with their names in a Hugging Face checkpoint; a collective of all ranks if sharded.
 
-        A head tied to the embedding is left out: there is one tensor, and vLLM ties by itself.
+        A head tied to the embedding is left out: vLLM ties it itself.
         """
         return checkpoint_weights(self.network)
 

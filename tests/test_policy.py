@@ -62,7 +62,7 @@ def save_model(folder: Path, config: PreTrainedConfig) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tensors this small only lose by a second thread: the file runs four times as long with it."""
+    """Runs this file on one thread: its tensors are so small that two threads take four times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -128,7 +128,7 @@ class FakeStep:
         return sum(batch.num_sequences for batch in self.batches)
 
     def finish(self) -> None:
-        """Nobody is told."""
+        """Does nothing."""
 
 
 def trainer(**settings: Any) -> L.Trainer:
@@ -142,7 +142,7 @@ def trainer(**settings: Any) -> L.Trainer:
 
 
 class Steps:
-    """A loader with a length, as the data module has it; Lightning takes a bare list for several loaders."""
+    """A loader with a length, like the data module's; Lightning would take a list for several loaders."""
 
     def __init__(self, steps: list[FakeStep]) -> None:
         self.steps = steps
@@ -161,7 +161,7 @@ def fit(policy: PolicyModule, steps: list[FakeStep], **settings: Any) -> L.Train
 
 
 def sequence_logprobs(policy: PolicyModule, batches: list[MicroBatch]) -> list[torch.Tensor]:
-    """Log-probs answer by answer, in an order that does not depend on packing."""
+    """Returns the log-probs of each response, in an order that does not depend on packing."""
     found = []
     for batch in batches:
         logprobs = policy(batch).detach()
@@ -172,7 +172,7 @@ def sequence_logprobs(policy: PolicyModule, batches: list[MicroBatch]) -> list[t
 
 
 def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> torch.Tensor:
-    """What the optimizer would see after one step on `batches`, before clipping."""
+    """Returns the gradient of one step on `batches`, before clipping."""
     policy.zero_grad()
     for batch in batches:
         policy.compute_loss(batch).backward()
@@ -193,9 +193,8 @@ def test_packing_does_not_change_logprobs(folder: str, attention: str) -> None:
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_flash_attention_gets_all_answers_in_one_row(folder: str) -> None:
-    """It finds the responses' bounds in position_ids, but only in a single row; with several it would let responses
-    mix."""
+def test_flash_attention_gets_all_responses_in_one_row(folder: str) -> None:
+    """It reads the responses' bounds from position_ids, but only in a single row."""
 
     def flash_like(module: Any, query: Any, key: Any, value: Any, mask: None, scaling: float, **given: Any) -> Any:
         assert query.shape[0] == 1 and mask is None
@@ -213,7 +212,7 @@ def test_flash_attention_gets_all_answers_in_one_row(folder: str) -> None:
         torch.testing.assert_close(flash(batch), plain(batch), atol=1e-5, rtol=1e-5)
 
 
-def test_no_answer_sees_another(folder: str) -> None:
+def test_no_response_sees_another(folder: str) -> None:
     policy = opened(folder)
     (batch,) = pack(GROUPS, 10_000)
     before = policy(batch).detach()
@@ -334,7 +333,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
         (12, lambda length, lengths: 1 / (12 * len(lengths))),
     ],
 )
-def test_losses_are_divided_as_told(folder: str, normalise_by: Any, weight: Any) -> None:
+def test_losses_are_divided_as_configured(folder: str, normalise_by: Any, weight: Any) -> None:
     """Against a loop over single responses."""
     policy = opened(folder, objective=REINFORCE(), normalise_by=normalise_by)
     responses = [(group, rollout) for group in GROUPS for rollout in group.rollouts]
@@ -354,7 +353,7 @@ def test_losses_are_divided_as_told(folder: str, normalise_by: Any, weight: Any)
 
 
 def test_a_micro_batch_without_trained_tokens_adds_nothing(folder: str) -> None:
-    """A rank with less work than the others may fill up with these, so that all ranks run as many backward passes."""
+    """Ranks with less work add such micro-batches, so that all ranks run equally many backward passes."""
     policy = opened(folder)
     batches = pack(GROUPS)
     blank = batches[0].to("cpu")
@@ -422,7 +421,7 @@ def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str, caplog
     assert running.callback_metrics["policy/lag_mean"] == 2
 
 
-def test_training_raises_the_probability_of_good_answers(folder: str) -> None:
+def test_training_raises_the_probability_of_good_responses(folder: str) -> None:
     policy = PolicyModule(folder, lr=1e-2)
     fit(policy, [FakeStep(pack(GROUPS))] * 10)
     before, after = opened(folder), policy
@@ -469,7 +468,7 @@ def test_bfloat16_trains(folder: str) -> None:
 
 
 def test_a_step_logs_nothing_of_the_step_before(folder: str, tmp_path: Path) -> None:
-    """Its lags are its own. Lightning would go on logging lag 0 in every later step."""
+    """Lightning would log lag 0 again in every later step."""
     logger = CSVLogger(tmp_path, name=None, version="")
     fit(PolicyModule(folder), [FakeStep(pack(GROUPS))] * 3, logger=logger, log_every_n_steps=1)
     with (tmp_path / "metrics.csv").open() as file:
@@ -516,7 +515,9 @@ def test_a_schedule_without_an_end_is_refused(folder: str) -> None:
         ({"accumulate_grad_batches": 2}, "data.micro_batch_tokens"),
     ],
 )
-def test_settings_check_that_cannot_work_name_the_one_that_does(folder: str, settings: dict, remedy: str) -> None:
+def test_settings_of_lightning_that_cannot_work_are_refused_with_the_remedy(
+    folder: str, settings: dict, remedy: str
+) -> None:
     with pytest.raises(ValueError, match=remedy):
         trainer(**settings).fit(PolicyModule(folder), Steps([FakeStep([])]))
 

@@ -1,15 +1,9 @@
 """AIPO, the objective of LlamaRL (2505.24034): policy gradient on responses of an older policy, truncated on one side.
 
 The gradient is  sum_t min(pi_t / mu_t, rho) * A * grad log pi_t,  with mu the policy that wrote the token and pi the
-one that learns. Truncation as in IMPALA's V-trace (1802.01561), not PPO's two-sided clip: the responses need not come
-from the policy just before this one, so the weight corrects towards the newest policy instead of holding it near the
-last.
-
-The weight is a coefficient and must be detached. Differentiating through min(ratio, rho) * A looks alike, but its
-gradient is zero, not rho * A * grad log pi, wherever the ratio exceeds rho.
+policy that learns. Truncation as in IMPALA's V-trace (1802.01561), not PPO's two-sided clip: the responses may come
+from any older policy, so the weight corrects towards the newest policy and does not hold it near the last one.
 """
-
-from __future__ import annotations
 
 from torch import Tensor
 
@@ -36,6 +30,7 @@ class AIPO(Objective):
         self.rho = rho
 
     def token_losses(self, tokens: Tokens) -> Tensor:
+        # Detached: through min(ratio, rho) * A the gradient would be 0, not rho * A * grad log pi, above rho.
         weight = tokens.ratio.clamp(max=self.rho).detach()
         return -weight * tokens.advantages * tokens.logprobs
 

@@ -1,14 +1,12 @@
 """CISPO (MiniMax-M1, 2506.13585, equations 4 and 5): the importance weight is clipped, no token stops learning.
 
 The gradient is  sum_t clip(r_t, 1 - epsilon_low, 1 + epsilon_high) * A * grad log pi_t,  with r = pi / mu and the
-clipped weight held fixed. PPO's clip takes the gradient of a token away, and with it the rare tokens that begin a new
-thought; here only the weight stops growing.
+clipped weight detached. PPO's clip removes the gradient of a token, also of the rare tokens that begin a new thought;
+here only the weight stops growing.
 
 Use it like AIPO, which it equals for epsilon_low = 1 and rho = 1 + epsilon_high; a lower bound keeps some weight on
-tokens that the policy has left.
+tokens that have become unlikely.
 """
-
-from __future__ import annotations
 
 from torch import Tensor
 
@@ -29,12 +27,11 @@ class CISPO(Objective):
 
     def __init__(self, epsilon_low: float = 1.0, epsilon_high: float = 4.0) -> None:
         check_bounds("CISPO", epsilon_low, epsilon_high)
-        self.epsilon_low = epsilon_low
-        self.epsilon_high = epsilon_high
+        self.low, self.high = 1 - epsilon_low, 1 + epsilon_high
 
     def token_losses(self, tokens: Tokens) -> Tensor:
-        weight = tokens.ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high).detach()
+        weight = tokens.ratio.clamp(self.low, self.high).detach()
         return -weight * tokens.advantages * tokens.logprobs
 
     def clipped(self, tokens: Tokens) -> Tensor:
-        return (tokens.ratio < 1 - self.epsilon_low) | (tokens.ratio > 1 + self.epsilon_high)
+        return (tokens.ratio < self.low) | (tokens.ratio > self.high)

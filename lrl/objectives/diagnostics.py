@@ -1,10 +1,8 @@
-"""How far off-policy a step was, and whether that did harm: over all its tokens, and for every lag apart.
+"""Metrics of how far off-policy a step was and whether that did harm, over all its tokens and for each lag.
 
-Everything is kept as sums and maxima, one row per lag, and divided once at the end of the step. Means of micro-batch
-means would depend on packing.
+They are kept as sums and maxima, one row per lag, and divided once at the end of the step: means of micro-batch means
+would depend on packing.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -16,42 +14,43 @@ MAX_LAG_SHOWN = 16
 
 
 class Diagnostics:
-    """The trained tokens of one step against the policy, gathered micro-batch by micro-batch.
+    """Sums and maxima over the trained tokens of one step, gathered micro-batch by micro-batch.
 
     Args:
         version: Version of the policy that trains, in optimizer steps done.
     """
 
     SUMS = ("tokens", "ratio", "ratio_squared", "kl", "clipped", "mass", "lag", "kl_reference")
-    MAXIMA = ("ratio", "difference", "lag")
 
     def __init__(self, version: int) -> None:
         self.version = version
         self.sums = torch.zeros(MAX_LAG_SHOWN + 1, len(self.SUMS))
-        self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, len(self.MAXIMA))
+        self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, 3)  # ratio, difference of log-probs, lag
         self.has_reference = False
 
     @torch.no_grad()
     def add(self, objective: Objective, tokens: Tokens) -> None:
-        """Counts one micro-batch in."""
+        """Adds one micro-batch."""
         if not len(tokens.lags):
             return
         tokens = tokens._replace(logprobs=tokens.logprobs.detach())
         rows = tokens.lags.clamp(0, MAX_LAG_SHOWN)
         ratio, lag = tokens.ratio, tokens.lags.float()
-        kl = k3(tokens.log_ratio)
+        reference, kl_reference = tokens.reference_logprobs, torch.zeros_like(ratio)
+        if reference is not None:
+            self.has_reference = True
+            kl_reference = k3(clamp_log_ratio(reference - tokens.logprobs))
         clipped, mass = objective.clipped(tokens).float(), _mass(objective, tokens)
-        self.has_reference = tokens.reference_logprobs is not None
-        values = (torch.ones_like(ratio), ratio, ratio.square(), kl, clipped, mass, lag, _kl_reference(tokens))
+        values = (torch.ones_like(ratio), ratio, ratio.square(), k3(tokens.log_ratio), clipped, mass, lag, kl_reference)
         self.sums = self.sums.to(rows.device).index_add(0, rows, torch.stack(values, dim=1))
         maxima = torch.stack((ratio, (tokens.logprobs - tokens.behaviour_logprobs).abs(), lag), dim=1)
         rows = rows[:, None].expand_as(maxima)
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
 
     def result(self) -> dict[str, float]:
-        """The step's metrics; empty when it had no token.
+        """Returns the step's metrics; empty if it had no token.
 
-        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was held back. `ess`: effective
+        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was limited. `ess`: effective
         sample size over the number of tokens, (sum w)^2 / (n sum w^2) with w = pi / mu; 1 means on-policy.
         `kl_behaviour`: KL(mu || pi) per token in nats by the k3 estimator, w - 1 - log w, unbiased under mu and never
         negative (Schulman, "Approximating KL divergence", 2020). `lag_mean`, `lag_max`: in versions. `kl_reference`:
@@ -60,27 +59,24 @@ class Diagnostics:
         `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens, and `contribution`,
         of the gradient's mass, the sum over tokens of |d loss / d log pi|.
 
-        `mismatch_kl`, `mismatch_max`: over tokens of lag 0, which the policy that trains wrote itself, so that every
-        difference is one between two programs: `kl_behaviour`, and the largest |log pi - log mu| in nats.
+        `mismatch_kl`, `mismatch_max`: `kl_behaviour`, and the largest |log pi - log mu| in nats, over tokens of lag 0.
+        The version in the trainer wrote these tokens, so trainer and generator compute it differently.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
-        maxima = [dict(zip(self.MAXIMA, row, strict=True)) for row in self.maxima.tolist()]
+        ratio_max, difference_max, lag_max = self.maxima.T.tolist()
         whole = dict(zip(self.SUMS, self.sums.sum(0).tolist(), strict=True))
         if not (n := whole["tokens"]):
             return {}
-        metrics = _means(whole, max(row["ratio"] for row in maxima))
-        metrics |= {"lag_mean": whole["lag"] / n, "lag_max": max(row["lag"] for row in maxima)}
+        metrics = _means(whole, max(ratio_max)) | {"lag_mean": whole["lag"] / n, "lag_max": max(lag_max)}
         if self.has_reference:
             metrics["kl_reference"] = whole["kl_reference"] / n
         if table[0]["tokens"]:
-            metrics |= {
-                "mismatch_kl": table[0]["kl"] / table[0]["tokens"],
-                "mismatch_max": maxima[0]["difference"],
-            }
-        for lag, (sums, largest) in enumerate(zip(table, maxima, strict=True)):
+            mismatch = table[0]["kl"] / table[0]["tokens"]
+            metrics |= {"mismatch_kl": mismatch, "mismatch_max": difference_max[0]}
+        for lag, sums in enumerate(table):
             if sums["tokens"]:
                 shares = {"share": sums["tokens"] / n, "contribution": sums["mass"] / (whole["mass"] or 1.0)}
-                found = _means(sums, largest["ratio"]) | shares
+                found = _means(sums, ratio_max[lag]) | shares
                 metrics |= {f"by_lag/{lag}/{name}": value for name, value in found.items()}
         return metrics
 
@@ -109,14 +105,7 @@ def _means(sums: dict[str, float], ratio_max: float) -> dict[str, float]:
 
 @torch.enable_grad()
 def _mass(objective: Objective, tokens: Tokens) -> Tensor:
-    """|d loss / d log pi| of each token: float32 [n]."""
+    """Returns |d loss / d log pi| of each token: float32 [n]."""
     leaf = tokens.logprobs.detach().requires_grad_()
     losses = objective.token_losses(tokens._replace(logprobs=leaf))
     return torch.autograd.grad(losses.sum(), leaf)[0].abs()
-
-
-def _kl_reference(tokens: Tokens) -> Tensor:
-    """KL(pi || pi_ref) by k3, 0 without a reference: float32 [n]."""
-    if tokens.reference_logprobs is None:
-        return torch.zeros_like(tokens.logprobs)
-    return k3(clamp_log_ratio(tokens.reference_logprobs - tokens.logprobs))

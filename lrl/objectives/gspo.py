@@ -1,24 +1,22 @@
 """GSPO (2507.18071, equations 5 to 7): PPO's clip on the ratio of a whole response.
 
 The loss of a response is  -min(s A, clip(s, 1 - epsilon_low, 1 + epsilon_high) A)  with s = (pi(y|x) /
-mu(y|x))^(1/|y|), the geometric mean of its tokens' ratios. Rewards are given to responses, so responses are weighed and
-clipped, and single tokens cannot throw a step off. Every token carries its response's loss; divided by sequence, as the
-paper does and as is the default here, their mean is the response's loss.
+mu(y|x))^(1/|y|), the geometric mean of its tokens' ratios. Rewards belong to responses, so responses are weighed and
+clipped, and no single token dominates a step. Every token carries the loss of its response; divided by sequence, as in
+the paper and by default here, their mean is the response's loss.
 
 Use it for mixtures of experts and long responses with a small lag. s moves far less than a token's ratio, so the bounds
 are hundreds of times narrower than PPO's, and a lag of several versions is soon outside them.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens
+from lrl.objectives.base import Tokens
 from lrl.objectives.normalisation import NormaliseBy
-from lrl.objectives.ppo import check_bounds, clipped_losses, outside
+from lrl.objectives.ppo import PPO
 
 
-class GSPO(Objective):
+class GSPO(PPO):
     """Clipped policy gradient on the length-normalised ratio of whole responses.
 
     Args:
@@ -32,15 +30,7 @@ class GSPO(Objective):
     normalise_by: NormaliseBy = "sequence"
 
     def __init__(self, epsilon_low: float = 3e-4, epsilon_high: float = 4e-4) -> None:
-        check_bounds("GSPO", epsilon_low, epsilon_high)
-        self.epsilon_low = epsilon_low
-        self.epsilon_high = epsilon_high
+        super().__init__(epsilon_low, epsilon_high)
 
-    def token_losses(self, tokens: Tokens) -> Tensor:
-        return clipped_losses(self._ratio(tokens), tokens.advantages, self.epsilon_low, self.epsilon_high)
-
-    def clipped(self, tokens: Tokens) -> Tensor:
-        return outside(self._ratio(tokens), tokens.advantages, self.epsilon_low, self.epsilon_high)
-
-    def _ratio(self, tokens: Tokens) -> Tensor:
+    def clipped_ratio(self, tokens: Tokens) -> Tensor:
         return tokens.means(tokens.log_ratio).exp()[tokens.responses]

@@ -1,14 +1,12 @@
-"""IcePop (Ling team, 2510.18855): importance weights, and tokens whose weight is out of bounds left out.
+"""IcePop (Ling team, 2510.18855): importance weights, without the tokens whose weight is out of bounds.
 
-The gradient is  sum_t M(pi_t / mu_t) * A * grad log pi_t,  with M(k) = k for low <= k <= high and 0 elsewhere. Where
-truncation (TIS, AIPO) lets an outlier go on with the largest weight, IcePop takes it for an error of computation and
-drops it, on both sides.
+The gradient is  sum_t M(pi_t / mu_t) * A * grad log pi_t,  with M(k) = k for low <= k <= high and 0 elsewhere.
+Truncation (TIS, AIPO) keeps an outlier with the largest weight; IcePop takes it for an error of computation and drops
+it, on both sides.
 
 Use it when trainer and generator compute the policy differently (mixture of experts, quantised generators), so that
 large ratios are noise. When they come from lag they are signal, and AIPO keeps it.
 """
-
-from __future__ import annotations
 
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from lrl.runtime.config_errors import fault
 
 
 class IcePop(Objective):
-    """Importance-weighted policy gradient on the tokens whose weight is within bounds.
+    """Importance-weighted policy gradient on the tokens with a weight within bounds.
 
     Args:
         low: Smallest weight pi / mu that is trained; in (0, 1]. The paper uses 0.5.
@@ -30,8 +28,7 @@ class IcePop(Objective):
     def __init__(self, low: float = 0.5, high: float = 5.0) -> None:
         if not 0 < low <= 1 <= high:
             fault(f"IcePop(low={low}, high={high}): use 0 < low <= 1 <= high.")
-        self.low = low
-        self.high = high
+        self.low, self.high = low, high
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         weight = tokens.ratio.detach().masked_fill(self.clipped(tokens), 0.0)

@@ -1,10 +1,7 @@
-"""What the losses of a step are divided by.
+"""The divisor of a step's losses: a weight for each token, and one number for the whole step.
 
-Every way is a weight per token, known when its micro-batch is, and one number for the whole step, known when the step
-ends. So the gradient does not depend on how the step was packed.
+The number is known when the step ends, so the gradient does not depend on how the step was packed.
 """
-
-from __future__ import annotations
 
 from typing import Literal
 
@@ -15,30 +12,33 @@ from lrl.runtime.config_errors import fault
 from lrl.types import Step
 
 NormaliseBy = Literal["token", "sequence"] | int
-"""`token`: by all trained tokens of the step, each counts alike (DAPO, 2503.14476, section 3.3). `sequence`: by an
-response's own tokens, then by the number of responses, each response counts alike (GRPO, 2402.03300, equation 3). A
+"""`token`: by all trained tokens of the step, so each counts alike (DAPO, 2503.14476, section 3.3). `sequence`: by the
+response's own tokens, then by the number of responses, so each response counts alike (GRPO, 2402.03300, equation 3). A
 number: by that number of tokens and by the number of responses; with the longest length allowed it is Dr. GRPO
 (2503.20783)."""
 
 
-def check(by: NormaliseBy) -> NormaliseBy:
-    """`by` itself; a fault if nothing can be divided by it."""
+def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
+    """Returns `by`; reports a fault if it is no divisor."""
     if by not in ("token", "sequence") and not (isinstance(by, int) and by > 0):
         fault(f"model.normalise_by is {by!r}: use token, sequence, or a number of tokens above 0.")
     return by
 
 
 def token_weights(by: NormaliseBy, responses: Tensor) -> Tensor:
-    """float32 [n]: factor of each token's loss; `responses` int64 [n] tells which answer it belongs to."""
+    """Returns the factor of each token's loss, float32 [n]; `responses`, int64 [n], has the response of each token."""
     ones = torch.ones(responses.shape, device=responses.device)
-    if by != "sequence" or not responses.numel():
-        return ones
-    lengths = ones.new_zeros(int(responses.max()) + 1).index_add(0, responses, ones)
-    return 1 / lengths[responses]
+    return 1 / sum_by(responses, ones)[responses] if by == "sequence" else ones
+
+
+def sum_by(ids: Tensor, values: Tensor) -> Tensor:
+    """Returns the sum of `values` [n] over each of the `ids`, int64 [n]: [largest id + 1]."""
+    count = int(ids.max()) + 1 if ids.numel() else 0
+    return values.new_zeros(count).index_add(0, ids, values)
 
 
 def denominator(by: NormaliseBy, step: Step) -> int:
-    """What the weighted sum over the whole step is divided by; at least 1."""
+    """Returns the divisor of the weighted sum over the whole step; at least 1."""
     if by == "token":
         return max(1, step.num_tokens)
     return max(1, step.num_sequences) * (1 if by == "sequence" else by)

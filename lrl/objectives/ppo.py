@@ -1,14 +1,12 @@
-"""PPO's clipped objective (1707.06347, equation 7), with a bound of its own on either side.
+"""PPO's clipped objective (1707.06347, equation 7), with separate bounds on both sides.
 
 The loss is  -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)  with r = pi / mu. A larger upper bound is DAPO's
-clip-higher (2503.14476, equation 10), which leaves unlikely tokens room to grow.
+clip-higher (2503.14476, equation 10), which lets unlikely tokens grow.
 
 Use it when the responses come from the version just before, or nearly. The trust region lies around the policy that
-wrote the token: the larger the lag, the more tokens are outside it from the start and learn nothing. What that costs is
-measured in docs/learning.md.
+wrote the token: the larger the lag, the more tokens are outside it from the start and learn nothing. docs/learning.md
+has measurements.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -29,15 +27,23 @@ class PPO(Objective):
     """
 
     def __init__(self, epsilon_low: float = 0.2, epsilon_high: float = 0.2) -> None:
-        check_bounds("PPO", epsilon_low, epsilon_high)
-        self.epsilon_low = epsilon_low
-        self.epsilon_high = epsilon_high
+        check_bounds(type(self).__name__, epsilon_low, epsilon_high)
+        self.epsilon_low, self.epsilon_high = epsilon_low, epsilon_high
 
     def token_losses(self, tokens: Tokens) -> Tensor:
-        return clipped_losses(tokens.ratio, tokens.advantages, self.epsilon_low, self.epsilon_high)
+        ratio = self.clipped_ratio(tokens)
+        bounded = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
+        return -torch.minimum(ratio * tokens.advantages, bounded * tokens.advantages)
 
     def clipped(self, tokens: Tokens) -> Tensor:
-        return outside(tokens.ratio, tokens.advantages, self.epsilon_low, self.epsilon_high)
+        ratio = self.clipped_ratio(tokens)
+        rising = (tokens.advantages > 0) & (ratio > 1 + self.epsilon_high)
+        falling = (tokens.advantages < 0) & (ratio < 1 - self.epsilon_low)
+        return rising | falling
+
+    def clipped_ratio(self, tokens: Tokens) -> Tensor:
+        """Returns the ratio that is clipped: float32 [n]."""
+        return tokens.ratio
 
 
 def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
@@ -46,16 +52,3 @@ def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
         fault(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
     if not epsilon_high > 0:
         fault(f"{name}(epsilon_high={epsilon_high}): it must be above 0, or on-policy tokens are clipped.")
-
-
-def clipped_losses(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
-    """The clipped loss of each token: all float32 [n]."""
-    held = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
-    return -torch.minimum(ratio * advantages, held * advantages)
-
-
-def outside(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Tensor:
-    """bool [n]: tokens without a gradient because the bound on their advantage's side is passed."""
-    rising = (advantages > 0) & (ratio > 1 + epsilon_high)
-    falling = (advantages < 0) & (ratio < 1 - epsilon_low)
-    return rising | falling

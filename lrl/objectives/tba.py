@@ -1,26 +1,23 @@
 """TBA, trajectory balance with asynchrony (2503.18929): fit the policy to  pi*(y|x) ~ pi_ref(y|x) exp(r(y) / beta).
 
-With  c_j = log pi_ref(y_j|x) - log pi(y_j|x) + r_j / beta  over the K responses of a group, trajectory balance in its
-VarGrad form is  1/K sum_j (SG[mean_i c_i] - c_j)^2,  where SG stops the gradient and log-probs are summed over an
-answer. No importance ratio is used, so responses may be of any age. On-policy its gradient is REINFORCE with
+With  c_j = log pi_ref(y_j|x) - log pi(y_j|x) + r_j / beta  over the K trained responses of a group, trajectory balance
+in its VarGrad form is  1/K sum_j (SG[mean_i c_i] - c_j)^2,  where SG stops the gradient and log-probs are summed over a
+response. No importance ratio is used, so responses may be of any age. On-policy its gradient is REINFORCE with
 A_j = (r_j - mean r) - beta (KL_j - mean KL); the loss here is multiplied by beta / 2, which makes the gradients equal
 in size too.
-
-The K responses are those that are trained: one that `data.mask_truncated` leaves out of the loss is not among them.
 
 The mean needs all responses of a group under the newest policy, so micro-batches hold groups whole. (The published code
 takes the mean over consecutive responses, which is right only while a micro-batch holds a single prompt.)
 
-Use it with a replay buffer (`data.replay`), on responses far older than importance weights can bear. Advantages must be
-rewards minus the group's mean (`GroupMean`), not divided by anything.
+Use it with a replay buffer (`data.replay`), on responses too old for importance weights. Advantages must be rewards
+minus the group's mean (`GroupMean`), not divided by anything.
 """
 
-from __future__ import annotations
-
+import torch
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
-from lrl.objectives.normalisation import NormaliseBy
+from lrl.objectives.normalisation import NormaliseBy, sum_by
 from lrl.runtime.config_errors import fault
 
 
@@ -48,15 +45,9 @@ class TBA(Objective):
         assert tokens.reference_logprobs is not None, "PolicyModule gives one to every objective that needs it"
         excess = tokens.sums(tokens.logprobs - tokens.reference_logprobs)  # log pi(y) - log pi_ref(y): [S]
         group = tokens.means(tokens.groups.float()).round().long()  # [S]
-        # The advantage is the reward less a number that the whole group shares, and the mean takes shared numbers away.
-        # The mean is over the responses that are trained: with `data.mask_truncated` the baseline was over others, too.
+        # An advantage is the reward minus a number that its group shares, and the mean below removes shared numbers. It
+        # is over the trained responses alone; with `data.mask_truncated` the baseline was over more.
         minus_c = excess - tokens.means(tokens.advantages) / self.beta
-        imbalance = minus_c - _group_means(minus_c.detach(), group)[group]
+        means = sum_by(group, minus_c.detach()) / sum_by(group, torch.ones_like(minus_c))  # [G]
+        imbalance = minus_c - means[group]
         return (self.beta / 2 * imbalance.square())[tokens.responses]
-
-
-def _group_means(values: Tensor, group: Tensor) -> Tensor:
-    """Mean of `values` [S] over each group: [G]."""
-    count = int(group.max()) + 1 if group.numel() else 0
-    sums = values.new_zeros(count).index_add(0, group, values)
-    return sums / values.new_zeros(count).index_add(0, group, values.new_ones(values.shape))

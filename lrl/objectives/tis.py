@@ -1,21 +1,19 @@
 """Truncated importance sampling: the weight pi / mu, of a token or of a whole response, cut off above `cap`.
 
 The gradient is  sum_t min(w, cap) * A * grad log pi_t.  Per token, w = pi_t / mu_t (Yao et al., "Your Efficient RL
-Framework Secretly Brings You Off-Policy RL Training", 2025): the same formula as AIPO, there meant for the difference
+Framework Secretly Brings You Off-Policy RL Training", 2025): the formula of AIPO, there meant for the difference
 between two programs that compute one policy, so with a smaller cap. Per sequence, w is the product over the response
-(Liu et al., "When Speed Kills Stability", 2025): without bias for whole responses as long as nothing is cut, but its
-spread grows with the length.
+(Liu et al., "When Speed Kills Stability", 2025): unbiased for whole responses as long as nothing is cut, but its spread
+grows with the length.
 
 Use the token level for responses of hundreds of tokens or more, the sequence level for short ones.
 """
-
-from __future__ import annotations
 
 from typing import Literal
 
 from torch import Tensor
 
-from lrl.objectives.base import Objective, Tokens, clamp_log_ratio
+from lrl.objectives.base import Objective, Tokens
 from lrl.runtime.config_errors import fault
 
 
@@ -33,8 +31,7 @@ class TIS(Objective):
     def __init__(self, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> None:
         if not cap >= 1:
             fault(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
-        self.cap = cap
-        self.level = level
+        self.cap, self.level = cap, level
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         weight = self._ratio(tokens).clamp(max=self.cap).detach()
@@ -44,6 +41,4 @@ class TIS(Objective):
         return self._ratio(tokens) > self.cap
 
     def _ratio(self, tokens: Tokens) -> Tensor:
-        if self.level == "token":
-            return tokens.ratio
-        return clamp_log_ratio(tokens.sums(tokens.log_ratio)).exp()[tokens.responses]
+        return tokens.ratio if self.level == "token" else tokens.response_ratio

@@ -1,14 +1,12 @@
 """The quickstart's task: sums of two two-digit numbers, worked out digit by digit.
 
-A response is either worked out (`7+8=15,4+3+1=8>85`) or direct (`>85`), and only what stands after the last `>` counts.
-The task is this small so that a policy of a million parameters learns it in minutes on two cores. It has two ways to
-answer so that there is something to find out: working costs tokens and earns nothing by itself, but it is right.
+A response is either worked out (`7+8=15,4+3+1=8>85`) or direct (`>85`); only the text after the last `>` counts. The
+task is so small that a policy of a million parameters learns it in minutes on two cores. There are two kinds of
+response, so that the policy has a choice to learn: working costs tokens and earns nothing by itself, but it is right.
 
 There are 8,100 problems. They are split once, independently of any run's seed, into `problems` to train on (warm-up and
 reinforcement learning), `tuning` to choose settings with, and `held_out` to report on.
 """
-
-from __future__ import annotations
 
 import random
 from functools import cache
@@ -18,22 +16,22 @@ TEST_ROWS = 500
 
 
 def problems() -> list[dict[str, str]]:
-    """The 7,100 training rows, `{"prompt": "47+38=", "answer": "85"}`, in a fixed shuffled order."""
+    """Returns the 7,100 training rows, `{"prompt": "47+38=", "answer": "85"}`, in a fixed shuffled order."""
     return _rows()[2 * TEST_ROWS :]
 
 
 def tuning() -> list[dict[str, str]]:
-    """500 rows to choose settings with; never trained on, never reported."""
+    """Returns 500 rows to choose settings with; never trained on, never reported."""
     return _rows()[TEST_ROWS : 2 * TEST_ROWS]
 
 
 def held_out() -> list[dict[str, str]]:
-    """500 rows to report on; never trained on, never used to choose a setting."""
+    """Returns 500 rows to report on; never trained on, never used to choose a setting."""
     return _rows()[:TEST_ROWS]
 
 
 def worked(prompt: str) -> str:
-    """The working of a problem, units first with the carry written out: `47+38=` gives `7+8=15,4+3+1=8`."""
+    """Returns the working of a problem, units first with the carry written out: `47+38=` gives `7+8=15,4+3+1=8`."""
     left, right = prompt.removesuffix("=").split("+")
     columns, carry = [], 0
     for a, b in zip(reversed(left), reversed(right), strict=True):
@@ -44,11 +42,11 @@ def worked(prompt: str) -> str:
 
 
 def correct(prompt: str, response: str, *, answer: str, finish_reason: str, **columns: object) -> float:
-    """The reward: 1.0 if the response ended by itself and the text after its last `>` is the sum, else 0.0.
+    """Returns the reward: 1.0 if the response is not cut and the text after its last `>` is the sum, else 0.0.
 
     Args:
         prompt: The problem, such as `47+38=`.
-        response: The decoded answer, special tokens left out.
+        response: The decoded response, without special tokens.
         answer: The sum in decimal digits.
         finish_reason: `stop` or `length`; a response cut at the token limit earns nothing.
         columns: The row's other columns; not used.

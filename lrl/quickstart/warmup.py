@@ -1,12 +1,9 @@
-"""The quickstart's policy: a million parameters, warmed up until it can add but rarely bothers to.
+"""The quickstart's policy: a million parameters, warmed up until it can work a sum out but seldom does.
 
-Reinforcement learning selects among what a policy can already do, so it needs a start. The warm-up teaches the working
-with correct examples, and then the habit of blurting out an answer, which is nearly always wrong. There is no
-download: the policy, its character tokenizer and its examples are made here and saved in the Hugging Face format, which
-the trainer and vLLM both open.
+Reinforcement learning selects among responses that a policy can already give. So the warm-up first teaches the working
+with correct examples, and then the habit of a direct result, which is nearly always wrong. Nothing is downloaded: the
+policy and its character tokenizer are made here, and saved in the Hugging Face format for the trainer and vLLM.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -16,8 +13,6 @@ import os
 import random
 import shutil
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,14 +34,14 @@ LOCK_TIMEOUT = 900.0  # seconds; a warm-up takes about one minute, so a longer w
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """Settings of the supervised phase; part of what a saved policy is recognised by.
+    """Settings of the warm-up. A saved policy is recognised by them and its seed.
 
     Args:
-        loss: Working is taught until the mean loss of 20 steps is below this, in nats a token.
-        max_steps: Steps after which teaching the working counts as failed.
-        habit_steps: Steps that follow, in which part of the examples are direct.
+        loss: The working is taught until the mean loss of 20 steps is below this, in nats a token.
+        max_steps: Steps after which that has failed.
+        habit_steps: Steps after it, with direct examples among the worked-out ones.
         worked_share: Share of worked-out examples in those steps.
-        examples: Fresh examples a step, drawn from the training problems.
+        examples: New examples per step, drawn from the training problems.
         lr: Learning rate of AdamW (0.9, 0.95): 20 steps of linear rise, then constant; falls to 5 % in the habit steps.
     """
 
@@ -58,29 +53,26 @@ class WarmUp:
     lr: float = 3e-3
 
     def fingerprint(self, seed: int) -> str:
-        """Twelve hex digits that change with any setting or the seed."""
+        """Returns twelve hex digits that change with any setting or the seed."""
         return hashlib.sha256(json.dumps([asdict(self), seed]).encode()).hexdigest()[:12]
 
 
 def policy() -> Path:
-    """The policy of this run's seed (`PL_GLOBAL_SEED`, else 0), in `runs/quickstart/policy-seed<seed>`."""
+    """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0); returns its folder in `runs/`."""
     seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
     return make_policy(Path("runs/quickstart") / f"policy-seed{seed}", seed)
 
 
 def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
-    """Make a warmed-up policy, or find the one that was made before with the same seed and settings.
+    """Makes a warmed-up policy, or finds the one made before with the same seed and settings; returns `folder`.
 
-    Safe to call from every rank at once: the first one makes it, the others wait and find it. The folder appears
-    complete or not at all. The caller's random state stays as it was: a run is the same whether it made or found it.
+    All ranks may call it at once: the first one makes the policy, the others wait and find it. The folder appears
+    complete or not at all. The caller's random state does not change: a run is the same if it made or found the policy.
 
     Args:
-        folder: Where the policy is saved, in the Hugging Face format.
+        folder: Folder of the policy, in the Hugging Face format.
         seed: Seeds the initial weights and the examples.
-        warm_up: Settings of the supervised phase; the quickstart's own if None.
-
-    Returns:
-        The folder.
+        warm_up: Settings of the warm-up; the quickstart's own if None.
 
     Raises:
         FileExistsError: The folder exists and was not made here.
@@ -95,10 +87,10 @@ def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token a character, `<bos>` put before every prompt; a character outside the alphabet is an error."""
+    """Returns a tokenizer of characters that adds `<bos>`; a character outside the alphabet is an error."""
     tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(VOCABULARY)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()  # without it decode puts a space between the characters
+    tokenizer.decoder = decoders.Fuse()  # without it decode puts spaces between the characters
     tokenizer.add_special_tokens([PAD, BOS, EOS])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, VOCABULARY.index(BOS))]
@@ -109,7 +101,7 @@ def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def make_model() -> transformers.LlamaForCausalLM:
-    """An untrained Llama in float32 with 1.05 million parameters, drawn from torch's random state."""
+    """Returns an untrained Llama in float32 with 1.05 million parameters, drawn from torch's random state."""
     pad, bos, eos = (VOCABULARY.index(token) for token in (PAD, BOS, EOS))
     config = transformers.LlamaConfig(
         vocab_size=len(VOCABULARY), hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2,
@@ -126,26 +118,28 @@ def train(
     warm_up: WarmUp,
     rng: random.Random,
 ) -> int:
-    """Teach the working, then the habit of leaving it out; in place.
+    """Teaches the working, then the habit of leaving it out, in place; returns the number of steps.
 
-    Seeds differ in how soon they learn the working (265 to 395 steps in five), so the loss decides when it is learned.
-
-    Returns:
-        The steps done.
-
-    Raises:
-        RuntimeError: The working was not learned in `max_steps`.
+    Raises RuntimeError if the working was not learned in `max_steps`.
     """
+    # Five seeds learned the working in 265 to 395 steps, so the loss decides, not a number of steps.
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
     recent = deque([math.inf] * 20, maxlen=20)
     with tqdm(desc="warm-up of the quickstart's policy", unit="step") as bar:
 
         def step(worked_share: float, lr: float) -> float:
-            loss = _step(model, optimizer, lr, *_batch(tokenizer, warm_up.examples, worked_share, rng))
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            input_ids, labels = _batch(tokenizer, warm_up.examples, worked_share, rng)
+            loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
             bar.update()
-            bar.set_postfix(loss=f"{loss:.3f}")
-            return loss
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+            return loss.item()
 
         for taught in range(1, warm_up.max_steps + 1):
             recent.append(step(1.0, warm_up.lr * min(1.0, taught / 20)))
@@ -160,28 +154,10 @@ def train(
     return taught + warm_up.habit_steps
 
 
-def _step(
-    model: transformers.LlamaForCausalLM,
-    optimizer: torch.optim.Optimizer,
-    lr: float,
-    input_ids: torch.Tensor,
-    labels: torch.Tensor,
-) -> float:
-    """One optimizer step on a batch; returns its loss, nats a token."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
-
-
 def _batch(
     tokenizer: transformers.PreTrainedTokenizerFast, examples: int, worked_share: float, rng: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input ids and labels, int64 [examples, longest]; prompts and padding are -100 in the labels."""
+    """Returns input ids and labels, int64 [examples, longest]; prompts and padding are -100 in the labels."""
     rows = rng.choices(problems(), k=examples)
     workings = [worked(row["prompt"]) if rng.random() < worked_share else "" for row in rows]
     texts = [f"{row['prompt']}{working}>{row['answer']}{EOS}" for row, working in zip(rows, workings, strict=True)]
@@ -192,7 +168,7 @@ def _batch(
 
 
 def _found(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder holds this policy; a policy of other settings is removed, anything else is an error."""
+    """Returns whether the folder has this policy; removes one of other settings; anything else is an error."""
     if not folder.exists():
         return False
     if not (folder / MARKER).is_file():
@@ -205,26 +181,21 @@ def _found(folder: Path, fingerprint: str) -> bool:
     return False
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Torch on one thread: two were 1.5 times as fast on two idle cores, and thirty times as slow on two busy ones."""
+def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    if unfinished.exists():  # this process has the lock, so the process that wrote it was killed
+        shutil.rmtree(unfinished)
+    tokenizer = make_tokenizer()
+    # Two threads were 1.5 times as fast on two idle cores, and thirty times as slow on two busy ones.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = make_model()
+            steps = train(model, tokenizer, warm_up, random.Random(seed))
     finally:
         torch.set_num_threads(threads)
-
-
-def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    if unfinished.exists():  # the lock is ours, so its maker was killed
-        shutil.rmtree(unfinished)
-    tokenizer = make_tokenizer()
-    with torch.random.fork_rng(devices=[]), _one_thread():
-        torch.manual_seed(seed)
-        model = make_model()
-        steps = train(model, tokenizer, warm_up, random.Random(seed))
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     facts = {"fingerprint": warm_up.fingerprint(seed), "seed": seed, "steps": steps, **asdict(warm_up)}

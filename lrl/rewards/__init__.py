@@ -1,6 +1,6 @@
-"""Rewards: what an answer is worth. `base` is the seam, one file per reward, `pool` runs them in their own processes.
+"""Rewards: `base` has the interface, every reward a file, and `pool` runs them in worker processes that can be killed.
 
-No module here imports torch, and `Math` is imported when it is first named, as sympy would slow every worker's start.
+No module here imports torch. `Math` is imported at its first use: sympy would slow the start of every worker.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,23 +1,17 @@
-"""The seam of the rewards room: a `Reward` judges one answer from plain strings and columns, and knows nothing else.
-
-It gets text, not token ids or tensors, so a reward can be written without knowing the house, and a worker process that
-runs it imports no torch.
-"""
-
-from __future__ import annotations
+"""The interface of a reward. It gets text and columns, not token ids or tensors: a worker needs no torch to run it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection
-from typing import Any
+from typing import Any, Self
 
 Score = float | dict[str, float]
-"""What a reward gives for one answer: a number, or named parts whose sum counts."""
+"""Value of a reward for one response: a number, or named parts whose sum counts."""
 
 
 class GaveUp(float):
-    """The reward 0 of a verifier that gave up on an answer: it does not know, so the answer is not right.
+    """The reward 0 of a verifier that gave up on a response, which then counts as wrong.
 
-    The pool counts such answers (`rewards/gave_up`). For an error, which is no reward, raise an exception instead.
+    The pool counts these responses (`rewards/gave_up`). An error is not a reward: raise an exception for it instead.
 
     Args:
         reason: What was too much, for the log.
@@ -25,44 +19,44 @@ class GaveUp(float):
 
     reason: str
 
-    def __new__(cls, reason: str) -> GaveUp:
+    def __new__(cls, reason: str) -> Self:
         self = super().__new__(cls, 0.0)
         self.reason = reason
         return self
 
 
 class Reward(ABC):
-    """Judges one answer. Subclass it, or hand over a plain function (see `Function`).
+    """Judges one response. Subclass it, or pass a plain function (see `Function`).
 
     Args:
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
-        name: Name in logs and metrics; the class's own name if empty.
+        name: Name in logs and metrics; the default of the class, or its Python name, if empty.
     """
 
     name: str = ""
+    """Default of the argument `name`."""
     weight: float = 1.0
     give_up_s: float = 0.0
-    """Seconds after which it gives up on an answer by itself (`GaveUp`); 0 if it never does."""
+    """Seconds after which the reward gives up on a response (`GaveUp`); 0 if it never does."""
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:
         self.weight = weight
-        self.name = name or type(self).__name__
+        self.name = name or type(self).name or type(self).__name__
 
     def missing_column(self, columns: Collection[str]) -> str:
-        """What this reward reads and a data set with these `columns` has not; empty if it has all. A run is refused
-        before it begins then, and not at the first answer."""
+        """Names what this reward needs and the data set's `columns` lack; empty if nothing. Checked before a run."""
         return ""
 
     @abstractmethod
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
-        """The reward of `response`, before the weight; may be a coroutine.
+        """Returns the reward of `response` before the weight; may be a coroutine.
 
         Args:
             prompt: The prompt as its author wrote it.
-            response: The answer's text, special tokens left out.
-            columns: The row's other columns, and two of the answer's own: `finish_reason` (`stop` or `length`)
-                and `num_tokens` (the answer's length in tokens). They win over columns of the row with these names.
+            response: Text of the response, without special tokens.
+            columns: The other columns of the row, and two values of the response: `finish_reason` (`stop` or `length`)
+                and `num_tokens` (its length in tokens). These two win over columns of the row with the same names.
 
         Raises:
-            Exception: Any, for what cannot be judged. It is counted as an error and never becomes a reward.
+            Exception: Any, if the response cannot be judged. It is counted as an error and never becomes a reward.
         """

@@ -1,10 +1,8 @@
-r"""Where an answer commits itself: the last `\boxed{}`."""
-
-from __future__ import annotations
+r"""The final answer of a response: the content of its last `\boxed{}`."""
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{}` holds; None if there is none, or the text was cut before it closed."""
+    r"""Returns the content of the last `\boxed{}`; None if there is none, or if the text ends inside of it."""
     _, box, rest = text.rpartition(r"\boxed{")
     depth = 1
     for end, char in enumerate(rest if box else ""):

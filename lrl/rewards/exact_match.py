@@ -1,6 +1,4 @@
-"""The answer is the text of a column, to the letter."""
-
-from __future__ import annotations
+"""Exact match with the text of a column."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,10 +7,10 @@ from lrl.rewards.base import Reward
 
 
 class ExactMatch(Reward):
-    """1 if the answer equals a column of the row, white space around both left out, else 0.
+    """1 if the response equals a column of the row, apart from white space around both, else 0.
 
     Args:
-        column: The column that holds the right answer.
+        column: The column with the right answer.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
     """
@@ -22,14 +20,13 @@ class ExactMatch(Reward):
         self.column = column
 
     def missing_column(self, columns: Collection[str]) -> str:
-        """See `Reward.missing_column`."""
         return "" if self.column in columns else repr(self.column)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """1.0 or 0.0.
+        """Returns 1.0 or 0.0.
 
         Raises:
-            ValueError: If the row has no such column.
+            ValueError: The row has no such column.
         """
         if self.column not in columns:
             raise ValueError(f"ExactMatch(column={self.column!r}): the row has only {sorted(columns)}")

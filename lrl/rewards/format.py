@@ -1,6 +1,4 @@
-"""The form of an answer, apart from what it says."""
-
-from __future__ import annotations
+"""The form of a response, checked by a regular expression."""
 
 import re
 from typing import Any
@@ -10,7 +8,7 @@ from lrl.runtime.config_errors import ConfigError
 
 
 class Format(Reward):
-    r"""1 if the whole answer, stripped of white space around it, matches a regular expression, else 0.
+    r"""1 if the whole response, stripped of white space around it, matches a regular expression, else 0.
 
     Args:
         pattern: Python regular expression; `.` also matches line ends. Example: `<think>.*</think>.*\\boxed\{.*`.
@@ -18,7 +16,7 @@ class Format(Reward):
         name: Name in logs and metrics.
 
     Raises:
-        ValueError: If `pattern` is no regular expression.
+        ValueError: `pattern` is no regular expression.
     """
 
     def __init__(self, pattern: str, weight: float = 1.0, name: str = "format") -> None:
@@ -29,5 +27,5 @@ class Format(Reward):
             raise ConfigError(f"Format(pattern={pattern!r}) is no regular expression: {error}.") from error
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
-        """1.0 or 0.0."""
+        """Returns 1.0 or 0.0."""
         return float(self.pattern.fullmatch(response.strip()) is not None)

@@ -1,6 +1,4 @@
-"""A user's own function as a reward. What it needs is looked up when the run is configured, not at the first answer."""
-
-from __future__ import annotations
+"""A user's own function as a reward. It is imported and checked when the run is configured."""
 
 import importlib
 import inspect
@@ -18,13 +16,13 @@ class Function(Reward):
     """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as a reward.
 
     Args:
-        function: The function, or its name: `module:function` or `file.py:function`. It must live at the top level of a
+        function: The function, or its name: `module:function` or `file.py:function`. It must be at the top level of a
             module, because the reward workers import it from there.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
-        name: Name in logs and metrics; the function's own name if empty.
+        name: Name in logs and metrics; the name of the function if empty.
 
     Raises:
-        ValueError: If the path leads to no function, or the function does not take `**columns`.
+        ValueError: The name leads to no function, or the function does not take `**columns`.
     """
 
     def __init__(self, function: str | Callable[..., Any], weight: float = 1.0, name: str = "") -> None:
@@ -39,32 +37,31 @@ class Function(Reward):
             )
 
     def missing_column(self, columns: Collection[str]) -> str:
-        """See `Reward.missing_column`: the keyword arguments that the function asks for and has no default for."""
-        there = {*columns, "finish_reason", "num_tokens"}
-        asked = inspect.signature(self.function).parameters.values()
-        needed = [one.name for one in asked if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
-        return ", ".join(repr(name) for name in needed if name not in there)
+        """Names the keyword arguments without a default that no column fills."""
+        known = {*columns, "finish_reason", "num_tokens"}
+        parameters = inspect.signature(self.function).parameters.values()
+        needed = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
+        return ", ".join(repr(name) for name in needed if name not in known)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
-        """What the function gives."""
         return self.function(prompt, response, **columns)
 
 
-def as_reward(thing: Reward | Callable[..., Any] | str) -> Reward:
-    """`thing` itself if it is a `Reward`; a callable or an import path as a `Function` of weight 1.
+def as_reward(reward: OneReward) -> Reward:
+    """Returns a `Reward` as it is; wraps a callable or an import path in a `Function` of weight 1.
 
     Raises:
-        TypeError: If it is none of them.
+        TypeError: It is none of them.
     """
-    if isinstance(thing, Reward):
-        return thing
-    if callable(thing) or isinstance(thing, str):
-        return Function(thing)
-    raise TypeError(f"rewards has {thing!r}; each must be a Reward, a function, or its path `module:function`.")
+    if isinstance(reward, Reward):
+        return reward
+    if callable(reward) or isinstance(reward, str):
+        return Function(reward)
+    raise TypeError(f"rewards has {reward!r}; each must be a Reward, a function, or its path `module:function`.")
 
 
 def as_list(rewards: OneReward | Sequence[OneReward]) -> list[OneReward]:
-    """Rewards as a list; one alone becomes a list of one."""
+    """Returns rewards as a list; a single one becomes a list of one."""
     return [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
 
 

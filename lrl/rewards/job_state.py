@@ -1,10 +1,7 @@
-"""What a job leaves behind when its worker is killed or crashes: memory that worker and trainer share.
+"""Progress of a job, in memory that its worker shares with the trainer.
 
-Only so is it known which answer was to blame, and which had failed already. The others are not at fault, and are tried
-as if for the first time.
+If the worker is killed or crashes, this shows which responses are at fault. The others are scored again.
 """
-
-from __future__ import annotations
 
 import ctypes
 import os
@@ -12,68 +9,63 @@ from typing import NamedTuple
 
 
 class Scored(NamedTuple):
-    """An answer with a reward."""
+    """The reward of a response."""
 
     reward: float
-    """The weighted sum."""
+    """Weighted sum."""
     parts: dict[str, float]
-    """By the rewards' names, before the weights."""
+    """Values by the names of the rewards, before the weights."""
     gave_up: str = ""
-    """Which reward gave up on it, and why; empty if none did."""
+    """The reward that gave up on the response, and why; empty if none did."""
 
 
 Outcome = Scored | str | None
-"""Of one answer: its reward; or a failure as in `Rollout.reward_failure`; or None, not tried."""
+"""Outcome of one response: its reward; or a failure as in `Rollout.reward_failure`; or None if it was not tried."""
 
 _MARKED = 1024
-"""Answers of a job that can be marked as failed. A later one may be tried three times."""
+"""Responses of a job that can be marked as failed. One with a larger index may be tried three times."""
 _UNCERTAIN = -1
 
 
 class JobState(ctypes.Structure):
-    """Where one job is. Its worker alone writes it; the trainer reads it once the worker is gone."""
+    """Progress of one job. Only its worker writes; the trainer reads once the worker is dead."""
 
     _fields_ = [
         ("job", ctypes.c_int64),
         ("worker", ctypes.c_int32),
-        ("full", ctypes.c_int32),
-        ("answer", ctypes.c_int32),
+        ("out_of_memory", ctypes.c_int32),
+        ("response", ctypes.c_int32),
         ("reward", ctypes.c_int32),
         ("failed", ctypes.c_uint8 * _MARKED),
     ]
 
     def begin(self, job: int) -> None:
-        """Job number `job` begins, and nothing has failed yet."""
-        self.job, self.worker, self.full = 0, os.getpid(), 0
+        """Records that job number `job` begins, without failures."""
+        self.job, self.worker, self.out_of_memory = 0, os.getpid(), 0
         self.uncertain()
         ctypes.memset(self.failed, 0, _MARKED)
         self.job = job
 
     def end(self) -> None:
-        """The job has its outcomes; its worker's next death is another one's."""
+        """Records that the job has its outcomes; if its worker dies later, another job is at fault."""
         self.job = 0
 
-    def at(self, answer: int, reward: int) -> None:
-        """From here on this reward works on this answer, and nothing else runs."""
-        self.answer, self.reward = answer, reward
+    def running(self, response: int, reward: int) -> None:
+        """Records that this reward judges this response, and nothing else runs."""
+        self.response, self.reward = response, reward
 
     def uncertain(self) -> None:
-        """From here on it is not known who works on what."""
-        self.answer = _UNCERTAIN
+        """Records that any reward may run on any response."""
+        self.response = _UNCERTAIN
 
-    def out_of_memory(self, answer: int, reward: int) -> None:
-        """This reward asked for more memory than there is; the worker ends."""
-        self.at(answer, reward)
-        self.full = 1
-
-    def ended(self, answer: int, outcome: Outcome) -> None:
-        """An answer has its outcome."""
+    def judged(self, response: int, outcome: Outcome) -> None:
+        """Records the outcome of a response."""
         self.uncertain()
-        if isinstance(outcome, str) and answer < _MARKED:
-            self.failed[answer] = 1
+        if isinstance(outcome, str) and response < _MARKED:
+            self.failed[response] = 1
 
     def is_dead(self, job: int) -> bool:
-        """Whether the worker that had begun this job is no more."""
+        """Returns whether the worker that began this job is dead."""
         if self.job != job:
             return False
         try:
@@ -82,18 +74,13 @@ class JobState(ctypes.Structure):
             return True
         return False
 
-    def left(self, job: int, answers: int) -> tuple[set[int], int | None]:
-        """What is known of a job without an outcome.
+    def at_fault(self, job: int, responses: int) -> tuple[set[int], int | None]:
+        """Returns, for a job without an outcome, its failed responses and the reward that ended it (None: uncertain).
 
-        Args:
-            job: Its number.
-            answers: How many it had.
-
-        Returns:
-            Its answers that failed, the one that ended it among them; and the reward that ended it, None if uncertain.
+        `job` is its number, `responses` how many it has.
         """
-        alone = {0} if answers == 1 else set()
+        alone = {0} if responses == 1 else set()
         if self.job != job:
             return alone, None
-        failed = alone | {answer for answer in range(min(answers, _MARKED)) if self.failed[answer]}
-        return (failed, None) if self.answer == _UNCERTAIN else (failed | {self.answer}, self.reward)
+        failed = alone | {response for response in range(min(responses, _MARKED)) if self.failed[response]}
+        return (failed, None) if self.response == _UNCERTAIN else (failed | {self.response}, self.reward)

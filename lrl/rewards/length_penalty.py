@@ -1,6 +1,4 @@
-"""A soft limit on length, so that an answer learns to end before it is cut."""
-
-from __future__ import annotations
+"""A soft limit on length: it teaches a response to end before it is cut."""
 
 from typing import Any
 
@@ -15,8 +13,8 @@ class LengthPenalty(Reward):
     L_max - L_cache.
 
     Args:
-        free_tokens: Answer tokens that cost nothing.
-        max_tokens: Answer tokens from which on the penalty is -1; usually the sampling limit.
+        free_tokens: Response tokens that cost nothing.
+        max_tokens: Response tokens from which on the penalty is -1; usually the sampling limit.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
 
@@ -31,10 +29,9 @@ class LengthPenalty(Reward):
                 f"LengthPenalty(free_tokens={free_tokens}, max_tokens={max_tokens}): free_tokens must be at least 0 "
                 f"and below max_tokens."
             )
-        self.free_tokens = free_tokens
-        self.max_tokens = max_tokens
+        self.free_tokens, self.max_tokens = free_tokens, max_tokens
 
     def __call__(self, prompt: str, response: str, *, num_tokens: int = 0, **columns: Any) -> float:
-        """Between -1.0 and 0.0. `num_tokens` comes from the pool."""
+        """Returns a number between -1.0 and 0.0. The pool passes `num_tokens`."""
         excess = (num_tokens - self.free_tokens) / (self.max_tokens - self.free_tokens)
         return -min(max(excess, 0.0), 1.0)

@@ -1,10 +1,8 @@
-"""The worker processes: jobs in, outcomes out, and of a worker that was lost, which answer is to blame.
+"""The worker processes of the reward pool: takes jobs, returns outcomes, and finds the response that killed a worker.
 
-Workers are spawned, never forked: the trainer has threads, and a fork would inherit the open pipes and sockets by whose
-closing other processes notice the trainer's death. The price is that a worker imports the script that was run.
+Workers are spawned, not forked. The trainer has threads. A fork would also inherit its open pipes and sockets, and
+other processes notice the death of the trainer by their closing. So a worker imports the script that was run.
 """
-
-from __future__ import annotations
 
 import asyncio
 import itertools
@@ -31,37 +29,31 @@ from lrl.runtime.config_errors import ConfigError
 log = logging.getLogger(__name__)
 
 _START_S = 120.0
-"""Time for a worker to start: an interpreter, the imports of the script that was run, those of the rewards."""
-_POOLS = 5
-"""How often a job is begun anew because all workers were lost, mostly through the fault of others."""
-_LOOK_S = 1.0
-"""How often to see whether a job's worker lives."""
-_PLACES = 256
-"""Far more than jobs that run at once. A job whose place was taken over cannot be blamed on one of its answers."""
-Answer = tuple[str, dict[str, Any]]
+"""Seconds for the start of a worker: interpreter, imports of the script that was run, imports of the rewards."""
+_ATTEMPTS = 5
+"""Times that a job is begun if all workers are lost, mostly through the fault of other jobs."""
+_POLL_S = 1.0
+"""Seconds between two looks at whether the worker of a job lives."""
+_JOB_STATES = 256
+"""Far more than jobs that run at once. If a later job has overwritten the state, no single response can be blamed."""
+Response = tuple[str, dict[str, Any]]
 """Text and columns."""
 
 
 class Processes:
-    """Worker processes that can be killed one by one. Use: `start()`, `await outcomes(...)`, `close()`.
+    """Worker processes that can be killed one by one, with the arguments of `RewardPool`.
 
-    Args:
-        rewards: What the workers call.
-        workers: Their number.
-        timeout_s: Seconds an answer may take, all rewards together.
-        memory_gib: What scoring may allocate in a worker, in GiB; None for no limit.
+    Use: `start()`, `await outcomes(...)`, `close()`.
     """
 
     def __init__(self, rewards: Sequence[Reward], workers: int, timeout_s: float, memory_gib: float | None) -> None:
-        self.rewards = rewards
-        self.workers = workers
-        self.timeout_s = timeout_s
-        self.memory_gib = memory_gib
+        self.rewards, self.workers = rewards, workers
+        self.timeout_s, self.memory_gib = timeout_s, memory_gib
         self.replaced = 0
-        """Workers that were killed or died, and have got a successor."""
+        """Workers that were killed or died, and were replaced."""
         self._pickled = pickle.dumps(rewards)
         self._context = multiprocessing.get_context("spawn")
-        self._places = self._context.RawArray(JobState, _PLACES)
+        self._job_states = self._context.RawArray(JobState, _JOB_STATES)
         self._numbers = itertools.count(1)
         self._pool: ProcessPool | None = None
         self._lock = threading.RLock()  # close() comes from another thread, maybe while a lost pool is being replaced
@@ -69,16 +61,37 @@ class Processes:
         self._dead: set[int] = set()
 
     def start(self) -> None:
-        """See `RewardPool.start`."""
-        self._pool = self._pool or self._new_pool()
+        """Starts the workers and waits until one is ready. See `RewardPool.start`."""
+        pool = self._pool = self._pool or self._new_pool()
+        until = time.monotonic() + _START_S
         try:
-            self._await_ready(self._pool)
-        except (RuntimeError, TimeoutError, ValueError):
+            future = _schedule(pool, worker.ready)
+            while not future.done() and pool.active and time.monotonic() < until:
+                wait([future], timeout=_POLL_S)
+            if not (future.done() or pool.active):
+                raise BrokenProcessPool("they ended before the first job")
+            future.result(0)
+        except ValueError as error:
             self.close()
-            raise
+            raise ConfigError(
+                f"rewards: {error}. A worker imports the modules of the rewards anew, without what this process has "
+                "set up: see that they can be imported by themselves."
+            ) from None
+        except BrokenProcessPool as error:
+            self.close()
+            raise RuntimeError(
+                "The reward workers died while they started; their own message is above. They import the script that "
+                'was run: what starts the training must stand under `if __name__ == "__main__":`.'
+            ) from error
+        except TimeoutError as error:
+            self.close()
+            raise TimeoutError(
+                f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
+                f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
+            ) from error
 
     def close(self) -> None:
-        """Ends the workers at once, whatever they are doing. May be called twice."""
+        """Kills the workers, whatever they are doing. May be called twice."""
         with self._lock:
             pool, self._pool = self._pool, None
             if pool is None:
@@ -89,35 +102,34 @@ class Processes:
             with suppress(InvalidStateError):  # done already; pebble leaves the others waiting for ever
                 future.set_exception(BrokenProcessPool("the reward pool was closed"))
 
-    async def outcomes(self, prompt: str, answers: Sequence[Answer]) -> list[Outcome]:
-        """What one worker makes of answers to one prompt; None for those that it did not get to.
+    async def outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
+        """Returns the outcomes of responses to one prompt, from one worker; None for those that it did not reach.
 
-        A job of several answers begins none after `timeout_s`. If every answer keeps its deadline, the job ends within
-        twice that, so then it is killed: one of its answers is over time. An answer alone is killed after `timeout_s`.
-
-        Raises:
-            RuntimeError: If the workers are not started, or are closed meanwhile.
+        A job of several responses begins none after `timeout_s`. If each keeps its deadline, the job ends within twice
+        that time; then it is killed, since one of them is late. A single response is killed after `timeout_s`. Raises
+        RuntimeError if the workers are not started, or are closed meanwhile.
         """
-        job = pickle.dumps((len(answers), pickle.dumps((prompt, answers))))
-        limit_s = self.timeout_s * min(2, len(answers))
-        for _ in range(_POOLS):
+        count = len(responses)
+        job = pickle.dumps((count, pickle.dumps((prompt, responses))))
+        limit_s = self.timeout_s * min(2, count)
+        for _ in range(_ATTEMPTS):
             number, pool = next(self._numbers), self._live_pool()
             try:
-                future = _taken(pool, worker.score, (number, job, self.timeout_s), limit_s)
+                future = _schedule(pool, worker.score, (number, job, self.timeout_s), limit_s)
                 self._in_flight[number] = future
                 return await self._result(number, future, pool)
             except TimeoutError:
                 self.replaced += 1
-                return self._blame(number, len(answers), "timeout", f"no reward after {limit_s:g} s")
+                return self._blame(number, count, "timeout", f"no reward after {limit_s:g} s")
             except ProcessExpired as error:
                 self.replaced += 1
-                return self._blame(number, len(answers), *self._ended(number, error.exitcode))
+                return self._blame(number, count, *self._cause_of_death(number, error.exitcode))
             except BrokenProcessPool as error:
-                if number in self._dead_of(pool, error):
-                    return self._blame(number, len(answers), *self._ended(number, None))
+                if number in self._dead_jobs(pool, error):
+                    return self._blame(number, count, *self._cause_of_death(number, None))
             finally:
                 self._in_flight.pop(number, None)
-        return self._blame(number, len(answers), "crash", f"all reward workers were lost {_POOLS} times in a row")
+        return self._blame(number, count, "crash", f"all reward workers were lost {_ATTEMPTS} times in a row")
 
     async def _result(self, number: int, future: Future[Any], pool: ProcessPool) -> Any:
         # pebble's deadline begins when a worker takes the job; this one is for a pool that lost the job.
@@ -126,35 +138,38 @@ class Processes:
         waiting = asyncio.wrap_future(future)
         try:
             while not future.done() and pool.active and time.monotonic() < until:
-                dead = self._places[number % _PLACES].is_dead(number)
-                await asyncio.wait({waiting}, timeout=min(_LOOK_S, self.timeout_s / 4))
+                dead = self._state(number).is_dead(number)
+                await asyncio.wait({waiting}, timeout=min(_POLL_S, self.timeout_s / 4))
                 if dead and not future.done():  # pebble misses exit code 0, and a death too early
                     raise ProcessExpired("unnoticed", code=None)
             if not future.done():
-                raise BrokenProcessPool(f"no answer from them in {lost_s:.0f} s" if pool.active else "they ended")
+                raise BrokenProcessPool(f"no outcome from them in {lost_s:.0f} s" if pool.active else "they ended")
             return future.result()
         finally:
             waiting.cancel()
 
-    def _dead_of(self, pool: ProcessPool, error: BrokenProcessPool) -> set[int]:
-        """Jobs whose workers had died when the pool was lost; at the first call, the other workers are still there."""
+    def _state(self, number: int) -> JobState:
+        return self._job_states[number % _JOB_STATES]
+
+    def _dead_jobs(self, pool: ProcessPool, error: BrokenProcessPool) -> set[int]:
+        """Replaces a lost pool; returns the jobs whose workers had died. The first call still sees who was alive."""
         with self._lock:
             if self._pool is pool:
                 log.warning("The reward workers are lost (%r).", error.__cause__ or error)
-                self._dead = {number for number in self._in_flight if self._places[number % _PLACES].is_dead(number)}
+                self._dead = {number for number in self._in_flight if self._state(number).is_dead(number)}
                 self._renew()
             return self._dead
 
     def _blame(self, number: int, count: int, kind: str, message: str) -> list[Outcome]:
-        """The outcomes of a job whose worker is gone: failures of the answer it was at and of those before it."""
-        failed, reward = self._places[number % _PLACES].left(number, count)
+        """Returns the outcomes of a job whose worker is gone: failures of the current response and those before it."""
+        failed, reward = self._state(number).at_fault(number, count)
         reason = f"{kind}: {message}" if reward is None else f"{kind}: {self.rewards[reward].name}: {message}"
-        return [reason if answer in failed else None for answer in range(count)]
+        return [reason if index in failed else None for index in range(count)]
 
-    def _ended(self, number: int, exit_code: int | None) -> tuple[str, str]:
-        """Kind and message for a worker that ended by itself; not always with an exit code."""
-        place = self._places[number % _PLACES]
-        if exit_code == worker.OUT_OF_MEMORY or (place.job == number and place.full):
+    def _cause_of_death(self, number: int, exit_code: int | None) -> tuple[str, str]:
+        """Returns kind and message for a worker that ended by itself; pebble does not always know the exit code."""
+        state = self._state(number)
+        if exit_code == worker.OUT_OF_MEMORY or (state.job == number and state.out_of_memory):
             limit = "" if self.memory_gib is None else f"; data.reward_memory_gib is {self.memory_gib:g}"
             return "memory", "MemoryError" + limit
         if exit_code is None:
@@ -178,40 +193,15 @@ class Processes:
         return self._pool
 
     def _new_pool(self) -> ProcessPool:
-        to_begin = (self._pickled, os.getpid(), self.memory_gib, self._places)
-        return ProcessPool(self.workers, initializer=worker.begin, initargs=to_begin, context=self._context)
-
-    def _await_ready(self, pool: ProcessPool) -> None:
-        until = time.monotonic() + _START_S
-        try:
-            future = _taken(pool, worker.ready)
-            while not future.done() and pool.active and time.monotonic() < until:
-                wait([future], timeout=_LOOK_S)
-            if not (future.done() or pool.active):
-                raise BrokenProcessPool("they ended before the first job")
-            future.result(0)
-        except ValueError as error:
-            raise ConfigError(
-                f"rewards: {error}. A worker imports the modules of the rewards anew, without what this process has "
-                "set up: see that they can be imported by themselves."
-            ) from None
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "The reward workers died while they started; their own message is above. They import the script that "
-                'was run: what starts the training must stand under `if __name__ == "__main__":`.'
-            ) from error
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
-                f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
-            ) from error
+        arguments = (self._pickled, os.getpid(), self.memory_gib, self._job_states)
+        return ProcessPool(self.workers, initializer=worker.initialise, initargs=arguments, context=self._context)
 
 
-def _taken(
+def _schedule(
     pool: ProcessPool, job: Callable[..., Any], args: Sequence[Any] = (), limit_s: float | None = None
 ) -> Future:
-    """pebble refuses a job with a bare RuntimeError where it finds its workers dead, and loses one that it takes while
-    they die: so look at `pool.active` while waiting, too."""
+    # pebble refuses a job with a bare RuntimeError if its workers are dead, and loses a job that it takes while they
+    # die. Therefore the waiting loops look at `pool.active`, too.
     try:
         return pool.schedule(job, args, timeout=limit_s)
     except RuntimeError as error:

@@ -1,23 +1,21 @@
-r"""How large the number would be that a LaTeX text stands for, without working it out.
+r"""An upper bound on the size of the number that a LaTeX text denotes, found without computing the number.
 
-`2^{2^{40}}` has a terabit, and whoever works it out is lost. So it is bounded from above, from the text alone: a number
-has its own bits, a sum, product or fraction those of its parts together, a power its base's as often as the exponent
-says. A letter has none, since nobody works `x^{1000000}` out; but a sum with one has as many terms as its power makes.
-What the bound does not understand (`\sin`, `\int`) counts as a letter.
+`2^{2^{40}}` has a terabit, and no verifier can work it out. The bound comes from the text alone: a number has its own
+bits; a sum, product or fraction has the bits of its parts together; a power has those of its base times the exponent.
+A letter has no bits, since sympy does not expand `x^{1000000}`; but a power of a sum with a letter has many terms, each
+with a number. Commands that are not understood (`\sin`, `\int`) count as a letter.
 """
-
-from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
 
 MOST_BITS = 2**18
-"""Some 79,000 decimal digits; Python's multiplication of two such numbers takes milliseconds."""
+"""About 79,000 decimal digits; Python multiplies two such numbers in milliseconds."""
 DEEPEST = 20
-"""Brackets within brackets. math-verify's parser takes seconds from about 15 on, and Python's stack ends at some 50."""
+"""Nested brackets. math-verify's parser takes seconds from about 15 on, and Python's stack ends at about 50."""
 _DIGIT = math.log2(10)
-_LARGEST_LOG2 = 60.0  # of a value whose own value matters: an exponent, an n of n!
+_LARGEST_LOG2 = 60.0  # limit for an exponent, or for the n of n!
 
 _TOKEN = re.compile(
     r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|\\(?:begin|end|text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+"
@@ -25,7 +23,7 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"\\[,!;: ]|\{,\}|(?<=\d),(?=\d{3}(?!\d))|\\left\b|\\right\b|\\displaystyle\b")
 _OPENING = {"{": "}", "(": ")]", "[": ")]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-"""With what closes each; an interval may be half open."""
+"""Opening brackets with the closing ones; an interval may be half open."""
 _FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac", r"\cfrac"}
 _BINOMIALS = {r"\binom", r"\dbinom", r"\tbinom"}
 _WITH_LIMITS = {r"\sum", r"\prod", r"\int", r"\lim", r"\bigcup", r"\bigcap"}
@@ -36,32 +34,27 @@ _ENDS_A_TERM = {"+", "-", r"\pm", r"\mp", "=", ",", ";", "&", r"\\", "<", ">", "
 
 
 class TooLargeError(Exception):
-    """A text stands for something that cannot be worked out; the message says what."""
+    """A text denotes a number that cannot be worked out; the message says why."""
 
 
 @dataclass(slots=True)
 class _Size:
-    bits: float = 0.0
-    """To write down all numbers of it exactly."""
-    log2: float = 0.0
-    """Of its value, at most; 0 for a value below 1."""
-    letter: bool = False
-    """Whether something in it is not a number."""
+    bits: float = 0.0  # of all its numbers, written exactly
+    log2: float = 0.0  # upper bound of the logarithm of its value; 0 for a value below 1
+    letter: bool = False  # a part of it is not a number
     terms: int = 1
 
 
 def check_size(text: str) -> None:
-    """Looks at a formula before anybody works it out; takes microseconds.
+    """Raises TooLargeError for a formula of more than `MOST_BITS` bits, or with brackets deeper than `DEEPEST`.
 
-    Raises:
-        TooLargeError: If it would have more than `MOST_BITS` bits, or has brackets deeper than `DEEPEST`.
+    It takes microseconds.
     """
-    size = _Reader(_TOKEN.findall(_THOUSANDS.sub("", text))).sequence("", 0)
-    _bounded(size.bits)
+    _Reader(_TOKEN.findall(_THOUSANDS.sub("", text))).sequence("", 0)
 
 
 class _Reader:
-    """Reads tokens from left to right, each once."""
+    """Parser that reads tokens from left to right, each once."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
@@ -76,7 +69,7 @@ class _Reader:
         return token
 
     def sequence(self, closing: str, depth: int) -> _Size:
-        """Up to a token of `closing` or the end: terms, and in each of them factors."""
+        """Reads terms, each made of factors, up to a token of `closing` or the end; checks their size."""
         if depth > DEEPEST:
             raise TooLargeError(f"has more than {DEEPEST} brackets or powers within one another")
         whole, term, divides = _Size(terms=0), _Size(), False
@@ -93,7 +86,7 @@ class _Reader:
         return whole
 
     def atom(self, token: str, depth: int) -> _Size:
-        """The number, group or command that begins with `token`, which has been taken."""
+        """Reads the rest of the number, group or command that begins with `token`."""
         if token[0].isdecimal() or (token[0] == "." and token != "."):
             return _number(token)
         if token in _OPENING:
@@ -114,7 +107,7 @@ class _Reader:
         return _Size(letter=True)
 
     def argument(self, depth: int) -> _Size:
-        """What a command or `^` works on: a group or a token, with its sign."""
+        """Reads the argument of a command or `^`: a group or a token, with its sign."""
         negative = False
         while self.peek() in ("+", "-"):
             negative |= self.take() == "-"
@@ -130,7 +123,7 @@ class _Reader:
         return _Size(of.bits, 0.0, of.letter, of.terms) if negative else of
 
     def with_postfixes(self, of: _Size, depth: int, limits: bool) -> _Size:
-        """`of` with its factorials and powers; `limits` if `_` and `^` are those of a sum."""
+        """Reads the factorials and powers behind `of`; with `limits`, `_` and `^` are those of a sum."""
         while (token := self.peek()) in ("^", "**", "!", "_", "'"):
             self.take()
             if token == "!":
@@ -168,8 +161,7 @@ def _product(one: _Size, other: _Size, divides: bool) -> _Size:
 
 
 def _power(base: _Size, exponent: _Size) -> _Size:
-    """A letter in the exponent leaves the power as it is."""
-    if exponent.letter:
+    if exponent.letter:  # not worked out
         return _Size(base.bits + exponent.bits, base.log2, True, 1)
     times = 2 ** min(exponent.log2, _LARGEST_LOG2)
     bits = base.bits * times

@@ -1,13 +1,8 @@
-"""What runs inside a reward worker: rewards called on plain strings, each answer's exceptions kept to itself.
+"""Code of a reward worker: calls the rewards on plain strings, and checks the values that they return.
 
-This module imports neither torch nor anything that does, so a worker starts in a fraction of a second.
-
-A worker must die with the trainer, also when the trainer is killed (SIGKILL) while a reward never returns.
-
-A worker that is out of memory ends: what filled it may stay, and would fail the next answers.
+An exception fails one response. A worker that runs out of memory exits, since its memory may stay full and fail the
+next responses. Neither this module nor its imports import torch, so a worker starts in a fraction of a second.
 """
-
-from __future__ import annotations
 
 import asyncio
 import inspect
@@ -20,12 +15,13 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.job_state import JobState, Outcome, Scored
-from lrl.rewards.validation import BadValueError, parts_of
 from lrl.runtime.parent_death import die_with
 
 OUT_OF_MEMORY = 112
@@ -35,116 +31,105 @@ _NOT_THE_USERS = (
     *(str(Path(__file__).parents[1]) + os.sep, "<frozen "),
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-"""Where lrl and libraries are."""
+"""Where the files of lrl and of libraries are."""
 
 _rewards: list[Reward] | str = "no rewards were loaded"
-_places: Sequence[JobState] = ()
+_job_states: Sequence[JobState] = ()  # shared with the trainer; job n uses number n modulo their length
 _runner = asyncio.Runner()  # one event loop for the worker's life: a user's HTTP session belongs to its loop
 
 
-def begin(rewards: bytes, owner: int, memory_gib: float | None, places: Sequence[JobState]) -> None:
-    """Sets a new worker up. pebble ignores SIGINT already: Ctrl-C reaches all processes, but the trainer decides.
+def initialise(rewards: bytes, trainer: int, memory_gib: float | None, job_states: Sequence[JobState]) -> None:
+    """Prepares a new worker of the process `trainer`: loads the pickled list of rewards, then limits the memory.
 
-    Args:
-        rewards: Pickled list of `Reward`s. One that cannot be loaded is reported by every later call.
-        owner: Process id of the trainer.
-        memory_gib: What scoring may allocate beyond what the loaded rewards hold, in GiB; None for no limit.
-        places: Shared with the trainer; job n writes to place n modulo their number.
+    If the rewards cannot be loaded, every later call says so. pebble makes workers ignore SIGINT: Ctrl-C reaches all
+    processes, but the trainer decides.
     """
-    global _rewards, _places
-    _places = places
-    die_with(owner)
+    global _rewards, _job_states
+    _job_states = job_states
+    die_with(trainer)  # also if the trainer gets SIGKILL while a reward never returns
     # pebble's own handler is Python code and waits for Python's lock; the default kills at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         _rewards = pickle.loads(rewards)
     except Exception as error:
-        _rewards = f"a reward cannot be loaded in a reward worker: {_said(error)}{where_raised(error)}"
+        _rewards = f"a reward cannot be loaded in a reward worker: {_message(error)}{_where_raised(error)}"
     _limit_memory(memory_gib)
 
 
 def ready() -> None:
-    """Returns if this worker can score.
-
-    Raises:
-        ValueError: If its rewards could not be loaded.
-    """
+    """Returns if this worker can score; raises ValueError if its rewards could not be loaded."""
     if isinstance(_rewards, str):
         raise ValueError(_rewards)
 
 
 def score(number: int, job: bytes, budget_s: float) -> list[Outcome]:
-    """Scores answers to one prompt, one after another; `async` rewards overlap.
+    """Returns the outcomes of responses to one prompt, scored one after another; `async` rewards overlap.
 
-    Args:
-        number: Of the job, above 0; told apart by it in its place.
-        job: Pickled `(answers, prompt, columns)`: how many there are; and pickled once more, the prompt's text, and
-            the text and columns of each answer.
-        budget_s: Seconds after which no answer but the first is begun, and none awaited any longer.
-
-    Returns:
-        One outcome for each answer.
+    After `budget_s` seconds only the first response is still begun, and none awaited. `number` is above 0.
     """
-    count, packed = pickle.loads(job)
+    count, packed = pickle.loads(job)  # packed: prompt, and text and columns of each response
+    if isinstance(_rewards, str):
+        return [f"exception: {_rewards}"] * count
     try:
-        prompt, answers = pickle.loads(packed)
-        return _runner.run(_score_all(number, prompt, answers, budget_s))
+        prompt, responses = pickle.loads(packed)
+        return _runner.run(_score_all(_rewards, number, prompt, responses, budget_s))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except Exception as error:
-        return [f"exception: the row cannot be loaded in a reward worker: {_said(error)}"] * count
+        return [f"exception: the row cannot be loaded in a reward worker: {_message(error)}"] * count
 
 
-async def _score_all(number: int, prompt: str, answers: list[tuple[str, dict[str, Any]]], budget_s: float) -> Any:
+async def _score_all(
+    rewards: list[Reward], number: int, prompt: str, responses: list[tuple[str, dict[str, Any]]], budget_s: float
+) -> Any:
     until = time.monotonic() + budget_s
-    place = _places[number % len(_places)]
-    place.begin(number)
+    state = _job_states[number % len(_job_states)]
+    state.begin(number)
     tasks = [
-        asyncio.create_task(_score_one(place, i, prompt, text, columns, until))
-        for i, (text, columns) in enumerate(answers)
+        asyncio.create_task(_score_one(rewards, state, i, (prompt, text), columns, until))
+        for i, (text, columns) in enumerate(responses)
     ]
     done, late = await asyncio.wait(tasks, timeout=budget_s)
     for task in late:
         task.cancel()
-    place.end()
-    over_time = f"timeout: no reward after {budget_s:g} s"
-    return [task.result() if task in done else over_time for task in tasks]
+    state.end()
+    timed_out = f"timeout: no reward after {budget_s:g} s"
+    return [task.result() if task in done else timed_out for task in tasks]
 
 
 async def _score_one(
-    place: JobState, answer: int, prompt: str, response: str, columns: dict[str, Any], until: float
+    rewards: list[Reward], state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any], until: float
 ) -> Outcome:
-    if isinstance(_rewards, str):
-        return f"exception: {_rewards}"
-    if answer > 0 and time.monotonic() > until:
+    if index > 0 and time.monotonic() > until:
         return None
-    outcome = await _weighted_sum(_rewards, place, answer, (prompt, response), columns)
-    place.ended(answer, outcome)
+    outcome = await _weighted_sum(rewards, state, index, texts, columns)
+    state.judged(index, outcome)
     return outcome
 
 
 async def _weighted_sum(
-    rewards: list[Reward], place: JobState, answer: int, texts: tuple[str, str], columns: dict[str, Any]
+    rewards: list[Reward], state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any]
 ) -> Outcome:
     total = 0.0
     parts: dict[str, float] = {}
     gave_up = ""
-    for index, reward in enumerate(rewards):
+    for number, reward in enumerate(rewards):
         try:
-            place.at(answer, index)
+            state.running(index, number)
             value = reward(*texts, **columns)
-            place.uncertain()  # while it is awaited, others run
+            state.uncertain()  # while it is awaited, others run
             value = await value if inspect.isawaitable(value) else value
             found = parts_of(reward.name, value)
         except MemoryError:
-            place.out_of_memory(answer, index)
+            state.running(index, number)
+            state.out_of_memory = 1
             os._exit(OUT_OF_MEMORY)
         except BadValueError as error:
             return f"{error.kind}: {reward.name}: {error}"[:_LONGEST_MESSAGE]
         except SystemExit as error:
-            return f"crash: {reward.name}: {_said(error)}"
-        except BaseException as error:  # CancelledError or KeyboardInterrupt would go on in the trainer
-            return f"exception: {reward.name}: {_said(error)}{where_raised(error)}"
+            return f"crash: {reward.name}: {_message(error)}"
+        except BaseException as error:  # the trainer would raise CancelledError or KeyboardInterrupt again
+            return f"exception: {reward.name}: {_message(error)}{_where_raised(error)}"
         if isinstance(value, GaveUp):
             gave_up = gave_up or f"{reward.name}: {value.reason}"[:_LONGEST_MESSAGE]
         parts |= found
@@ -152,8 +137,47 @@ async def _weighted_sum(
     return Scored(total, parts, gave_up) if math.isfinite(total) else f"nan: the weighted sum of {parts} is {total}"
 
 
-def _said(error: BaseException) -> str:
-    """Type and message; an exception may fail to say the latter."""
+class BadValueError(Exception):
+    """A reward returned a value that is no reward. `kind` is one of `lrl.rewards.failure_stats.KINDS`."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def parts_of(name: str, value: Any) -> dict[str, float]:
+    """Returns the numbers in the value of reward `name`: `{name: value}`, or `{"name/part": number}` for a dict.
+
+    Raises BadValueError of kind `nan`, `wrong_type` or `wrong_shape`.
+    """
+    if not isinstance(value, dict):
+        return {name: _number(name, value)}
+    if not value:
+        raise BadValueError("wrong_shape", "an empty dict; give at least one part")
+    if unnamed := [part for part in value if not isinstance(part, str)]:
+        raise BadValueError("wrong_type", f"a dict with the key {shortened(unnamed[0])}; name the parts with strings")
+    return {f"{name}/{part}": _number(part, number) for part, number in value.items()}
+
+
+def _number(part: str, value: Any) -> float:
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # one number, wrapped by numpy or torch
+        value = value.item()
+    given = f"{part} is {shortened(value)} ({type(value).__name__})"
+    if not isinstance(value, Real):  # True and False are, as 1 and 0
+        if hasattr(value, "__len__") and not isinstance(value, str | bytes):
+            raise BadValueError("wrong_shape", f"{given}; a reward is one number, or a dict of numbers by name")
+        raise BadValueError("wrong_type", f"{given}; a reward is a float: write float(...) if that is what you mean")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadValueError("nan", f"{given}; a reward is finite")
+    return number
+
+
+def _message(error: BaseException) -> str:
+    """Returns type and message of an exception, whose `__str__` may raise."""
     try:
         message = str(error)
     except Exception as another:
@@ -161,18 +185,18 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"[:_LONGEST_MESSAGE]
 
 
-def where_raised(error: BaseException) -> str:
-    """The line of the user's own code that raised, in brackets; empty if lrl's or a library's code did by itself."""
+def _where_raised(error: BaseException) -> str:
+    """Returns the last line of the user's code in the traceback, in brackets; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _limit_memory(gib: float | None) -> None:
-    """Limit writable private memory (RLIMIT_DATA), counted from what is there when the rewards are loaded.
+    """Limits writable private memory (RLIMIT_DATA), counted from what is allocated when the rewards are loaded.
 
-    RLIMIT_AS would count what is only reserved, too: CUDA, a Java machine or one malloc arena for each thread reserve
-    many GiB and use none of it.
+    RLIMIT_AS would also count memory that is only reserved: CUDA, a Java machine or one malloc arena for each thread
+    reserve many GiB and use none of it.
     """
     if gib is None or sys.platform != "linux":
         return

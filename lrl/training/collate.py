@@ -1,6 +1,4 @@
-"""Rollouts laid side by side in rows: the tensors of a micro-batch, and every index calculation they need."""
-
-from __future__ import annotations
+"""Collation of rollouts into the tensors of a micro-batch; all index calculations are here."""
 
 from dataclasses import dataclass
 
@@ -12,35 +10,36 @@ from lrl.types import Group, MicroBatch, Rollout
 
 @dataclass(slots=True)
 class Sequence:
-    """One rollout behind its prompt, with what the loss needs to know about it."""
+    """One rollout behind its prompt, with the inputs of its loss."""
 
     group: int
     """`Group.index`."""
     prompt: list[int]
     rollout: Rollout
     advantages: Tensor
-    """float32 [answer tokens], or [] for all of them."""
+    """float32 [response tokens], or [] for all of them."""
     trained: list[bool]
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.rollout.token_ids)
 
 
-def one_a_row(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
-    """Some rollouts of a group, each with at least one token, each in a row of its own, every token in the mask."""
+def text_sequence(token_ids: list[int], group: int = 0) -> Sequence:
+    """Returns a text as a rollout behind a prompt of one token: every token but the first is a label."""
+    first, *rest = token_ids
+    rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))
+    return Sequence(group, [first], rollout, torch.zeros(()), [True] * len(rest))
+
+
+def unpacked(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
+    """Returns rollouts of a group, each with at least one token and in its own row, with every token in the mask."""
     zero = torch.zeros(())
-    everything = [[True] * len(rollout.token_ids) for rollout in rollouts]
-    pairs = zip(rollouts, everything, strict=True)
-    rows = [[Sequence(group.index, group.prompt.token_ids, one, zero, trained)] for one, trained in pairs]
+    rows = [[Sequence(group.index, group.prompt.token_ids, r, zero, [True] * len(r.token_ids))] for r in rollouts]
     return fill_rows(rows, temperature)
 
 
 def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
-    """The micro-batch of these rows, as long as the longest.
-
-    Padding repeats the row's last token. Any token would do in most models, but Gemma 3n has no finite gradient at one
-    with an embedding of zeros, as that for padding often is.
-    """
+    """Returns the micro-batch of these rows, padded to the longest."""
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
     sequences = [sequence for row in rows for sequence in row]
     referenced = all(sequence.rollout.reference_logprobs is not None for sequence in sequences)
@@ -65,27 +64,29 @@ def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
             whole = slice(start, start + len(sequence))
             batch.sequence_ids[row, whole] = number
             batch.group_ids[row, whole] = groups[sequence.group]
-            _place(batch, row, start, sequence)
-            start += len(sequence)
+            _write(batch, row, whole, sequence)
+            start = whole.stop
             number += 1
+        # Any token pads in most models. But an embedding of zeros, usual for a padding token, has no finite gradient in
+        # Gemma 3n.
         batch.input_ids[row, start:] = batch.input_ids[row, start - 1]
         batch.position_ids[row, start:] = torch.arange(shape[1] - start)
     return batch
 
 
-def _place(batch: MicroBatch, row: int, start: int, sequence: Sequence) -> None:
-    """Writes one sequence. A response token is the label of the position before it; the first, of the prompt's end."""
+def _write(batch: MicroBatch, row: int, whole: slice, sequence: Sequence) -> None:
     rollout, prompt = sequence.rollout, sequence.prompt
-    whole = slice(start, start + len(sequence))
-    batch.input_ids[row, whole] = torch.tensor(prompt + rollout.token_ids)
+    token_ids = batch.labels.new_tensor(rollout.token_ids)
+    batch.input_ids[row, whole] = torch.cat([batch.labels.new_tensor(prompt), token_ids])
     batch.position_ids[row, whole] = torch.arange(len(sequence))
-    first = start + len(prompt) - 1
-    trained = torch.tensor(sequence.trained)
+    # A response token is the label of the position before it, so the first one belongs to the end of the prompt.
+    first = whole.start + len(prompt) - 1
+    trained = batch.mask.new_tensor(sequence.trained)
     columns = torch.arange(first, first + len(trained))[trained]
     batch.mask[row, columns] = True
-    batch.labels[row, columns] = torch.tensor(rollout.token_ids)[trained]
-    batch.behaviour_logprobs[row, columns] = torch.tensor(rollout.logprobs)[trained]
+    batch.labels[row, columns] = token_ids[trained]
+    batch.behaviour_logprobs[row, columns] = batch.advantages.new_tensor(rollout.logprobs)[trained]
     batch.advantages[row, columns] = sequence.advantages.expand(len(trained))[trained]
-    batch.versions[row, columns] = torch.tensor(rollout.versions)[trained]
+    batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[trained]
     if batch.reference_logprobs is not None:
-        batch.reference_logprobs[row, columns] = torch.tensor(rollout.reference_logprobs)[trained]
+        batch.reference_logprobs[row, columns] = batch.advantages.new_tensor(rollout.reference_logprobs)[trained]

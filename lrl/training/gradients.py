@@ -1,6 +1,4 @@
-"""From the gradient of a sum to the one the optimizer may use: averaged over ranks, scaled, clipped, and finite."""
-
-from __future__ import annotations
+"""From the sum of gradients to the gradient of the optimizer step: averaged over ranks, scaled, clipped, finite."""
 
 import math
 from collections.abc import Iterable
@@ -14,12 +12,10 @@ from lrl.runtime.ranks import explain_rank_loss
 
 
 def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
-    """Gives each of several ranks the mean of all their gradients, a rank without one counting as zero; a collective.
+    """Gives every rank the mean of all gradients, a rank without one counting as zero; a collective of all ranks.
 
-    Sharded parameters are left out: their gradients have been averaged within the backward pass.
-
-    Raises:
-        RuntimeError: Another rank has ended.
+    Sharded parameters are left out: the backward pass has averaged their gradients. Raises RuntimeError if another rank
+    has ended.
     """
     if ranks == 1:
         return
@@ -29,14 +25,13 @@ def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> 
     with explain_rank_loss("Another rank"):
         dist.all_reduce(anywhere, dist.ReduceOp.MAX)
     gradients = []
-    for weight, somebody_has_one in zip(weights, anywhere.tolist(), strict=True):
-        if somebody_has_one:
+    for weight, any_rank_has_one in zip(weights, anywhere.tolist(), strict=True):
+        if any_rank_has_one:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             gradients.append(weight.grad)
     with explain_rank_loss("Another rank"):
-        sums = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
-        for each in sums:
-            each.wait()
+        for sum_of_ranks in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+            sum_of_ranks.wait()
     for gradient in gradients:
         gradient.div_(ranks)
 
@@ -44,11 +39,7 @@ def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> 
 def scale_and_clip(parameters: Iterable[torch.nn.Parameter], scale: float, max_norm: float | None, step: int) -> Tensor:
     """Multiplies gradients by `scale`, then limits their L2 norm over all parameters to `max_norm`.
 
-    Returns:
-        float32 [], the norm before it was limited.
-
-    Raises:
-        RuntimeError: The norm is not finite.
+    Returns the norm before it was limited, float32 []. Raises RuntimeError if it is not finite.
     """
     weights = [parameter for parameter in parameters if parameter.grad is not None]
     for weight in weights:

@@ -1,23 +1,22 @@
-"""Log-probs of chosen tokens, without ever holding a table of tokens x vocabulary.
+"""Log-probs of given tokens, without a tensor of tokens x vocabulary.
 
-8,192 answer tokens and a vocabulary of 128,256 make 4 GB of float32 logits, and autograd would hold three such tables.
+8,192 response tokens and a vocabulary of 128,256 make 4 GB of float32 logits, and autograd would hold three of them.
 So the head runs over chunks of tokens, forwards and backwards, through one buffer of a chunk's logits:
 
     forward    for each chunk:               logits -> log-probs of the labels
     backward   for each chunk, last first:   logits again -> their gradient, in place -> gradients of hidden and head
 
-The last chunk's logits are still in the buffer when the backward pass begins, so it does not compute them again; with a
-single chunk nothing is computed twice. The head's gradient is one tensor that every chunk adds to.
+The last chunk's logits are still in the buffer when the backward pass begins, so with a single chunk nothing is
+computed twice. The head's gradient is one tensor that every chunk adds to.
 
-Logits are computed in the dtype of the weights (autocast's where it is on) and turned into float32 for the softmax, as
-vLLM does; the temperature divides them after that. What it costs is measured in docs/logprobs.md.
+Logits have the dtype of the weights (of autocast if it is on) and become float32 for the softmax, as in vLLM; then the
+temperature divides them. docs/logprobs.md has measurements.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,38 +24,33 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What a model does to its logits after the head: scale them (Granite, Cohere), then cap them (Gemma, xLSTM)."""
+    """A model's change of its logits after the head: a scale (Granite, Cohere), then a cap (Gemma, xLSTM)."""
 
     scale: float = 1.0
     """Factor on every logit."""
     cap: float | None = None
-    """Logits are squeezed into (-cap, cap) by cap * tanh(logit / cap)."""
+    """Limit of the logits, (-cap, cap), by cap * tanh(logit / cap)."""
 
     @classmethod
-    def from_config(cls, config: Any) -> LogitTransform:
-        """Read from a Hugging Face text config, by the names that its models use."""
-        scale = 1.0
-        for factor in _named(config, "logit_scale"):
-            scale *= factor
-        for divisor in _named(config, "logits_scaling", "logits_mup_width_multiplier"):
-            scale /= divisor
-        caps = _named(config, "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    def from_config(cls, config: Any) -> Self:
+        """Reads the transform from a Hugging Face text config, under all names in use."""
+
+        def named(*names: str) -> Iterator[float]:
+            return (value for name in names if (value := getattr(config, name, None)))  # neither null nor 0
+
+        scale = math.prod(named("logit_scale")) / math.prod(named("logits_scaling", "logits_mup_width_multiplier"))
+        caps = named("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
         return cls(scale=scale, cap=next(caps, None))
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The transformed logits, same shape and dtype."""
+        """Returns the transformed logits, same shape and dtype."""
         if self.scale != 1.0:
             logits = logits * self.scale
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
     def slope(self, transformed: Tensor) -> Tensor | float:
-        """Derivative of each transformed logit by the logit it was made from."""
+        """Returns the derivative of each transformed logit by its original."""
         return self.scale if self.cap is None else self.scale * (1 - (transformed / self.cap).square())
-
-
-def _named(config: Any, *names: str) -> Iterator[float]:
-    """The values of those settings that the config has and that are not null or 0."""
-    return (value for name in names if (value := getattr(config, name, None)))
 
 
 IDENTITY = LogitTransform()
@@ -72,31 +66,55 @@ def token_logprobs(
     transform: LogitTransform = IDENTITY,
     chunk_tokens: int = 1024,
 ) -> Tensor:
-    """Log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) / temperature)[label].
+    """Returns the log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) / temperature)[label].
 
     Differentiable by hidden, weight and bias, once: a backward pass with create_graph=True raises RuntimeError.
 
     Args:
-        hidden: [N, H], last hidden state at the position that predicts the label; of the dtype of the weight.
+        hidden: [N, H], last hidden state at the position that predicts the label; dtype of the weight.
         weight: [V, H], the head.
         labels: int64 [N].
         bias: [V], if the head has one.
         temperature: Divides the logits; above 0.
-        transform: What the model does to its logits.
+        transform: The model's change of its logits.
         chunk_tokens: Tokens per chunk; chunk_tokens x V logits are in memory until the backward pass ends.
 
     Returns:
         float32 [N], nats.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # it would not see the products below, whose outputs are given
+    if torch.is_autocast_enabled(device):  # it does not apply to the products below, which have `out`
         dtype = torch.get_autocast_dtype(device)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return _TokenLogprobs.apply(hidden, weight, bias, labels, _Softmax(transform, temperature), chunk_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """Logits to log-probs and their gradient, in float32, a few rows at a time: temporaries stay below a chunk."""
+
+    transform: LogitTransform
+    temperature: float
+
+    def logprobs(self, logits: Tensor, labels: Tensor, out: Tensor) -> None:
+        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they are."""
+        for rows in _blocks(logits):
+            scaled = self.transform(logits[rows].float()) / self.temperature
+            out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
+
+    def to_gradient_(self, logits: Tensor, labels: Tensor, upstream: Tensor) -> None:
+        """Overwrites logits [n, V] with the gradient by them; upstream, float32 [n], is the one by the log-probs."""
+        for rows in _blocks(logits):
+            transformed = self.transform(logits[rows].float())
+            gradient = (transformed / self.temperature).softmax(-1).neg_()  # one at the label minus the probability
+            gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
+            gradient *= upstream[rows, None] / self.temperature
+            gradient *= self.transform.slope(transformed)
+            logits[rows] = gradient
+
+
 class _TokenLogprobs(torch.autograd.Function):
-    """The two passes over the chunks."""
+    """Forward and backward pass over the chunks."""
 
     @staticmethod
     def forward(
@@ -109,7 +127,7 @@ class _TokenLogprobs(torch.autograd.Function):
             softmax.logprobs(logits, labels[part], out=logprobs[part])
         ctx.save_for_backward(hidden, weight, bias, labels)
         ctx.softmax, ctx.chunk = softmax, chunk
-        ctx.buffer = buffer  # freed with the node, at once when nothing is to be differentiated
+        ctx.buffer = buffer  # freed with the node, at once if no input needs a gradient
         return logprobs
 
     @staticmethod
@@ -138,40 +156,14 @@ class _TokenLogprobs(torch.autograd.Function):
         return by_hidden, by_weight, by_bias, None, None, None
 
 
-@dataclass(frozen=True, slots=True)
-class _Softmax:
-    """Logits to log-probs and back, in float32, a few rows at a time: no temporary is as large as the chunk."""
-
-    transform: LogitTransform
-    temperature: float
-
-    def logprobs(self, logits: Tensor, labels: Tensor, out: Tensor) -> None:
-        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they are."""
-        for rows in _blocks(logits):
-            scaled = self.transform(logits[rows].float()) / self.temperature
-            out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
-
-    def to_gradient_(self, logits: Tensor, labels: Tensor, upstream: Tensor) -> None:
-        """Turns logits [n, V] into the loss's gradient by them; upstream, float32 [n], is that by the log-probs."""
-        for rows in _blocks(logits):
-            transformed = self.transform(logits[rows].float())
-            gradient = (transformed / self.temperature).softmax(-1).neg_()  # one at the label minus the probability
-            gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
-            gradient *= upstream[rows, None] / self.temperature
-            gradient *= self.transform.slope(transformed)
-            logits[rows] = gradient
-
-
 def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     return weight.new_empty(min(chunk, len(hidden)), len(weight))
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
-    """hidden @ weight.T + bias, [n, V], in the first rows of the buffer."""
+    """Returns hidden @ weight.T + bias, [n, V], in the first rows of the buffer."""
     out = buffer[: len(hidden)]
-    if bias is None:
-        return torch.mm(hidden, weight.T, out=out)
-    return torch.addmm(bias, hidden, weight.T, out=out)
+    return torch.mm(hidden, weight.T, out=out) if bias is None else torch.addmm(bias, hidden, weight.T, out=out)
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:
@@ -179,6 +171,6 @@ def _slices(length: int, step: int) -> Iterator[slice]:
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    """Rows that are worked on together: on the CPU they fit its cache, on a GPU they are worth a kernel's launch."""
+    # On the CPU a block fits the cache; on a GPU it is worth the launch of a kernel.
     numbers = 1 << 21 if logits.device.type == "cpu" else 1 << 24
     return _slices(len(logits), max(1, numbers // logits.shape[1]))

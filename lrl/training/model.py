@@ -1,12 +1,8 @@
-"""The Hugging Face side of the policy: opening a model, its log-probs over packed rows, its weights by their checkpoint
-names.
+"""The policy as a Hugging Face model: opening it, its log-probs over packed rows, its weights by checkpoint names.
 
-What could make the trainer's log-probs differ from the generator's is dealt with here: dropout and router noise are
-off, and a model that changes its logits in a way `LogitTransform` does not know is refused when it is opened. That
-responses do not see each other is tried in `lrl.training.isolation`.
+Trainer and generator must compute the same log-probs. So dropout and router noise are off, and a model whose change of
+logits `LogitTransform` does not know is refused. `lrl.training.isolation` tries that responses do not see each other.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.runtime import import_by_name
 from lrl.runtime.config_errors import ConfigError
+from lrl.training.collate import fill_rows, text_sequence
 from lrl.training.logprobs import LogitTransform, token_logprobs
 from lrl.types import MicroBatch
 
@@ -31,20 +28,23 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def is_made(model: str) -> bool:
-    """Whether the setting `model` names a Python function that makes the model."""
+    """Returns whether the setting `model` names a Python function that makes the model."""
     return import_by_name.is_name(model) and not Path(model).exists()
 
 
 def find_model(model: str) -> str:
-    """The folder or hub name behind the setting `model`; runs the function that it may name instead.
+    """Returns the folder or hub name for the setting `model`; runs the function if it names one.
 
-    Raises:
-        ValueError: There is no such folder or function, or the function raised.
+    Raises ValueError if there is no such folder or function, or the function raised.
     """
     if not is_made(model):
-        folder = str(Path(model).expanduser()) if model.startswith("~") else model
-        check_folder(folder)
-        return folder
+        folder = Path(model).expanduser()
+        # Names on the hub are `name` or `owner/name`.
+        must_be_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
+        if must_be_folder and not folder.exists():
+            looked = "" if folder.is_absolute() else f" (looked for {folder.resolve()})"
+            raise ConfigError(f"model={model!r}: there is no such folder{looked}. Give one in Hugging Face format.")
+        return str(folder) if model.startswith("~") else model
     try:
         maker = import_by_name.function(model)
     except ValueError as error:
@@ -55,16 +55,8 @@ def find_model(model: str) -> str:
         raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
 
 
-def check_folder(model: str) -> None:
-    """Raise ValueError if `model` can only be a folder, and there is none. On the hub it is `name` or `owner/name`."""
-    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if is_path and not Path(model).exists():
-        here = f" (looked for {Path(model).resolve()})" if not Path(model).is_absolute() else ""
-        raise ConfigError(f"model={model!r}: there is no such folder{here}. Give one in Hugging Face format.")
-
-
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub name; raises ValueError when there is none."""
+    """Opens the tokenizer of a folder or hub name; raises ValueError if there is none."""
     return _from_pretrained(AutoTokenizer, folder)
 
 
@@ -75,13 +67,15 @@ def open_network(
     gradient_checkpointing: bool,
     device: torch.device | str = "cpu",
 ) -> PreTrainedModel:
-    """The model of a folder or hub name, in training mode, without noise, on the device on which it will be used.
+    """Opens the model of a folder or hub name, in training mode, without noise, on `device`.
 
-    Raises:
-        ValueError: It cannot be opened, or its log-probs cannot be computed from its last hidden state.
+    Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last hidden state.
     """
     config = _from_pretrained(AutoConfig, folder)
-    _silence_noise(config.get_text_config())
+    text_config = config.get_text_config()
+    for name, value in vars(text_config).items():
+        if isinstance(value, float) and ("drop" in name or "jitter" in name):  # noise the generator does not have
+            setattr(text_config, name, 0.0)
     settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
@@ -92,30 +86,27 @@ def open_network(
         )
     if gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
-    _drop_ignored_sampling(network.generation_config)
+    generation: Any = network.generation_config
+    if generation is not None and not generation.do_sample:  # transformers ignores these, yet refuses to save them
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+            setattr(generation, name, None)
     _check_logits(network.train().to(device))
     return network
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
-    """The model of a folder or hub name without its weights: shapes only. Raises ValueError if it cannot be built."""
+    """Opens a model on the meta device, without weights: shapes only. Raises ValueError if it cannot be built."""
     config = _from_pretrained(AutoConfig, folder)
-    with torch.device("meta"), _named(AutoModelForCausalLM, folder, attention):
+    with torch.device("meta"), _opening(AutoModelForCausalLM, folder, attention):
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention, trust_remote_code=False)
 
 
 def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
-    """Log-probs of the labels at the micro-batch's temperature.
+    """Returns the log-probs of the labels of a micro-batch on the network's device, at its temperature.
 
-    Args:
-        network: A causal language model.
-        micro: R rows of L tokens on the network's device.
-        chunk_tokens: As for `token_logprobs`.
-
-    Returns:
-        float32 [R, L] in nats, 0 where the mask is false.
+    They are float32 [R, L] in nats, 0 where the mask is false. `chunk_tokens` is as for `token_logprobs`.
     """
-    # Flash attention reads where sequences begin from position_ids, but only when all of them are in one row.
+    # Flash attention reads from position_ids where sequences begin, but only if all of them are in one row.
     flat = "flash" in (network.config._attn_implementation or "")
     shape = (1, -1) if flat else micro.input_ids.shape
     outputs = decoder_of(network)(
@@ -136,34 +127,22 @@ def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: in
 
 
 def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
-    """The part of a causal language model that makes the last hidden state."""
+    """Returns the part of a causal language model that computes the last hidden state."""
     decoder = network.get_decoder()
-    # Llama 4 and the text side of Mllama name another part as their base, and get the whole back.
+    # Llama 4 and the text side of Mllama name another part as their base, so get_decoder returns the whole.
     return network.model if decoder is network else decoder
 
 
 def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatch:
-    """One row in which every token but the first is a label, at temperature 1."""
-    input_ids = torch.tensor([token_ids], device=device)
-    mask = torch.ones_like(input_ids, dtype=torch.bool)
-    mask[:, -1] = False
-    zeros = torch.zeros(mask.shape, device=device)
-    return MicroBatch(
-        input_ids=input_ids,
-        position_ids=torch.arange(len(token_ids), device=device)[None],
-        labels=input_ids.roll(-1, dims=1),
-        mask=mask,
-        behaviour_logprobs=zeros,
-        advantages=zeros,
-        versions=torch.zeros_like(input_ids),
-        sequence_ids=torch.zeros_like(input_ids),
-        group_ids=torch.zeros_like(input_ids),
-        temperature=1.0,
-    )
+    """Returns one row in which every token but the first is a label, at temperature 1."""
+    return fill_rows([[text_sequence(token_ids)]], temperature=1.0).to(device)
 
 
 def unique_parameters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the network once, whole, by its name in memory; a collective of all ranks when sharded."""
+    """Yields every tensor of the network once, whole, with its name in memory; a collective of all ranks if sharded.
+
+    Tied weights are one tensor with several names: only the first name comes.
+    """
     seen: set[int] = set()
     for name, tensor in network.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
@@ -172,40 +151,24 @@ def unique_parameters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """As `unique_parameters`, by the names of a Hugging Face checkpoint.
-
-    Layer by layer, because transformers keeps some weights (the experts of a mixture) in another layout than
-    checkpoints do, and only whole layers convert back.
-    """
+    """Yields the tensors of `unique_parameters` with their names in a Hugging Face checkpoint."""
+    # transformers keeps some weights (the experts of a mixture) in another layout than checkpoints do, and only whole
+    # layers convert back.
     for _, layer in groupby(unique_parameters(network), key=lambda item: _layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 
 def _layer_of(name: str) -> str:
-    """`model.layers.3` for all of layer 3's weights, the name itself outside of layers."""
+    """Returns `model.layers.3` for all weights of layer 3, and the name itself outside of layers."""
     head, dot, tail = name.partition(".layers.")
     return head + dot + tail.partition(".")[0] if dot else name
 
 
-def _silence_noise(config: Any) -> None:
-    """Switches off dropout and router jitter: log-probs in training must be those the generator samples from."""
-    for name, value in vars(config).items():
-        if isinstance(value, float) and ("drop" in name or "jitter" in name):
-            setattr(config, name, 0.0)
-
-
-def _drop_ignored_sampling(generation: Any) -> None:
-    """Clears sampling settings of a greedy generation config: transformers ignores them, yet refuses to save them."""
-    if generation is not None and not generation.do_sample:
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
-            setattr(generation, name, None)
-
-
 def _check_logits(network: PreTrainedModel) -> None:
-    """Compares log-probs from the last hidden state with the model's own, so that no logit change goes unnoticed."""
+    """Compares log-probs from the last hidden state with the model's own, to find unknown changes of the logits."""
     ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
     micro = text_as_micro_batch(ids.tolist(), network.device)
-    with torch.no_grad(), runs(network):
+    with torch.no_grad(), named_model_errors(network):
         ours = label_logprobs(network, micro, chunk_tokens=len(ids))[0, :-1]
         logits = network(input_ids=micro.input_ids, use_cache=False).logits[0, :-1].float()
     theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
@@ -218,11 +181,11 @@ def _check_logits(network: PreTrainedModel) -> None:
 
 
 @contextmanager
-def runs(network: PreTrainedModel) -> Iterator[None]:
-    """Turns what a model raises that wants to be called in another way into a ValueError that names it."""
+def named_model_errors(network: PreTrainedModel) -> Iterator[None]:
+    """Turns exceptions of a model that needs other arguments into a ValueError that names the model."""
     try:
         yield
-    except torch.OutOfMemoryError:  # a RuntimeError, and no fault of the model
+    except torch.OutOfMemoryError:  # a RuntimeError, but not the model's
         raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
         raise ConfigError(
@@ -232,14 +195,13 @@ def runs(network: PreTrainedModel) -> Iterator[None]:
 
 
 def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
-    with _named(kind, folder, settings.get("attn_implementation")):
+    with _opening(kind, folder, settings.get("attn_implementation")):
         return kind.from_pretrained(folder, trust_remote_code=False, **settings)
 
 
 @contextmanager
-def _named(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
-    """Turns what transformers raises for a bad folder into a ValueError that names the setting."""
-    check_folder(folder)
+def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
+    """Turns exceptions of transformers for a bad folder into a ValueError that names the setting."""
     try:
         yield
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:

@@ -1,10 +1,7 @@
-"""The reference policy: a frozen model that the policy is kept near to, for objectives and users that ask for one.
+"""The reference policy: a frozen model that the policy stays near to, if `model.reference` is set.
 
-Its log-probs are computed once per rollout, when the rollout's group reaches its step, and travel with the rollout from
-there on. Nothing is loaded unless `model.reference` is set.
+Its log-probs are computed once per rollout, when the rollout's group reaches its step, and stay with the rollout.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -14,7 +11,7 @@ from torch import Tensor
 
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.runtime.config_errors import fault
-from lrl.training.collate import one_a_row
+from lrl.training.collate import unpacked
 from lrl.training.isolation import check_rows
 from lrl.training.model import Dtype, label_logprobs, open_network
 from lrl.types import Group, Rollout
@@ -23,20 +20,20 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 class Reference:
-    """A frozen policy, and what the KL to it costs.
+    """A frozen policy, and the cost of the KL to it.
 
     Estimators of KL(pi || pi_ref) per token, with d = log pi_ref - log pi (Schulman, "Approximating KL divergence",
     2020): k1 = -d, without bias, of any sign; k2 = d^2 / 2; k3 = e^d - 1 - d, without bias and never negative.
 
     In the loss, `coefficient` times the estimator is added to the loss of each token (GRPO, 2402.03300, equation 4,
     with k3). The gradient of k1 is zero on average and does nothing there; that of k2 is the gradient of the KL. In the
-    reward, `coefficient` times the sum over an response's tokens is taken off its reward before the baseline, with the
-    behaviour log-probs for log pi; there k1 is the usual choice.
+    reward, `coefficient` times the sum over a response's tokens is subtracted from its reward before the baseline, with
+    the behaviour log-probs for log pi; there k1 is the usual choice.
 
     Args:
-        coefficient: What a nat of KL costs; 0 only measures it.
+        coefficient: Cost of a nat of KL; 0 only measures it.
         estimator: `k1`, `k2` or `k3`.
-        place: Where the cost goes: `loss` or `reward`.
+        place: The cost is part of the `loss` or of the `reward`.
         model: Hub name or folder of the reference; None takes the policy's own first version.
         refresh_every_n_steps: Copy the policy's weights into the reference after every so many steps; None never does.
 
@@ -61,70 +58,57 @@ class Reference:
             )
         if refresh_every_n_steps is not None and refresh_every_n_steps < 1:
             fault(f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at least 1, or null.")
-        self.coefficient = coefficient
-        self.estimator = estimator
-        self.place = place
-        self.model = model
-        self.refresh_every_n_steps = refresh_every_n_steps
+        self.coefficient, self.estimator, self.place = coefficient, estimator, place
+        self.model, self.refresh_every_n_steps = model, refresh_every_n_steps
         self.version = 0
-        """Optimizer steps after which the weights were last copied in; 0 for those it was opened with."""
+        """Optimizer step whose weights were last copied in; 0 for those that it was opened with."""
 
     def open(self, policy_folder: str, dtype: Dtype, attention: str | None, device: torch.device) -> None:
-        """Loads the frozen model, once; the policy's own first version unless `model` names another."""
+        """Loads the frozen model, once: the policy's own first version unless `model` names another."""
         if not hasattr(self, "network"):
             self.network = open_network(self.model or policy_folder, dtype, attention, False, device)
             check_rows(self.network)
             self.network.requires_grad_(False)
 
     def fill(self, group: Group, temperature: float, chunk_tokens: int, micro_batch_tokens: int) -> None:
-        """Give every rollout of a group its `reference_logprobs` and, if the reward is the place, its `kl_penalty`.
+        """Sets `reference_logprobs` and, if the place is the reward, `kl_penalty` of every rollout of a group.
 
-        A group that a replay brings back keeps them as long as the reference is the same.
-
-        Args:
-            group: Its rollouts are changed in place.
-            temperature: Divides the logits.
-            chunk_tokens: As for `token_logprobs`.
-            micro_batch_tokens: Most tokens (padding included) in one forward pass; a longer rollout gets its own.
+        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout gets its own pass.
         """
-        if group.reference_version == self.version:
+        if group.reference_version == self.version:  # from a replay, and the reference is still the same
             return
         for rollouts in _batches(group, micro_batch_tokens):
-            micro = one_a_row(group, rollouts, temperature).to(self.network.device)
+            micro = unpacked(group, rollouts, temperature).to(self.network.device)
             with torch.no_grad():
                 logprobs = label_logprobs(self.network, micro, chunk_tokens)
-            for rollout, row, mask in zip(rollouts, logprobs, micro.mask, strict=True):
-                self._write(rollout, row[mask])
+            for rollout, row, mask in zip(rollouts, logprobs.cpu(), micro.mask.cpu(), strict=True):
+                rollout.reference_logprobs = row[mask].tolist()
+                if self.place == "reward":
+                    kl = self._kl(torch.tensor(rollout.logprobs), row[mask])
+                    rollout.kl_penalty = self.coefficient * kl.sum().item()
         group.reference_version = self.version
 
-    def _write(self, rollout: Rollout, logprobs: Tensor) -> None:
-        """Keep float32 [tokens], nats, with a rollout, and what they cost it."""
-        rollout.reference_logprobs = logprobs.tolist()
-        if self.place == "reward":
-            kl = self._kl(torch.tensor(rollout.logprobs), logprobs.cpu())
-            rollout.kl_penalty = self.coefficient * kl.sum().item()
-
     def token_losses(self, tokens: Tokens) -> Tensor:
-        """What the KL adds to the loss of each token: float32 [n]."""
+        """Returns the KL's part of the loss of each token: float32 [n]."""
         if not self.coefficient or self.place != "loss":
             return torch.zeros_like(tokens.logprobs)
         assert tokens.reference_logprobs is not None, "every group passes `fill` before it is packed"
         return self.coefficient * self._kl(tokens.logprobs, tokens.reference_logprobs)
 
     def end_step(self, steps_done: int, network: torch.nn.Module) -> None:
-        """Copies the policy's weights in, if it is time to."""
+        """Copies the policy's weights in after every `refresh_every_n_steps` steps."""
         if self.refresh_every_n_steps and steps_done % self.refresh_every_n_steps == 0:
             self.network.load_state_dict(network.state_dict())
             self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights and their version, if they are no longer those of a folder."""
+        """Returns weights and version; empty if the weights never change."""
         if not self.refresh_every_n_steps:
             return {}
         return {"weights": dict(self.network.state_dict()), "version": self.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the weights of a checkpoint."""
+        """Restores weights and version of a checkpoint."""
         if state:
             self.network.load_state_dict(state["weights"])
             self.version = state["version"]
@@ -139,11 +123,9 @@ class Reference:
 
 
 def _batches(group: Group, micro_batch_tokens: int) -> Iterator[list[Rollout]]:
-    """The rollouts of a group that have a token, in parts of at most `micro_batch_tokens`, padding included.
-
-    The longest come first, so that rollouts of like length pad one another little.
-    """
+    """Splits the rollouts with a token into parts of at most `micro_batch_tokens`, padding included."""
     prompt = len(group.prompt.token_ids)
+    # The longest first: rollouts of similar length need little padding.
     left = sorted((one for one in group.rollouts if one.token_ids), key=lambda one: -len(one.token_ids))
     while left:
         rows = max(1, micro_batch_tokens // (prompt + len(left[0].token_ids)))

@@ -1,6 +1,4 @@
-"""The learning rate over a run's steps: of lrl's own schedule, and of any scheduler that a user brings."""
-
-from __future__ import annotations
+"""The learning rate over a run: lrl's own schedules, and the steps of a user's scheduler."""
 
 import math
 from typing import Any, Literal
@@ -16,13 +14,13 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def check_end(schedule: Schedule, max_steps: int) -> None:
-    """Raises ValueError for a schedule that falls to 0 at the end of a run without one."""
+    """Raises ValueError for a schedule that falls to 0 at the end of a run without an end."""
     if schedule != "constant" and max_steps < 1:
         raise ConfigError(f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})")
 
 
 def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
-    """Learning rate of `step` (from 0) over its peak: up to 1 during warm-up, then down to 0 at `max_steps`."""
+    """Returns learning rate over peak at `step` (from 0): up to 1 in warm-up, then down to 0 at `max_steps`."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":
@@ -32,34 +30,34 @@ def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) 
 
 
 def check_optimizers(trainer: L.Trainer) -> None:
-    """Raises ValueError if a step cannot use what `configure_optimizers` gave; call it when they are set up."""
+    """Raises ValueError if lrl's training step cannot use the result of `configure_optimizers`, once it is set up."""
     optimizers, module = trainer.optimizers, trainer.lightning_module
+    gives = f"{type(module).__name__}.configure_optimizers gives"
     if len(optimizers) != 1:
         raise ConfigError(
-            f"{type(module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, and a version of the "
-            "policy is one optimizer step: give one, with a parameter group for each setting."
+            f"{gives} {len(optimizers)} optimizers, and a version of the policy is one optimizer step: give one, with "
+            "a parameter group for each setting."
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(
-            f"{type(module).__name__}.configure_optimizers gives LBFGS, which computes the loss of a step many times, "
-            "and rollouts are trained once: give another optimizer."
+            f"{gives} LBFGS, which computes the loss of a step many times, and rollouts are trained once: give another "
+            "optimizer."
         )
     plateaus = [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
     if plateaus and not is_overridden("lr_scheduler_step", module, L.LightningModule):
         # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
         raise ConfigError(
-            f"{type(module).__name__}.configure_optimizers gives ReduceLROnPlateau, whose metric nobody chooses. "
+            f"{gives} ReduceLROnPlateau without a metric. "
             "Override lr_scheduler_step(self, scheduler, metric) and call scheduler.step(...) in it with one of "
             "self.trainer.callback_metrics, or give another scheduler."
         )
 
 
 def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
-    """Step what is due behind the optimizer step of batch `batch_idx`, as Lightning does for automatic optimisation.
+    """Steps the schedulers that are due after the optimizer step of batch `batch_idx`, as Lightning does by itself.
 
     A scheduler of interval `step` is due after every `frequency` steps, one of interval `epoch` (Lightning's default)
-    behind the last step of every `frequency` epochs. Behind the step and not in a hook after it: a checkpoint that is
-    saved in the hook has to hold it.
+    after the last step of every `frequency` epochs. Call it before the hooks of the step: they save checkpoints.
     """
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step":
@@ -73,7 +71,7 @@ def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
 
 
 def restart_at(optimizer: torch.optim.Optimizer, scheduler: LambdaLR, lr: float, settings: dict[str, Any]) -> None:
-    """Let the peak learning rate `lr` and AdamW's `settings` win over those in the state of a checkpoint."""
+    """Overwrites the learning rate and AdamW's settings that a checkpoint has restored."""
     scheduler.base_lrs = [lr] * len(optimizer.param_groups)
     for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
         group.update(lr=lr * factor(scheduler.last_epoch), initial_lr=lr, **settings)

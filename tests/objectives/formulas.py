@@ -1,24 +1,24 @@
-"""Every objective once more: value and derivative per token, in Python floats and plain loops, from the formula.
+"""Every objective a second time, from its formula: value and derivative per token, in Python floats and plain loops.
 
-Each function takes the responses of a micro-batch and gives, for every trained token in order, its loss and the
-derivative of the sum of all losses by its log-prob. Weights that a paper holds fixed are fixed here.
+Each function takes the responses of a micro-batch and returns, for every trained token in order, its loss and the
+derivative of the sum of all losses by its log-prob. Weights that a paper detaches are constants here.
 """
 
 from __future__ import annotations
 
 import math
 
-from tests.objectives.responses import Answer, Token
+from tests.objectives.responses import Response, Token
 
 Pair = tuple[float, float]
 
 
-def weighted(responses: list[Answer], weight) -> list[Pair]:  # type: ignore[no-untyped-def]
+def weighted(responses: list[Response], weight) -> list[Pair]:  # type: ignore[no-untyped-def]
     found = []
-    for answer in responses:
-        for token in answer.trained:
-            w = weight(answer, token)
-            found.append((-w * answer.advantage * token.pi, -w * answer.advantage))
+    for response in responses:
+        for token in response.trained:
+            w = weight(response, token)
+            found.append((-w * response.advantage * token.pi, -w * response.advantage))
     return found
 
 
@@ -26,34 +26,36 @@ def ratio(token: Token) -> float:
     return math.exp(token.pi) / math.exp(token.mu)
 
 
-def answer_ratio(answer: Answer) -> float:
-    """Product of the tokens' ratios, held in e^+-20 as the code holds it."""
-    log = sum(token.pi - token.mu for token in answer.trained)
+def response_ratio(response: Response) -> float:
+    """Product of the tokens' ratios, clamped to e^+-20 as in the code."""
+    log = sum(token.pi - token.mu for token in response.trained)
     return math.exp(min(max(log, -20.0), 20.0))
 
 
-def reinforce(responses: list[Answer]) -> list[Pair]:
-    return weighted(responses, lambda answer, token: 1.0)
+def reinforce(responses: list[Response]) -> list[Pair]:
+    return weighted(responses, lambda response, token: 1.0)
 
 
-def truncated(responses: list[Answer], cap: float) -> list[Pair]:
-    return weighted(responses, lambda answer, token: min(ratio(token), cap))
+def truncated(responses: list[Response], cap: float) -> list[Pair]:
+    return weighted(responses, lambda response, token: min(ratio(token), cap))
 
 
-def truncated_by_sequence(responses: list[Answer], cap: float) -> list[Pair]:
-    return weighted(responses, lambda answer, token: min(answer_ratio(answer), cap))
+def truncated_by_sequence(responses: list[Response], cap: float) -> list[Pair]:
+    return weighted(responses, lambda response, token: min(response_ratio(response), cap))
 
 
-def masked(responses: list[Answer], low: float, high: float) -> list[Pair]:
-    return weighted(responses, lambda answer, token: ratio(token) if low <= ratio(token) <= high else 0.0)
+def masked(responses: list[Response], low: float, high: float) -> list[Pair]:
+    return weighted(responses, lambda response, token: ratio(token) if low <= ratio(token) <= high else 0.0)
 
 
-def clipped_weight(responses: list[Answer], low: float, high: float) -> list[Pair]:
-    return weighted(responses, lambda answer, token: min(max(ratio(token), 1 - low), 1 + high))
+def clipped_weight(responses: list[Response], low: float, high: float) -> list[Pair]:
+    return weighted(responses, lambda response, token: min(max(ratio(token), 1 - low), 1 + high))
 
 
-def tapered(responses: list[Answer]) -> list[Pair]:
-    return weighted(responses, lambda answer, token: min(answer_ratio(answer), 1.0) if answer.advantage < 0 else 1.0)
+def tapered(responses: list[Response]) -> list[Pair]:
+    return weighted(
+        responses, lambda response, token: min(response_ratio(response), 1.0) if response.advantage < 0 else 1.0
+    )
 
 
 def clip(u: float, advantage: float, low: float, high: float) -> Pair:
@@ -64,48 +66,48 @@ def clip(u: float, advantage: float, low: float, high: float) -> Pair:
     return -held * advantage, 0.0
 
 
-def ppo(responses: list[Answer], low: float, high: float) -> list[Pair]:
-    return [clip(ratio(token), answer.advantage, low, high) for answer in responses for token in answer.trained]
+def ppo(responses: list[Response], low: float, high: float) -> list[Pair]:
+    return [clip(ratio(token), response.advantage, low, high) for response in responses for token in response.trained]
 
 
-def decoupled_ppo(responses: list[Answer], low: float, high: float, max_weight: float) -> list[Pair]:
+def decoupled_ppo(responses: list[Response], low: float, high: float, max_weight: float) -> list[Pair]:
     found = []
-    for answer in responses:
-        for token in answer.trained:
+    for response in responses:
+        for token in response.trained:
             share = 1.0 if token.lag == 0 else 1 - 1 / token.lag
             proximal = token.mu + share * (token.pi - token.mu)
             weight = math.exp(proximal - token.mu)
             if weight > max_weight:
                 weight = 0.0
-            loss, derivative = clip(math.exp(token.pi - proximal), answer.advantage, low, high)
+            loss, derivative = clip(math.exp(token.pi - proximal), response.advantage, low, high)
             found.append((weight * loss, weight * derivative))
     return found
 
 
-def gspo(responses: list[Answer], low: float, high: float) -> list[Pair]:
+def gspo(responses: list[Response], low: float, high: float) -> list[Pair]:
     found = []
-    for answer in responses:
-        length = len(answer.trained)
+    for response in responses:
+        length = len(response.trained)
         if not length:
             continue
-        s = math.exp(sum(token.pi - token.mu for token in answer.trained) / length)
+        s = math.exp(sum(token.pi - token.mu for token in response.trained) / length)
         # Each of the `length` tokens carries the loss, and d s / d log pi_t is s / length: they cancel.
-        found += [clip(s, answer.advantage, low, high)] * length
+        found += [clip(s, response.advantage, low, high)] * length
     return found
 
 
-def tba(responses: list[Answer], beta: float) -> list[Pair]:
-    """An advantage is a reward less a number that its group shares, and the mean of c takes that away again."""
+def tba(responses: list[Response], beta: float) -> list[Pair]:
+    """Uses advantages for rewards: they differ by a number that the group shares, and the mean of c removes it."""
     found = []
-    for answer in responses:
-        mates = [other for other in responses if other.group == answer.group and other.trained]
-        if not answer.trained:
+    for response in responses:
+        mates = [other for other in responses if other.group == response.group and other.trained]
+        if not response.trained:
             continue
         minus_c = {
             id(mate): sum(token.pi - token.ref for token in mate.trained) - mate.advantage / beta for mate in mates
         }
-        imbalance = minus_c[id(answer)] - sum(minus_c.values()) / len(mates)
+        imbalance = minus_c[id(response)] - sum(minus_c.values()) / len(mates)
         # The paper's square times beta / 2; as often as the response has tokens.
-        pair = (beta / 2 * imbalance**2, len(answer.trained) * beta * imbalance)
-        found += [pair] * len(answer.trained)
+        pair = (beta / 2 * imbalance**2, len(response.trained) * beta * imbalance)
+        found += [pair] * len(response.trained)
     return found

@@ -26,7 +26,7 @@ class Token:
 
 
 @dataclass
-class Answer:
+class Response:
     """One response of a group."""
 
     group: int
@@ -38,19 +38,19 @@ class Answer:
         return [token for token in self.tokens if token.trained]
 
 
-def columns(responses: list[Answer], poison: float = math.nan) -> tuple[torch.Tensor, MicroBatch]:
-    """The policy's log-probs [R, L], a leaf, and a micro-batch with a response a row; elsewhere stands `poison`."""
-    shape = (len(responses), 1 + max((len(answer.tokens) for answer in responses), default=0))
+def columns(responses: list[Response], poison: float = math.nan) -> tuple[torch.Tensor, MicroBatch]:
+    """Returns the policy's log-probs [R, L], a leaf, and a micro-batch with a response a row; `poison` elsewhere."""
+    shape = (len(responses), 1 + max((len(response.tokens) for response in responses), default=0))
     numbers = {name: torch.full(shape, poison) for name in ("pi", "mu", "ref", "advantage")}
     whole = {name: torch.full(shape, -1) for name in ("version", "sequence", "group")}
     mask = torch.zeros(shape, dtype=torch.bool)
-    for row, answer in enumerate(responses):
-        for column, token in enumerate(answer.tokens):
-            whole["sequence"][row, column], whole["group"][row, column] = row, answer.group
+    for row, response in enumerate(responses):
+        for column, token in enumerate(response.tokens):
+            whole["sequence"][row, column], whole["group"][row, column] = row, response.group
             if token.trained:
                 mask[row, column] = True
                 numbers["pi"][row, column], numbers["mu"][row, column] = token.pi, token.mu
-                numbers["ref"][row, column], numbers["advantage"][row, column] = token.ref, answer.advantage
+                numbers["ref"][row, column], numbers["advantage"][row, column] = token.ref, response.advantage
                 whole["version"][row, column] = VERSION - token.lag
     zeros = torch.zeros(shape, dtype=torch.int64)
     micro = MicroBatch(
@@ -69,7 +69,7 @@ def columns(responses: list[Answer], poison: float = math.nan) -> tuple[torch.Te
     return numbers["pi"].requires_grad_(), micro
 
 
-def tokens_of(responses: list[Answer]) -> Tokens:
+def tokens_of(responses: list[Response]) -> Tokens:
     logprobs, micro = columns(responses)
     return Tokens.select(logprobs, micro, VERSION)
 
@@ -79,23 +79,23 @@ sampled = st.builds(Token, pi=logprob, mu=logprob, ref=logprob, lag=st.integers(
 on_policy = st.builds(lambda p, r: Token(pi=p, mu=p, ref=r, lag=0), logprob, logprob)
 
 
-def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Answer]]:
-    """Groups of one to four responses, empty ones and equal rewards among them, each with its group-mean advantage."""
+def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Response]]:
+    """Draws groups of one to four responses, also empty ones and equal rewards, with group-mean advantages."""
     rewards = st.one_of(
         st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=1, max_size=4),
         st.integers(1, 4).map(lambda n: [1.0] * n),
     )
 
-    def group(number: int) -> st.SearchStrategy[list[Answer]]:
+    def group(number: int) -> st.SearchStrategy[list[Response]]:
         return rewards.flatmap(
             lambda found: st.tuples(*(st.lists(token, max_size=5) for _ in found)).map(
                 lambda lists: [
-                    Answer(number, reward - sum(found) / len(found), list(tokens))
+                    Response(number, reward - sum(found) / len(found), list(tokens))
                     for reward, tokens in zip(found, lists, strict=True)
                 ]
             )
         )
 
     return st.integers(1, 3).flatmap(
-        lambda n: st.tuples(*map(group, range(n))).map(lambda lists: [answer for one in lists for answer in one])
+        lambda n: st.tuples(*map(group, range(n))).map(lambda lists: [response for one in lists for response in one])
     )

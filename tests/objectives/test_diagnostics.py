@@ -1,4 +1,4 @@
-"""The numbers reported about a step, over all tokens and for every lag apart."""
+"""The metrics of a step, over all tokens and for every lag."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from lrl.objectives import AIPO, PPO, Diagnostics
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
-from tests.objectives.responses import VERSION, Answer, Token, groups_of, sampled, tokens_of
+from tests.objectives.responses import VERSION, Response, Token, groups_of, sampled, tokens_of
 
 
-def result(responses: list[Answer], objective: AIPO | PPO) -> dict[str, float]:
+def result(responses: list[Response], objective: AIPO | PPO) -> dict[str, float]:
     diagnostics = Diagnostics(VERSION)
     diagnostics.add(objective, tokens_of(responses))
     return diagnostics.result()
@@ -21,7 +21,7 @@ def result(responses: list[Answer], objective: AIPO | PPO) -> dict[str, float]:
 
 @settings(max_examples=50, deadline=None)
 @given(groups_of(sampled), st.integers(0, 12))
-def test_diagnostics_do_not_depend_on_micro_batches(responses: list[Answer], cut: int) -> None:
+def test_diagnostics_do_not_depend_on_micro_batches(responses: list[Response], cut: int) -> None:
     parts = Diagnostics(VERSION)
     for part in (responses[:cut], responses[cut:]):
         if part:
@@ -32,7 +32,7 @@ def test_diagnostics_do_not_depend_on_micro_batches(responses: list[Answer], cut
 def test_diagnostics_are_what_they_are_called() -> None:
     # One token of lag 2 whose ratio 3 is cut to 2, and one of lag 0 on which both programs agree.
     responses = [
-        Answer(
+        Response(
             0, 1.0, [Token(0.0, -math.log(3), -0.5, 2), Token(-1.0, -1.0, -1.0, 0), Token(-9, 0, 0, 0, trained=False)]
         )
     ]
@@ -68,23 +68,23 @@ def test_diagnostics_are_what_they_are_called() -> None:
 
 
 def test_the_contribution_of_a_clipped_lag_is_what_still_reaches_the_gradient() -> None:
-    """A PPO token beyond the bound brings nothing, however large its ratio and its advantage."""
-    responses = [Answer(0, 1.0, [Token(0.0, -1.0, 0.0, 4), Token(-1.0, -1.0, 0.0, 0)])]
+    """A PPO token beyond the bound contributes nothing, however large its ratio and its advantage."""
+    responses = [Response(0, 1.0, [Token(0.0, -1.0, 0.0, 4), Token(-1.0, -1.0, 0.0, 0)])]
     found = result(responses, PPO())
     assert found["by_lag/4/contribution"] == 0 and found["by_lag/0/contribution"] == 1
 
 
 def test_mismatch_is_measured_where_the_policy_wrote_the_token_itself() -> None:
-    responses = [Answer(0, 1.0, [Token(-1.0, -1.25, 0.0, 0), Token(-1.0, -5.0, 0.0, 1)])]
+    responses = [Response(0, 1.0, [Token(-1.0, -1.25, 0.0, 0), Token(-1.0, -5.0, 0.0, 1)])]
     found = result(responses, AIPO())
     assert found["mismatch_max"] == pytest.approx(0.25)
     assert found["mismatch_kl"] == pytest.approx(math.exp(0.25) - 1.25)
-    assert "mismatch_max" not in result([Answer(0, 1.0, [Token(-1.0, -5.0, 0.0, 1)])], AIPO())
+    assert "mismatch_max" not in result([Response(0, 1.0, [Token(-1.0, -5.0, 0.0, 1)])], AIPO())
 
 
 def test_large_lags_share_a_row() -> None:
     lags = (MAX_LAG_SHOWN, MAX_LAG_SHOWN + 3, 1)
-    found = result([Answer(0, 1.0, [Token(-1.0, -1.0, 0.0, lag) for lag in lags])], AIPO())
+    found = result([Response(0, 1.0, [Token(-1.0, -1.0, 0.0, lag) for lag in lags])], AIPO())
     assert found[f"by_lag/{MAX_LAG_SHOWN}/share"] == pytest.approx(2 / 3)
     assert found["lag_max"] == MAX_LAG_SHOWN + 3
     assert not any(name.startswith(f"by_lag/{MAX_LAG_SHOWN + 3}/") for name in found)

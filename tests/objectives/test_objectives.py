@@ -1,4 +1,4 @@
-"""Every objective against its formula in plain arithmetic, on whatever Hypothesis finds."""
+"""Every objective against its formula in plain arithmetic, on the examples of Hypothesis."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 
 from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective, Tokens
 from tests.objectives import formulas
-from tests.objectives.responses import VERSION, Answer, Token, columns, groups_of, on_policy, sampled, tokens_of
+from tests.objectives.responses import VERSION, Response, Token, columns, groups_of, on_policy, sampled, tokens_of
 
-CASES: dict[str, tuple[Objective, Callable[[list[Answer]], list[formulas.Pair]]]] = {
+CASES: dict[str, tuple[Objective, Callable[[list[Response]], list[formulas.Pair]]]] = {
     "AIPO": (AIPO(2.0), partial(formulas.truncated, cap=2.0)),
     "REINFORCE": (REINFORCE(), formulas.reinforce),
     "PPO": (PPO(0.2, 0.28), partial(formulas.ppo, low=0.2, high=0.28)),
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[Objective, Callable[[list[Answer]], list[formulas.Pair]]]
     "TBA": (TBA(0.5), partial(formulas.tba, beta=0.5)),
 }
 GRID = [
-    Answer(0, advantage, [Token(-4.0, -4.0 - 0.21 * step, -3.0, lag=step % 4)])
+    Response(0, advantage, [Token(-4.0, -4.0 - 0.21 * step, -3.0, lag=step % 4)])
     for step in range(-18, 19)
     for advantage in (-1.0, 1.0)
 ]
@@ -39,8 +39,8 @@ GRID = [
 CORRECTED = ("AIPO", "TIS", "TIS by sequence", "CISPO", "IcePop", "TOPR", "PPO", "DecoupledPPO", "GSPO")
 
 
-def gradient(objective: Objective, responses: list[Answer]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses of the trained tokens, and the gradient of their sum by all log-probs [R, L]."""
+def gradient(objective: Objective, responses: list[Response]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns losses of the trained tokens, and the gradient of their sum by all log-probs [R, L]."""
     logprobs, micro = columns(responses)
     losses = objective.token_losses(Tokens.select(logprobs, micro, VERSION))
     losses.sum().backward()
@@ -51,7 +51,7 @@ def gradient(objective: Objective, responses: list[Answer]) -> tuple[torch.Tenso
 @settings(max_examples=60, deadline=None)
 @given(responses=groups_of(sampled))
 @example(responses=GRID)
-def test_value_and_gradient_are_the_formula(name: str, responses: list[Answer]) -> None:
+def test_value_and_gradient_are_the_formula(name: str, responses: list[Response]) -> None:
     objective, formula = CASES[name]
     expected = formula(responses)
     losses, gradients = gradient(objective, responses)
@@ -64,7 +64,7 @@ def test_value_and_gradient_are_the_formula(name: str, responses: list[Answer]) 
 @pytest.mark.parametrize("name", CORRECTED)
 @settings(max_examples=30, deadline=None)
 @given(responses=groups_of(on_policy))
-def test_on_policy_all_policy_gradients_are_one(name: str, responses: list[Answer]) -> None:
+def test_on_policy_all_policy_gradients_are_one(name: str, responses: list[Response]) -> None:
     expected = gradient(REINFORCE(), responses)[1]
     torch.testing.assert_close(gradient(CASES[name][0], responses)[1], expected)
 
@@ -73,8 +73,8 @@ def test_on_policy_all_policy_gradients_are_one(name: str, responses: list[Answe
 def test_an_extreme_ratio_stays_finite(name: str) -> None:
     objective = CASES[name][0]
     responses = [
-        Answer(0, 1.0, [Token(0.0, -300.0, -1.0, 3), Token(-300.0, 0.0, -1.0, 0)]),
-        Answer(0, -1.0, [Token(-300.0, 0.0, -1.0, 1), Token(0.0, -300.0, -1.0, 2)]),
+        Response(0, 1.0, [Token(0.0, -300.0, -1.0, 3), Token(-300.0, 0.0, -1.0, 0)]),
+        Response(0, -1.0, [Token(-300.0, 0.0, -1.0, 1), Token(0.0, -300.0, -1.0, 2)]),
     ]
     losses, gradients = gradient(objective, responses)
     _, micro = columns(responses)
@@ -83,7 +83,7 @@ def test_an_extreme_ratio_stays_finite(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_token_at_all_is_no_error(name: str) -> None:
-    responses = [Answer(0, 1.0, []), Answer(0, -1.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])]
+    responses = [Response(0, 1.0, []), Response(0, -1.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])]
     losses, gradients = gradient(CASES[name][0], responses)
     assert losses.shape == (0,) and not gradients.any()
     assert CASES[name][0].clipped(tokens_of(responses)).shape == (0,)
@@ -92,8 +92,8 @@ def test_no_token_at_all_is_no_error(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=30, deadline=None)
 @given(responses=groups_of(sampled))
-def test_clipped_tokens_are_those_whose_weight_was_held_back(name: str, responses: list[Answer]) -> None:
-    """Where nothing was held back, the derivative is the whole ratio's."""
+def test_clipped_tokens_are_those_with_a_limited_weight(name: str, responses: list[Response]) -> None:
+    """Elsewhere the derivative is that of the whole ratio."""
     if name in ("TBA", "REINFORCE", "TOPR"):
         return  # they have no ratio, or not on every token
     tokens = tokens_of(responses)
@@ -110,22 +110,22 @@ def test_clipped_tokens_are_those_whose_weight_was_held_back(name: str, response
 
 
 def test_a_truncated_token_still_learns_with_weight_rho() -> None:
-    _, gradients = gradient(AIPO(2.0), [Answer(0, 1.0, [Token(-0.1, -5.0, 0.0, 1)])])
+    _, gradients = gradient(AIPO(2.0), [Response(0, 1.0, [Token(-0.1, -5.0, 0.0, 1)])])
     assert gradients[0, 0].item() == pytest.approx(-2.0)
 
 
 @settings(max_examples=30, deadline=None)
 @given(responses=groups_of(on_policy))
-def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(responses: list[Answer]) -> None:
+def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(responses: list[Response]) -> None:
     """A_j = (r_j - mean r) - beta (KL_j - mean KL), KL_j = sum_t log pi - log pi_ref (2503.18929, section 3)."""
     beta, expected = 0.3, []
-    for answer in responses:
-        mates = [other for other in responses if other.group == answer.group and other.tokens]
+    for response in responses:
+        mates = [other for other in responses if other.group == response.group and other.tokens]
         kl = {id(mate): sum(token.pi - token.ref for token in mate.tokens) for mate in mates}
-        if answer.tokens:
+        if response.tokens:
             baseline = sum(mate.advantage for mate in mates) / len(mates)
-            advantage = answer.advantage - baseline - beta * (kl[id(answer)] - sum(kl.values()) / len(kl))
-            expected += [-advantage] * len(answer.tokens)
+            advantage = response.advantage - baseline - beta * (kl[id(response)] - sum(kl.values()) / len(kl))
+            expected += [-advantage] * len(response.tokens)
     logprobs, micro = columns(responses)
     tokens = Tokens.select(logprobs, micro, VERSION)
     by_sequence = tokens.sums(torch.ones_like(tokens.logprobs)).reciprocal()[tokens.responses]
@@ -133,10 +133,10 @@ def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(responses: li
     assert logprobs.grad[micro.mask].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
-def test_tba_is_centred_over_the_answers_that_are_trained() -> None:
-    """Two equally rewarded responses on their reference teach nothing, whatever a third one got that was left out."""
-    kept = [Answer(0, 1.0, [Token(-1.0, -1.0, -1.0, 0), Token(-2.0, -2.0, -2.0, 0)]) for _ in range(2)]
-    cut = Answer(0, -2.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])
+def test_tba_is_centred_over_the_trained_responses() -> None:
+    """Two equally rewarded responses on their reference teach nothing, whatever a third, untrained one got."""
+    kept = [Response(0, 1.0, [Token(-1.0, -1.0, -1.0, 0), Token(-2.0, -2.0, -2.0, 0)]) for _ in range(2)]
+    cut = Response(0, -2.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])
     losses, gradients = gradient(TBA(0.5), [*kept, cut])
     assert losses.tolist() == pytest.approx([0.0] * 4, abs=1e-6) and not gradients.any()
 

@@ -1,4 +1,4 @@
-"""Rewards that misbehave on request: the response says how. In a module without torch, as reward workers import it."""
+"""Rewards that misbehave as the response says. Reward workers import this module, so it must not import torch."""
 
 import asyncio
 import ctypes
@@ -39,7 +39,7 @@ def obey(prompt, response, **columns):
             os._exit(int(value or 3))
         case "hog":
             while True:
-                hoard.append(bytes(2**24))  # stays: the next answer would find no memory in this worker
+                hoard.append(bytes(2**24))  # stays: the next response would find no memory in this worker
         case "take":
             return float(len(bytes(int(float(value) * 2**30))) > 0)
         case "reserve":
@@ -86,7 +86,7 @@ def obey(prompt, response, **columns):
 
 
 def tried_before(marker):
-    """Whether somebody asked for this file before; makes it."""
+    """Returns whether the file exists; creates it."""
     try:
         Path(marker).touch(exist_ok=False)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""What the tests of the pool share: answers to score, and a look at which processes live."""
+"""Helpers of the pool's tests: responses to score, and a look at which processes live."""
 
 import asyncio
 import time
@@ -23,13 +23,13 @@ def scored(pool, *responses, columns=None, **fields):
 
 
 def start_afresh(pool, max_failures=1.0):
-    """The pool as if it had scored nothing; its workers stay."""
+    """Resets the counts of the pool; its workers stay."""
     pool._failure_stats, pool._parts = FailureStats(max_failures), None
     return pool
 
 
 def counted(pool):
-    """The counts of answers that are not 0; how many workers they cost is not always certain."""
+    """Returns the counts of responses that are not 0; the number of lost workers is not always certain."""
     return {name: pool.counts[name] for name in ("scored", "zero", "retried", *KINDS) if pool.counts[name]}
 
 
@@ -49,7 +49,7 @@ def all_gone(pids, within_s=60.0):
 
 
 def children(pid):
-    """The processes that the threads of `pid` have started; a thread may end while it is looked at."""
+    """Returns the processes that the threads of `pid` have started; a thread may end meanwhile."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -58,7 +58,7 @@ def children(pid):
 
 
 def is_tracker(pid):
-    """Python's own process, which outlives the workers."""
+    """Returns whether this is Python's resource tracker, which outlives the workers."""
     try:
         return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -21,9 +21,9 @@ from lrl.rewards.failure_stats import FEWEST, KINDS, WINDOW, FailureStats  # noq
 from lrl.types import Prompt  # noqa: E402
 
 TIMEOUT_S = 3.0
-"""For what never ends; all else has a minute, as a busy machine may need seconds for nothing."""
+"""Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds for nothing."""
 MEMORY_GIB = 0.25
-SPOKEN = {
+REPORTED = {
     "raise it": "exception",
     "unsayable": "exception",
     "cancel": "exception",
@@ -39,7 +39,7 @@ SPOKEN = {
     "list": "wrong_shape",
     "tuple": "wrong_shape",
     "empty": "wrong_shape",
-    "parts": "wrong_shape",  # beside answers that get a number
+    "parts": "wrong_shape",  # beside responses that get a number
 }
 DEADLY = {"segfault": "crash", "exit": "crash", "exit 0": "crash", "hog": "memory"}
 
@@ -65,7 +65,7 @@ def hasty_pool():
     pool.close()
 
 
-@pytest.mark.parametrize(("order", "kind"), (SPOKEN | DEADLY).items())
+@pytest.mark.parametrize(("order", "kind"), (REPORTED | DEADLY).items())
 def test_each_kind_is_told_apart_with_the_reward_that_failed(pool, order, kind):
     good, bad, other = scored(pool, "give 1", order, "give 2")
     assert (good.reward, other.reward) == (1.0, 2.0)
@@ -81,7 +81,7 @@ def test_a_reward_that_never_ends_is_over_time_and_costs_only_itself(hasty_pool)
     assert counted(hasty_pool) == {"scored": 2, "retried": 1, "timeout": 1}
 
 
-def test_a_reward_that_is_deaf_to_signals_is_ended(hasty_pool, monkeypatch):
+def test_a_reward_that_ignores_signals_is_killed(hasty_pool, monkeypatch):
     monkeypatch.setattr("pebble.common.CONSTS.term_timeout", 0.1)  # then comes SIGKILL
     bad, good = scored(hasty_pool, "deaf", "give 1")
     assert bad.reward_failure.startswith("timeout: obey: ") and good.reward == 1.0
@@ -90,21 +90,21 @@ def test_a_reward_that_is_deaf_to_signals_is_ended(hasty_pool, monkeypatch):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_nothing_turns_into_0_whatever_the_rewards_say(pool, tmp_path, data):
-    check_exactly(pool, tmp_path, data, SPOKEN)
+    check_exactly(pool, tmp_path, data, REPORTED)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_nothing_turns_into_0_whatever_the_workers_die_of(pool, tmp_path, data):
-    # The trainer sees other parts, not the worker: with a worker that dies behind them they were never tried.
-    check_exactly(pool, tmp_path, data, {order: kind for order, kind in SPOKEN.items() if order != "parts"} | DEADLY)
+    # The trainer compares the parts, not the worker: if the worker dies later in the job, they are lost with it.
+    check_exactly(pool, tmp_path, data, {order: kind for order, kind in REPORTED.items() if order != "parts"} | DEADLY)
 
 
 MARKERS = itertools.count()
 
 
 def check_exactly(pool, folder, data, kinds):
-    """Groups with faults at random places, some only at the first try: every count and every reward is exact."""
+    """Scores groups with faults at random places, some only at the first try: every count and reward is exact."""
     start_afresh(pool)._parts = {"obey"}
     numbers = st.floats(-10, 10).map(lambda number: f"give {number!r}")
     faults = st.tuples(st.sampled_from(sorted(kinds)), st.booleans())
@@ -112,11 +112,11 @@ def check_exactly(pool, folder, data, kinds):
     expected = dict.fromkeys(("scored", "zero", "retried", *KINDS), 0)
     texts, rewards = [], []
     for group in groups:
-        for answer in group:
-            if isinstance(answer, str):
-                text, reward = answer, float(answer.split()[1])
+        for response in group:
+            if isinstance(response, str):
+                text, reward = response, float(response.split()[1])
             else:
-                order, once = answer
+                order, once = response
                 text, reward = (f"once {folder}/{next(MARKERS)} {order}", 1.0) if once else (order, None)
                 expected["retried"] += 1
                 expected[kinds[order]] += not once
@@ -124,8 +124,8 @@ def check_exactly(pool, folder, data, kinds):
             rewards.append(reward)
             expected["scored"] += reward is not None
             expected["zero"] += reward == 0
-    answers = iter(texts)
-    batches = [rollouts_of(*itertools.islice(answers, len(group))) for group in groups]
+    responses = iter(texts)
+    batches = [rollouts_of(*itertools.islice(responses, len(group))) for group in groups]
 
     async def score_all():
         await asyncio.gather(*(pool.score(Prompt(id=0, token_ids=[1], text=""), batch) for batch in batches))
@@ -146,22 +146,22 @@ def notice_nothing(manager, worker_id):
 
 
 @pytest.mark.parametrize("reaction", [lose_the_pool, notice_nothing])
-def test_the_guilty_answer_is_found_however_pebble_takes_a_death(pool, monkeypatch, reaction):
-    """What pebble does of a worker that dies before its job is known to have begun, alone or beside others."""
+def test_the_guilty_response_is_found_however_pebble_reports_a_death(pool, monkeypatch, reaction):
+    """Both are reactions of pebble to a worker that dies before its job is known to have begun."""
     monkeypatch.setattr("pebble.pool.process.PoolManager.find_expired_task", reaction)
     rollouts = scored(pool, "give 1", "exit", "hog", "give 2")
     assert [rollout.reward for rollout in rollouts] == [1.0, None, None, 2.0]
     assert counted(pool) == {"scored": 2, "retried": 2, "crash": 1, "memory": 1}
 
 
-def test_an_answer_that_fails_once_keeps_its_reward(pool, tmp_path):
+def test_a_response_that_fails_once_keeps_its_reward(pool, tmp_path):
     orders = ["raise it", "segfault", "hog"]
     rollouts = scored(pool, "give 2", *(f"once {tmp_path}/{order[:3]} {order}" for order in orders))
     assert [rollout.reward for rollout in rollouts] == [2.0, 1.0, 1.0, 1.0]
     assert counted(pool) == {"scored": 4, "retried": 3}
 
 
-def test_what_filled_a_worker_does_not_fail_the_next_answers():
+def test_what_filled_a_worker_does_not_fail_the_next_responses():
     pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB)
     pool.start()
     before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
@@ -174,7 +174,7 @@ def test_memory_that_is_only_reserved_does_not_count(pool):
     assert scored(pool, f"reserve {8 * MEMORY_GIB}")[0].reward == 1.0
 
 
-def test_without_a_limit_an_answer_may_have_more_memory(pool):
+def test_without_a_limit_a_response_may_take_more_memory(pool):
     unlimited = RewardPool([odd_rewards.obey], workers=1, memory_gib=None)
     unlimited.start()
     (free,) = scored(unlimited, f"take {2 * MEMORY_GIB}")
@@ -206,13 +206,14 @@ def line_of_raise():
     return f"{odd_rewards.__file__}, line {lines.index('            raise LookupError(value)') + 1}"
 
 
-def test_the_first_failure_of_each_kind_is_in_the_log_with_its_answer(pool, caplog):
+def test_the_first_failure_of_each_kind_is_in_the_log_with_its_response(pool, caplog):
     with caplog.at_level(logging.WARNING):
         scored(pool, "raise one", "raise two", "text")
-    assert [record.getMessage().partition(" (F")[0] for record in caplog.records] == [
-        f"An answer got no reward. Prompt 0, answer 'raise one': exception: obey: LookupError: one ({line_of_raise()})",
-        "An answer got no reward. Prompt 0, answer 'text': wrong_type: obey: obey is '1.0' (str); a reward is a float: "
-        "write float(...) if that is what you mean",
+    assert [record.getMessage().partition(" (The next")[0] for record in caplog.records] == [
+        "A response got no reward. Prompt 0, response 'raise one': exception: obey: LookupError: one "
+        f"({line_of_raise()})",
+        "A response got no reward. Prompt 0, response 'text': wrong_type: obey: obey is '1.0' (str); a reward is a "
+        "float: write float(...) if that is what you mean",
     ]
 
 
@@ -227,9 +228,9 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
         scored(pool, "raise it")
     message = str(caught.value)
     for part in (
-        f"{enough + 1} of the last {enough + 1} answers",
+        f"{enough + 1} of the last {enough + 1} responses",
         f"(exception {enough}, wrong_type 1)",
-        "Prompt 0, answer 'raise it': exception: obey: LookupError: it",
+        "Prompt 0, response 'raise it': exception: obey: LookupError: it",
         "Mend the reward.",
         "data.max_reward_failures is 0.1",
     ):
@@ -241,22 +242,22 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     st.sampled_from([0.02, 0.1, 0.5, 1.0]),
 )
 def test_the_run_ends_exactly_over_the_share(stretches, share):
-    """Stretches of scored answers (a number) and of failures (False: one, True: thirty)."""
-    tally, seen = FailureStats(share), []
+    """Each stretch is a number of scored responses, or failures (False: one, True: thirty)."""
+    stats, seen = FailureStats(share), []
     for stretch in stretches:
         failed, length = (True, 30 if stretch else 1) if isinstance(stretch, bool) else (False, stretch)
         for _ in range(length):
             seen.append(failed)
             if failed:
-                tally.failure(0, "", "exception: f: E: ")
+                stats.failure(0, "", "exception: f: E: ")
             else:
-                tally.reward(1.0)
+                stats.reward(1.0)
         last = seen[-WINDOW:]
         if sum(last) > share * max(FEWEST, len(last)):
             with pytest.raises(RewardFailuresError):
-                tally.check()
+                stats.check()
         else:
-            tally.check()
+            stats.check()
 
 
 def test_a_share_of_1_never_ends_the_run(pool):

@@ -1,4 +1,4 @@
-"""A verifier that gives up says wrong, keeps its worker, and is counted; an error stays an error."""
+"""If a verifier gives up, the response is wrong and counted, and its worker stays; an error stays an error."""
 
 import logging
 import signal
@@ -18,7 +18,7 @@ from scenes import counted, scored, start_afresh  # noqa: E402
 from test_size import HUGE  # noqa: E402
 
 from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
-from lrl.rewards.cpu_limit import OutOfTimeError, within  # noqa: E402
+from lrl.rewards.math import OutOfTimeError, within  # noqa: E402
 from lrl.rewards.size import TooLargeError, check_size  # noqa: E402
 
 GIVE_UP_S = 0.5
@@ -53,7 +53,7 @@ def boxed(*formulas):
     return [rf"So it is $\boxed{{{formula}}}$." for formula in formulas]
 
 
-def test_a_huge_answer_is_wrong_and_no_worker_is_lost(pool):
+def test_a_huge_response_is_wrong_and_no_worker_is_lost(pool):
     rollouts = scored(pool, *boxed("4", *HUGE, "2+2"), columns={"answer": "4"})
     assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(HUGE), 1.0]
     assert counted(pool) == {"scored": len(HUGE) + 2, "zero": len(HUGE)}
@@ -61,8 +61,8 @@ def test_a_huge_answer_is_wrong_and_no_worker_is_lost(pool):
 
 
 def test_what_takes_too_long_to_compare_is_wrong_and_no_worker_is_lost(pool):
-    for answer in LONG:
-        check_size(answer)  # so it is the limit on computing that ends it
+    for formula in LONG:
+        check_size(formula)  # so the limit on CPU time ends it
     rollouts = scored(pool, *boxed("4", *LONG, "2+2"), columns={"answer": "4"})
     assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(LONG), 1.0]
     assert counted(pool) == {"scored": len(LONG) + 2, "zero": len(LONG)}
@@ -91,18 +91,18 @@ ADVERSARIAL = st.recursive(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(ADVERSARIAL, min_size=1, max_size=4), st.sampled_from(["4", r"\frac{x+1}{2}", "(0, 1)"]))
-def test_no_formula_loses_a_worker_or_fails(pool, answers, gold):
+def test_no_formula_loses_a_worker_or_fails(pool, formulas, gold):
     start_afresh(pool)
-    rollouts = scored(pool, *boxed(*answers), columns={"answer": gold})
+    rollouts = scored(pool, *boxed(*formulas), columns={"answer": gold})
     assert all(rollout.reward in (0.0, 1.0) for rollout in rollouts)
     assert pool.counts["replaced"] == pool.counts["retried"] == 0
 
 
-def test_who_gave_up_and_why_is_said_once_with_the_answer(pool, caplog):
+def test_the_first_verifier_that_gives_up_is_in_the_log_with_reason_and_response(pool, caplog):
     with caplog.at_level(logging.INFO, logger="lrl.rewards.failure_stats"):
         scored(pool, *boxed("1000000!", "2^{2^{40}}"), columns={"answer": "4"})
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "math: the answer would have more than" in said and "1000000!" in said
+    assert "math: the response would have more than" in said and "1000000!" in said
 
 
 def test_the_gold_answer_itself_is_right_however_large_it_is():
@@ -121,12 +121,12 @@ def test_what_stands_before_an_equals_sign_is_not_worked_out():
     assert Math()("", r"\boxed{10^{10^9} \bmod 7 = 4}", answer="4") == 1.0
 
 
-def test_a_huge_number_on_the_way_to_the_answer_does_not_matter():
+def test_a_huge_number_before_the_final_expression_does_not_matter():
     assert Math()("", r"As $10^{10^9}$ is even and $2^{2^{40}}$ too, it is $\boxed{4}$.", answer="4") == 1.0
     assert Math()("", r"As $10^{10^9}$ is even, it is $4$.", answer="4") == 1.0
 
 
-def test_a_verifiers_patience_ends_before_its_workers_life():
+def test_a_verifier_must_give_up_before_its_worker_is_killed():
     with pytest.raises(ValueError, match=r"data.reward_timeout_s is 3, .* after 2 s \('math'\): set it to at least 4"):
         RewardPool([Math()], timeout_s=3)
     with pytest.raises(ValueError, match="Math.give_up_s is 0"):
@@ -171,7 +171,7 @@ def test_computing_is_ended_and_what_was_there_before_is_there_again():
         signal.signal(signal.SIGVTALRM, before)
 
 
-def test_who_swallows_the_signal_is_out_of_time_all_the_same():
+def test_code_that_swallows_the_signal_is_out_of_time_all_the_same():
     with pytest.raises(OutOfTimeError):
         within(0.05, swallow)
 
@@ -195,7 +195,7 @@ def test_outside_of_the_main_thread_there_is_no_limit():
 
 def test_what_is_seen_from_the_text_never_reaches_math_verify(monkeypatch):
     monkeypatch.setattr("lrl.rewards.math.verify", None)
-    for answer in HUGE:
+    for formula in HUGE:
         with pytest.raises(TooLargeError):
-            check_size(answer)
-        assert isinstance(Math()("", rf"\boxed{{{answer}}}", answer="4"), GaveUp)
+            check_size(formula)
+        assert isinstance(Math()("", rf"\boxed{{{formula}}}", answer="4"), GaveUp)

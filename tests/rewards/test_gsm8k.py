@@ -1,4 +1,4 @@
-"""GSM8K's own answers are right, others are wrong, and how a number is written does not matter."""
+"""GSM8K's own answers are right, others are wrong, and the notation of a number does not matter."""
 
 import json
 from decimal import Decimal
@@ -76,7 +76,7 @@ def test_how_a_number_is_written_does_not_matter(number, style, end):
         ("", None),
     ],
 )
-def test_the_final_number_is_where_the_answer_commits_to_one(text, number):
+def test_the_final_number_is_the_one_that_the_text_commits_to(text, number):
     assert final_number(text) == number
 
 

@@ -61,7 +61,7 @@ def test_equal_expressions_are_equal_however_they_are_written(answer, response):
 
 
 @pytest.mark.parametrize("response", ["", "I do not know.", r"\boxed{", r"\boxed{\frac{}{}}"])
-def test_an_answer_that_cannot_be_read_is_wrong(response):
+def test_a_response_that_cannot_be_read_is_wrong(response):
     assert Math()("", response, answer="2") == 0.0
 
 

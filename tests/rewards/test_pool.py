@@ -1,4 +1,4 @@
-"""Every answer gets its own reward, whatever its neighbours do to their worker: real processes, real crashes."""
+"""Every response gets its own reward, whatever its neighbours do to their worker: real processes, real crashes."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def pool(shared_pool):
     return start_afresh(shared_pool)
 
 
-def test_every_answer_gets_its_own_reward(pool):
+def test_every_response_gets_its_own_reward(pool):
     assert [rollout.reward for rollout in scored(pool, "give 1", "give 0.5", "give -2")] == [1.0, 0.5, -2.0]
     assert counted(pool) == {"scored": 3}
 
@@ -49,12 +49,12 @@ def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
 
 
 @pytest.mark.parametrize("order", ["loop", "sleep 60", "segfault", "exit"])
-def test_one_bad_answer_costs_only_itself(pool, order):
+def test_one_bad_response_costs_only_itself(pool, order):
     rollouts = scored(pool, "give 1", "give 2", order, "give 3")
     assert [rollout.reward for rollout in rollouts] == [1.0, 2.0, None, 3.0]
 
 
-def test_a_slow_group_is_not_late_if_each_of_its_answers_is_in_time(pool):
+def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
     rollouts = scored(pool, *[f"sleep {0.5 * TIMEOUT_S}"] * 8)
     assert [rollout.reward for rollout in rollouts] == [1.0] * 8
 
@@ -70,7 +70,7 @@ def test_many_groups_are_scored_at_once_whatever_their_neighbours_do(pool):
     assert [(group[0].reward, group[2].reward) for group in groups] == [(1.0, 2.0)] * 5
 
 
-def test_a_pool_whose_idle_workers_are_killed_goes_on(pool):
+def test_a_pool_whose_idle_workers_are_killed_replaces_them(pool):
     for pid in {int(rollout.reward) for rollout in scored(pool, "pid")}:
         os.kill(pid, signal.SIGKILL)
     assert scored(pool, "give 1")[0].reward == 1.0
@@ -78,7 +78,7 @@ def test_a_pool_whose_idle_workers_are_killed_goes_on(pool):
     assert scored(pool, "give 1", "give 2")[1].reward == 2.0
 
 
-def test_a_pool_that_answers_no_more_is_replaced(monkeypatch):
+def test_a_worker_that_stops_is_replaced(monkeypatch):
     pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=TIMEOUT_S)
     pool.start()
     (rollout,) = scored(pool, "pid")

@@ -1,4 +1,4 @@
-"""No worker outlives its run, and none does what is the trainer's to decide."""
+"""No worker outlives its run, and Ctrl-C is left to the trainer."""
 
 import asyncio
 import os

@@ -21,13 +21,13 @@ def test_every_public_name_is_there(name):
     assert hasattr(lrl.rewards, name)
 
 
-def test_the_form_is_that_of_the_whole_answer():
+def test_the_pattern_must_match_the_whole_response():
     reward = Format(r"<think>.*</think>\s*\d+")
     assert reward("", " <think>a\nb</think> 72\n") == 1.0
     assert reward("", "Well, <think>a</think> 72") == 0.0
 
 
-def test_a_pattern_that_is_none_is_refused():
+def test_an_invalid_pattern_is_refused():
     with pytest.raises(ValueError, match=r"pattern='\('"):
         Format("(")
 
@@ -45,7 +45,7 @@ def test_the_length_penalty_is_that_of_dapo(num_tokens, penalty):
 
 
 @given(st.integers(0, 100), st.integers(1, 100), st.integers(0, 300))
-def test_a_longer_answer_is_never_punished_less(free, span, num_tokens):
+def test_a_longer_response_is_never_punished_less(free, span, num_tokens):
     reward = LengthPenalty(free, free + span)
     assert -1 <= reward("", "", num_tokens=num_tokens + 1) <= reward("", "", num_tokens=num_tokens) <= 0
 
@@ -73,12 +73,12 @@ def test_a_path_that_leads_nowhere_is_refused_by_name(path):
         Function(path)
 
 
-def test_a_function_that_takes_no_columns_is_told_how_to():
+def test_a_function_that_takes_no_columns_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"def no_columns\(prompt, response, \*\*columns\)"):
         Function(odd_rewards.no_columns)
 
 
-def test_what_cannot_judge_is_refused():
+def test_what_is_no_reward_is_refused():
     with pytest.raises(TypeError, match="rewards has 1"):
         as_reward(1)
 

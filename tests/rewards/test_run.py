@@ -1,4 +1,4 @@
-"""Whole runs on a real vLLM server: failed answers are left out and counted, and too many of them end the run."""
+"""Whole runs on a real vLLM server: failed responses are left out and counted, and too many of them end the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runs.test_async_run import GROUPS, RESPONSES, fit
 
 
 class Logged(L.Callback):
-    """What the last step logged; put it behind `RolloutLog`."""
+    """Metrics of the last step; put it behind `RolloutLog`."""
 
     metrics: dict[str, float]
 
@@ -23,7 +23,7 @@ class Logged(L.Callback):
         self.metrics = {tag: float(value) for tag, value in trainer.callback_metrics.items()}
 
 
-def test_failed_answers_are_counted_by_kind_and_leave_the_others_their_rewards(
+def test_failed_responses_are_counted_by_kind_and_leave_the_others_their_rewards(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     logged = Logged()
@@ -34,7 +34,7 @@ def test_failed_answers_are_counted_by_kind_and_leave_the_others_their_rewards(
     assert len(rollouts) == 2 * GROUPS * RESPONSES and 0 < len(even) < len(rollouts)
     assert all(rollout.reward is None and rollout.reward_failure.startswith("nan: ") for rollout in even)
     assert all(rollout.reward == float(len(rollout.text)) for rollout in rollouts if rollout not in even)
-    # Groups of the step that never came are counted, too.
+    # Groups of the next step, which is never trained, are counted, too.
     assert logged.metrics["rewards/nan"] == logged.metrics["rewards/retried"] >= len(even)
     assert not {"rewards/crash", "rewards/replaced"} & logged.metrics.keys()
 

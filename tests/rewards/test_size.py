@@ -1,4 +1,4 @@
-"""What cannot be worked out is seen from its text, what can be is let through, and looking at it costs nothing."""
+"""A number that is too large is found in its text, and any other passes."""
 
 import json
 import math
@@ -66,7 +66,7 @@ EXPRESSIONS = st.recursive(
     ),
     max_leaves=8,
 )
-"""A text, and its value; None if nobody should work it out here."""
+"""A text and its value; None if it is too large to be worked out here."""
 FAR_TOO_MANY = 2**21
 
 

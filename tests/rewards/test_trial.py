@@ -1,4 +1,4 @@
-"""Rewards are tried before anything else is started, and one that cannot work is told so with its own line."""
+"""Rewards are tried before anything else starts; the error names the reward and the line that raised."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ import odd_rewards  # noqa: E402
 from scenes import all_gone, children, is_tracker, scored  # noqa: E402
 
 from lrl.rewards import GSM8K, ExactMatch, Function, Math, RewardPool  # noqa: E402
-from lrl.rewards.validation import BadValueError, parts_of  # noqa: E402
+from lrl.rewards.worker import BadValueError, parts_of  # noqa: E402
 from lrl.runtime import config_errors  # noqa: E402
 from lrl.types import Prompt  # noqa: E402
 
@@ -49,7 +49,7 @@ def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_lef
     assert all_gone({pid for pid in set(children(os.getpid())) - before if not is_tracker(pid)})
 
 
-def test_what_a_reward_raised_is_told_with_the_line_of_its_own_file():
+def test_the_error_of_a_trial_names_the_line_that_raised():
     with pytest.raises(ValueError) as caught:
         RewardPool([odd_rewards.missing], workers=1).start(prompt(level=3))
     lines = Path(odd_rewards.__file__).read_text().splitlines()
@@ -80,7 +80,7 @@ def test_a_trial_that_fails_now_and_then_is_made_twice(tmp_path):
     pool.close()
 
 
-def test_who_allows_every_failure_is_only_told(caplog):
+def test_with_every_failure_allowed_a_failed_trial_is_only_logged(caplog):
     pool = RewardPool([odd_rewards.obey], workers=1, max_failures=1.0)
     pool.start(prompt(answer="exit"))
     (rollout,) = scored(pool, "give 1")
@@ -141,7 +141,7 @@ NOT_IN_A_FILE = (
 REFUSED = "try:\n    RewardPool([{reward}])\nexcept ValueError as error:\n    print(error)\n"
 
 
-def told(*command, text=None):
+def output_of(*command, text=None):
     run = subprocess.run(
         [sys.executable, *command],
         input=text,
@@ -156,28 +156,28 @@ def told(*command, text=None):
 
 @pytest.mark.parametrize(("reward", "name"), [("brevity", "brevity"), ("Short(name='short')", "short")])
 @pytest.mark.parametrize("how", ["-c", "notebook"])
-def test_a_reward_that_is_in_no_file_is_told_where_to_go(how, reward, name):
+def test_a_reward_that_is_in_no_file_is_refused_with_the_remedy(how, reward, name):
     script = NOT_IN_A_FILE + REFUSED.format(reward=reward)
     if how == "-c":
-        said = told("-c", script)
+        said = output_of("-c", script)
     else:  # as IPython does: the cells run in a module of their own that stands in for __main__
         cell = "import sys, types\nmain = sys.modules['__main__'] = types.ModuleType('__main__')\n"
-        said = told("-c", cell + f"exec({script!r}, vars(main))\n")
+        said = output_of("-c", cell + f"exec({script!r}, vars(main))\n")
     assert f"{name!r}, which is defined in a notebook" in said
     assert "%%writefile my_rewards.py" in said and f"`my_rewards:{name}`" in said
 
 
-def test_a_script_on_standard_input_is_told_to_become_a_file():
-    said = told("-", text=NOT_IN_A_FILE + REFUSED.format(reward="GSM8K()"))
+def test_a_script_on_standard_input_is_refused_with_the_remedy():
+    said = output_of("-", text=NOT_IN_A_FILE + REFUSED.format(reward="GSM8K()"))
     assert said.startswith("This script is <stdin>, which is no file.") and "write it to a file" in said
 
 
 def test_a_notebook_may_use_rewards_that_are_in_a_file():
     use = "pool = RewardPool([GSM8K(), 'tests.odd_lengths:brevity'], workers=1)\npool.start()\npool.close()\nprint(1)\n"
-    assert told("-c", NOT_IN_A_FILE + use) == "1\n"
+    assert output_of("-c", NOT_IN_A_FILE + use) == "1\n"
 
 
-def test_a_reward_that_a_worker_cannot_import_is_told_so(tmp_path, monkeypatch):
+def test_a_reward_that_a_worker_cannot_import_is_refused(tmp_path, monkeypatch):
     module = tmp_path / "only_here.py"
     module.write_text(
         "import multiprocessing\n"

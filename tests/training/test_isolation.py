@@ -1,4 +1,4 @@
-"""The trial at opening: what leaks is found, what does not is left alone, and nothing stays behind."""
+"""The trial of a model: leaks are found, other models share rows, and the trial changes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("family", LEAKING)
-def test_a_leak_is_found_with_the_weights_a_new_model_begins_with(family: str, tmp_path: Path) -> None:
+def test_a_leak_is_found_with_the_initial_weights_of_a_model(family: str, tmp_path: Path) -> None:
     found, _ = try_family(family, tmp_path, scale=1.0)
     assert found.responses == ALONE
 
@@ -71,9 +71,7 @@ def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> No
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
 
 
-def test_a_leaking_policy_trains_one_answer_a_row_and_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_leaking_policy_trains_unpacked_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = str(save_tiny("opt", tmp_path, 4.0))
     with caplog.at_level(logging.WARNING):
         policy = PolicyModule(folder, reference=Reference())
@@ -85,7 +83,7 @@ def test_a_leaking_policy_trains_one_answer_a_row_and_says_so_once(
     assert folder in said and "nats" in said and "rollouts/padding" in said
 
 
-def test_a_policy_that_keeps_answers_apart_shares_rows(folder: str) -> None:
+def test_a_policy_that_keeps_responses_apart_shares_rows(folder: str) -> None:
     assert opened(folder).responses_share_rows
 
 
@@ -97,7 +95,7 @@ def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> No
 
 
 def test_a_leak_in_the_gradient_alone_is_found(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an attention would make it whose backward pass forgets where responses begin."""
+    """Simulates an attention whose backward pass mixes responses."""
     from lrl.training import isolation
 
     network, honest = open_network(folder, "float32", None, False), isolation.label_logprobs
@@ -112,7 +110,7 @@ def test_a_leak_in_the_gradient_alone_is_found(folder: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_a_step_packs_as_the_policy_was_found_to_allow(tmp_path: Path, shares: bool) -> None:
+def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None:
     policy = opened(str(tiny_llama(tmp_path)))
     policy.responses_share_rows = shares
     data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)

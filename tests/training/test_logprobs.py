@@ -1,4 +1,4 @@
-"""Log-probs in chunks: their values and gradients against the plain formula in float64, and what they allocate."""
+"""Log-probs in chunks: values and gradients against the plain formula in float64, and allocations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRODUCT = VOCABULARY * WIDTH  # multiplications for one token's logits
 
 
 def inputs(tokens: int, bias: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """hidden [tokens, WIDTH], weight [VOCABULARY, WIDTH], labels and the bias, drawn with `tokens` as the seed."""
+    """Draws hidden [tokens, WIDTH], weight [VOCABULARY, WIDTH], labels and the bias with `tokens` as the seed."""
     draw = torch.Generator().manual_seed(tokens)
     hidden = (0.3 * torch.randn(tokens, WIDTH, generator=draw)).requires_grad_()
     weight = torch.randn(VOCABULARY, WIDTH, generator=draw).requires_grad_()
@@ -37,7 +37,7 @@ def naive(
     temperature: float = 1.0,
     transform: LogitTransform = IDENTITY,
 ) -> Tensor:
-    """The formula as it stands, in float64."""
+    """Computes the formula in float64."""
     logits = torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
     logits = logits * transform.scale
     if transform.cap is not None:
@@ -46,19 +46,19 @@ def naive(
 
 
 def gradients(logprobs: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-    """Of a loss in which every token has a weight of its own, among them negative ones and zero."""
+    """Returns the gradients of a loss with another weight for every token, some negative or zero."""
     upstream = torch.linspace(-1, 1, len(logprobs), dtype=logprobs.dtype) if len(logprobs) > 1 else torch.ones(1)
     return torch.autograd.grad(logprobs @ upstream.to(logprobs.dtype), leaves)
 
 
 def assert_same_at_scale(got: Tensor, wanted: Tensor, tolerance: float) -> None:
-    """Every number is within `tolerance` times the largest one (or 1) of the wanted tensor."""
+    """Asserts that every number is within `tolerance` times the largest wanted one (or 1)."""
     scale = max(1.0, wanted.abs().max().item())
     torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance * scale, rtol=0.0)
 
 
 class Watch(TorchDispatchMode):
-    """Counts multiplications, and keeps every storage that an operation returned, so that no address comes twice."""
+    """Counts multiplications, and keeps all storages that operations return, so that no address comes twice."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Watch(TorchDispatchMode):
         return result
 
     def allocated(self) -> list[int]:
-        """Float32 numbers in each storage that was not known before, the largest first."""
+        """Returns the float32 numbers in each new storage, the largest first."""
         return sorted((s.nbytes() // 4 for at, s in self.storages.items() if at not in self.known), reverse=True)
 
 

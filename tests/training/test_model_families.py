@@ -1,6 +1,6 @@
 """Every family of causal language models: trained as if each response were alone, or refused, as docs/models.md says.
 
-What is found is held against transformers' own log-probs of each response alone, and not against lrl's.
+The results are compared with transformers' own log-probs of each response alone, not with lrl's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUDGET = 110  # two rows of the longest response
 
 
 @pytest.mark.parametrize("family", TABLE)
-def test_answers_are_trained_as_if_each_were_alone(family: str, tmp_path: Path) -> None:
+def test_responses_are_trained_as_if_each_were_alone(family: str, tmp_path: Path) -> None:
     found, network = try_family(family, tmp_path)
     assert found == TABLE[family], f"{family} is {found} now, by the docs {TABLE[family]}. {CHANGED}"
     if network is None:
@@ -58,7 +58,7 @@ def test_the_table_has_every_family_of_transformers_and_most_can_be_trained() ->
 
 
 def responses() -> Group:
-    """One prompt with responses of different lengths; every token is an ordinary one."""
+    """Returns one prompt with responses of different lengths, without special tokens."""
     draw = torch.Generator().manual_seed(3)
     rollouts = [
         Rollout(
@@ -78,7 +78,7 @@ def token_ids(group: Group) -> list[list[int]]:
 
 
 def logprobs_of(network: PreTrainedModel, tokens: list[int]) -> Tensor:
-    """transformers' own log-probs of a response behind the prompt."""
+    """Returns transformers' own log-probs of a response behind the prompt."""
     logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
     return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[len(PROMPT) :])[:, None]).squeeze(-1)
 
@@ -92,12 +92,12 @@ def loss_of(network: PreTrainedModel, micro: MicroBatch) -> Tensor:
 
 
 def weights(labels: Tensor) -> Tensor:
-    """A weight for each token, some negative."""
+    """Returns a weight for each token, some negative."""
     return torch.cos(1.3 * labels)
 
 
 def gradient(network: PreTrainedModel, loss: Callable[[], Tensor]) -> Tensor:
-    """Of the loss by every weight."""
+    """Returns the gradient of the loss by every weight."""
     network.zero_grad()
     loss().backward()
     return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])

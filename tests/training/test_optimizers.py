@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 Configured = Callable[[lrl.PolicyModule], Any]
 
 
-def groups_of_their_own(policy: lrl.PolicyModule) -> Any:
+def groups_with_own_settings(policy: lrl.PolicyModule) -> Any:
     frozen, others = (
         list(policy.network.model.layers[0].parameters()),
         list(policy.network.model.layers[1].parameters()),
@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Configured, list[float]]] = {
         with_scheduler(in_a_row, interval="step"),
         [0.2, 0.5, 0.8, 0.8, 0.4, 0.2, 0.1, 0.05],
     ),
-    "groups of their own": (groups_of_their_own, [0.0] * STEPS),
+    "groups of their own": (groups_with_own_settings, [0.0] * STEPS),
 }
 
 
@@ -112,7 +112,7 @@ def test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed(case: str, 
 
 
 def test_weights_in_a_group_of_learning_rate_0_stay_as_they_are(folder: str) -> None:
-    policy = Own(folder, groups_of_their_own)
+    policy = Own(folder, groups_with_own_settings)
     policy.configure_model()
     before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
     fit(policy, 2)

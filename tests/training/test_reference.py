@@ -1,4 +1,4 @@
-"""The reference policy: what it computes, what it costs, and when it moves."""
+"""The reference policy: its log-probs, the cost of the KL, and its refresh."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def prepared(policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens: int = 10_000) -> list[Group]:
     policy.setup("fit")
     groups = [make_group(i) for i in range(3)]
-    groups[1].rollouts[2].token_ids = []  # an empty answer
+    groups[1].rollouts[2].token_ids = []  # an empty response
     groups[1].rollouts[2].logprobs = []
     groups[1].rollouts[2].versions = []
     for group in groups:
@@ -44,7 +44,7 @@ def prepared(policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens:
     return groups
 
 
-def answered(group: Group) -> list[Rollout]:
+def with_tokens(group: Group) -> list[Rollout]:
     return [rollout for rollout in group.rollouts if rollout.token_ids]
 
 
@@ -52,7 +52,7 @@ def test_reference_logprobs_are_the_reference_models_own(folder: str, other_fold
     policy = opened(folder, reference=Reference(model=other_folder))
     theirs = AutoModelForCausalLM.from_pretrained(other_folder)
     for group in prepared(policy, temperature=0.7):
-        for rollout in answered(group):
+        for rollout in with_tokens(group):
             tokens = group.prompt.token_ids + rollout.token_ids
             with torch.no_grad():
                 logits = theirs(torch.tensor([tokens])).logits[0, len(group.prompt.token_ids) - 1 : -1]
@@ -61,10 +61,10 @@ def test_reference_logprobs_are_the_reference_models_own(folder: str, other_fold
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_in_the_reward_is_summed_over_the_answer(folder: str, other_folder: str, estimator: Any) -> None:
+def test_kl_in_the_reward_is_summed_over_the_response(folder: str, other_folder: str, estimator: Any) -> None:
     policy = opened(folder, reference=Reference(0.5, estimator, "reward", model=other_folder))
     for group in prepared(policy):
-        for rollout in answered(group):
+        for rollout in with_tokens(group):
             cost = 0.0
             for mu, ref in zip(rollout.logprobs, rollout.reference_logprobs, strict=True):
                 d = min(max(ref - mu, -20.0), 20.0)
@@ -138,7 +138,7 @@ def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint
     assert torch.equal(first(at_four.reference.network), first(at_four.network))
 
 
-def test_a_replayed_group_has_the_log_probs_of_the_reference_that_is_there_now(folder: str, other_folder: str) -> None:
+def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: str, other_folder: str) -> None:
     policy, other = opened(folder, reference=Reference(refresh_every_n_steps=2)), opened(other_folder)
     (group, *_) = prepared(policy)
     policy.reference.end_step(2, other.network)
@@ -176,7 +176,7 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
     parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
     assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes) and len(sizes) >= 3
     for one, other in zip(whole, parts, strict=True):
-        for expected, found in zip(answered(one), answered(other), strict=True):
+        for expected, found in zip(with_tokens(one), with_tokens(other), strict=True):
             assert found.reference_logprobs == pytest.approx(expected.reference_logprobs, abs=1e-5)
 
 
@@ -193,7 +193,7 @@ def test_a_reference_that_could_do_nothing_is_refused(settings: dict[str, Any], 
         Reference(**settings)
 
 
-def test_an_objective_that_needs_a_reference_says_so_at_once(folder: str) -> None:
+def test_an_objective_without_the_reference_it_needs_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match=r"TBA needs a reference policy: set model.reference"):
         PolicyModule(folder, objective=TBA())
 

@@ -7,10 +7,10 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objectives.responses import VERSION, Answer, Token, groups_of, sampled, tokens_of
 
 from lrl.objectives import AIPO, PPO, Diagnostics
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
+from tests.objectives.responses import VERSION, Answer, Token, groups_of, sampled, tokens_of
 
 
 def result(responses: list[Answer], objective: AIPO | PPO) -> dict[str, float]:

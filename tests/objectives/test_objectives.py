@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import example, given, settings
-from tests.objectives.responses import VERSION, Answer, Token, columns, groups_of, on_policy, sampled, tokens_of
 
 from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective, Tokens
 from tests.objectives import formulas
+from tests.objectives.responses import VERSION, Answer, Token, columns, groups_of, on_policy, sampled, tokens_of
 
 CASES: dict[str, tuple[Objective, Callable[[list[Answer]], list[formulas.Pair]]]] = {
     "AIPO": (AIPO(2.0), partial(formulas.truncated, cap=2.0)),

@@ -17,7 +17,6 @@ import yaml
 from rich.console import Console
 from rich.progress import track
 
-from lrl.cli.interrupt import ends_quietly
 from lrl.cli.recipes import recipes
 from lrl.planning.lengths import FORMS, parse_lengths
 from lrl.planning.planner import memory
@@ -45,7 +44,6 @@ DEFAULTS: dict[str, Any] = {
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
-@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plans and write the recipe.
 

@@ -65,7 +65,7 @@ def find_generator(folder: Path, number: int) -> Running:
     raise NotRunning(
         f"{folder} has no generator that is running here. Give the folder with the generator-<n>.log of a run that is "
         "going on, as the user who started it, on the machine where it runs. A policy that was exported responses "
-        f"without a run: lrl talk {folder}/policy"
+        f"without a run: lrl chat {folder}/policy"
     )
 
 

@@ -232,7 +232,7 @@ class Registry:
         return [number for number, status in standings.items() if status is not None and not status.over]
 
     def _typed_token(self) -> str:
-        shown = f"on its machine, `lrl serve --talk {self.run}` shows it as OPENAI_API_KEY"
+        shown = f"on its machine, `lrl serve --chat {self.run}` shows it as OPENAI_API_KEY"
         token = ""
         with contextlib.suppress(EOFError):  # a batch job has no keyboard; the error below says what to do
             token = getpass.getpass(f"The run's token ({shown}): ")

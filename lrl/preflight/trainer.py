@@ -42,7 +42,7 @@ CALLBACKS: dict[type[L.Callback], str] = {
     BackboneFinetuning: "it adds to the optimizer while the run goes on. Freeze weights in a PolicyModule of your own",
     OnExceptionCheckpoint: "it resumes without being asked. Every run saves at a bad end by itself",
     SpikeDetection: "it needs what training_step returns, and a step returns nothing. See lrl.callbacks.Health",
-    BasePredictionWriter: "there is no trainer.predict. Ask an exported policy with `lrl talk`",
+    BasePredictionWriter: "there is no trainer.predict. Ask an exported policy with `lrl chat`",
 }
 """Lightning's callbacks that cannot work, and why."""
 
@@ -55,7 +55,7 @@ def check_verb(verb: str) -> None:
     """
     remedy = {
         "test": "Use trainer.validate with lrl.callbacks.Evaluation in trainer.callbacks: its prompts are the test set",
-        "predict": "Ask an exported policy with `lrl talk FOLDER PROMPT`, or evaluate with trainer.validate",
+        "predict": "Ask an exported policy with `lrl chat FOLDER PROMPT`, or evaluate with trainer.validate",
     }.get(verb)
     if remedy is not None:
         raise ConfigError(f"trainer.{verb} has nothing to run: an lrl policy is trained and validated. {remedy}.")

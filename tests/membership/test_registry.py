@@ -140,7 +140,7 @@ def test_from_another_machine_the_token_comes_from_the_environment_and_goes_no_f
     assert opened.token(terms_of(owner=ELSEWHERE)) == "brought along"
     assert "LRL_TOKEN" not in os.environ, "what is started from here has it by another name, or not at all"
     monkeypatch.setattr(register_module.getpass, "getpass", lambda prompt: f"typed after {prompt}")
-    assert "lrl serve --talk" in opened.token(terms_of(owner=ELSEWHERE))
+    assert "lrl serve --chat" in opened.token(terms_of(owner=ELSEWHERE))
 
 
 def test_where_nobody_can_type_the_token_the_error_says_how_to_bring_it(
@@ -152,7 +152,7 @@ def test_where_nobody_can_type_the_token_the_error_says_how_to_bring_it(
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     for response in (no_keyboard, lambda prompt: ""):
         monkeypatch.setattr(register_module.getpass, "getpass", response)
-        with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl serve --talk"):
+        with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl serve --chat"):
             opened.token(terms_of(owner=ELSEWHERE))
 
 

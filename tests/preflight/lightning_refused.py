@@ -48,10 +48,10 @@ CALLBACKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "BackboneFinetuning": (BackboneFinetuning, ("a PolicyModule of your own",)),
     "OnExceptionCheckpoint": (lambda: OnExceptionCheckpoint("."), ("saves at a bad end by itself",)),
     "SpikeDetection": (SpikeDetection, ("lrl.callbacks.Health",)),
-    "BasePredictionWriter": (BasePredictionWriter, ("lrl talk",)),
+    "BasePredictionWriter": (BasePredictionWriter, ("lrl chat",)),
 }
 
 VERBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "trainer.test": ("test", ("Use trainer.validate", "lrl.callbacks.Evaluation")),
-    "trainer.predict": ("predict", ("lrl talk", "trainer.validate")),
+    "trainer.predict": ("predict", ("lrl chat", "trainer.validate")),
 }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
-
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
@@ -79,13 +75,4 @@ class LoggersMayFail(L.Callback):
             if logger not in self._guarded:
                 self._guarded.append(logger)
                 for method in LOGGER_METHODS:
-                    setattr(logger, method, _guarded(logger, getattr(logger, method)))
-
-
-def _guarded(logger: Logger, method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with may_not_log(logger):
-            return method(*args, **kwargs)
-
-    return call
+                    setattr(logger, method, may_not_log(logger)(getattr(logger, method)))

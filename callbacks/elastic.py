@@ -83,19 +83,25 @@ class Elastic(OnRankZero):
             self._more = 0 if self.command else self._more  # without a command the advice comes once
             self._ask(fleet, run, generators, times)
         if self._fewer == self.steps:
-            log.warning(
-                "%d generators write faster than the trainer trains: one less would do. Type: lrl serve --leave %s",
-                generators,
-                run,
-            )
+            advice = "%d generators write faster than the trainer trains: one less would do. Type: lrl serve --leave %s"
+            log.warning(advice, generators, run)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Ends the started commands: Lightning does not call `teardown` after an error."""
-        self._end()
+        self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Ends the started commands; a generator that they started elsewhere notices the end of the run itself."""
-        self._end()
+        running = [process for process in self._started if process.poll() is None]
+        self._started.clear()
+        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # leave the run; end now; kill
+            for process in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signum)
+            for process in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)
+            running = [process for process in running if process.poll() is None]
 
     def _ask(self, fleet: Fleet, run: Path, generators: int, times: StepTimes) -> None:
         """Logs that one more would help and starts it, unless the limit is reached or one is on its way."""
@@ -121,19 +127,6 @@ class Elastic(OnRankZero):
         if status:
             log.warning("The last one has failed (Elastic.command %r, exit status %d).", self.command, status)
         return not status
-
-    def _end(self) -> None:
-        """Signals each started command until it ends: leave the run, end now, SIGKILL."""
-        running = [process for process in self._started if process.poll() is None]
-        self._started.clear()
-        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-            for process in running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signum)
-            for process in running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(END_S)
-            running = [process for process in running if process.poll() is None]
 
 
 def generation_s(times: StepTimes) -> float:

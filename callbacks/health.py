@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -68,40 +68,28 @@ def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
     return rules
 
 
-@dataclass(slots=True)
-class _Debounce:
-    """Tells whether a metric is outside its range, by the last `steps` values that agree."""
-
-    steps: int
-    outside: bool = False
-    _against: int = 0
-
-    def add(self, outside: bool) -> None:
-        self._against = self._against + 1 if outside != self.outside else 0
-        if self._against == self.steps:
-            self.outside, self._against = outside, 0
-
-
 @dataclass
 class _Report:
     """Log lines about one rule: one when it is broken, one for each smaller lag that breaks it, one when it holds."""
 
     rule: Rule
     steps: int
-    lags: dict[int, _Debounce] = field(init=False)
-    """By lag; a rule that is not about lags has one, under 0."""
+    outside: set[int] = field(default_factory=set)
+    """Lags outside the range, by the last `steps` values that agree; a rule that is not about lags has lag 0."""
+    against: Counter[int] = field(default_factory=Counter)
+    """Last values in a row that disagree with `outside`, by lag."""
     reported: int | None = None
     """Smallest lag that was reported since the rule held."""
-
-    def __post_init__(self) -> None:
-        self.lags = defaultdict(lambda: _Debounce(self.steps))
 
     def add(self, metrics: Mapping[str, Tensor], step: int) -> None:
         """Adds a step's metrics and logs a line where the rule breaks or holds again."""
         values = _values(self.rule.metric, metrics)
         for lag, value in values.items():
-            self.lags[lag].add(not self.rule.holds(value))
-        smallest = min((lag for lag, state in self.lags.items() if state.outside), default=None)
+            self.against[lag] = self.against[lag] + 1 if self.rule.holds(value) == (lag in self.outside) else 0
+            if self.against[lag] == self.steps:
+                self.outside ^= {lag}
+                self.against[lag] = 0
+        smallest = min(self.outside, default=None)
         if smallest is None:
             if self.reported is not None:
                 now = "" if LAG in self.rule.metric else f"{values[0]:.3g}, "

@@ -58,28 +58,26 @@ class Monitors(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Calls the monitors of what the step, and the evaluations that ended in it, have logged."""
-        new = self._broadcast_new(trainer)
-        for one in self._monitors:
-            if one.monitor in new and (isinstance(one, EarlyStopping) or _of_evaluation(one)):
+        for one in self._with_new_metric(trainer):
+            if isinstance(one, EarlyStopping) or _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Calls the ModelCheckpoints for the policy after its last step, which may be the best."""
-        new = self._broadcast_new(trainer)
-        for one in self._monitors:
-            if isinstance(one, ModelCheckpoint) and one.monitor in new and _of_evaluation(one):
+        for one in self._with_new_metric(trainer):
+            if isinstance(one, ModelCheckpoint) and _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
 
-    def _broadcast_new(self, trainer: L.Trainer) -> set[str]:
-        """Gives every rank the monitored metrics that are new; returns their names."""
+    def _with_new_metric(self, trainer: L.Trainer) -> list[Monitor]:
+        """Gives every rank the monitored metrics that are new; returns their monitors."""
         if not self._monitors:
-            return set()
+            return []
         names = {one.monitor for one in self._monitors}
         here = {name: value.item() for name, value in self._metrics.read(trainer).items() if name in names}
         new: dict[str, float] = trainer.strategy.broadcast(here)
         if not trainer.is_global_zero:
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in new.items()})
-        return set(new)
+        return [one for one in self._monitors if one.monitor in new]
 
 
 def _of_evaluation(monitor: Monitor) -> bool:

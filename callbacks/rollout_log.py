@@ -90,9 +90,13 @@ class RolloutLog(OnRankZero):
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:
+            text = "\n\n---\n\n".join(as_markdown(group, stream.step) for group in stream.groups[: self.samples])
             for logger in _boards(trainer):
                 with may_not_log(logger):
-                    self._show(logger.experiment, stream.step, stream.groups, rollouts)
+                    for name, values in histograms(rollouts, stream.step).items():
+                        if values.numel():
+                            logger.experiment.add_histogram(name, values, stream.step)
+                    logger.experiment.add_text("rollouts/samples", text, stream.step)
 
     def _write_overview(self, trainer: L.Trainer) -> None:
         if self._overview != "due":
@@ -102,13 +106,6 @@ class RolloutLog(OnRankZero):
         for logger in _boards(trainer):
             with may_not_log(logger):
                 logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, datasets))
-
-    def _show(self, board: Any, step: int, groups: list[Group], rollouts: list[Rollout]) -> None:
-        for name, values in histograms(rollouts, step).items():
-            if values.numel():
-                board.add_histogram(name, values, step)
-        text = "\n\n---\n\n".join(as_markdown(group, step) for group in groups[: self.samples])
-        board.add_text("rollouts/samples", text, step)
 
 
 def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:

@@ -1,4 +1,4 @@
-"""Timeline of the run (`lrl.planning.profiling.timeline`), to which the simulator's costs are fitted."""
+"""Timeline of a run (`lrl.planning.profiling.timeline`), to which the simulator's costs are fitted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.profiling.intervals import LOOK_S, Stretches
-from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord, append, keep
+from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, StepRecord, append, keep
 from lrl.planning.profiling.wait_breakdown import by_cause, generation_s, group_record
 from lrl.rollouts.stream import StepStream
 from lrl.runtime.best_effort import best_effort
@@ -72,23 +71,25 @@ class Timeline(OnRankZero):
         """Writes the records of the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         times = Throughput.needed_by(self, trainer).times
-        step = step_record(times, data.step_stream, self._update.lap(), self._now_s)
+        stream: StepStream = data.step_stream
+        step = step_record(times, stream, self._update.lap(), self._now_s)
         self._now_s += step.seconds
-        groups = [group_record(group) for group in data.step_stream.groups]
+        groups = [group_record(group) for group in stream.groups]
+        passes = [
+            MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths))
+            for seconds, lengths in stream.passes  # of rank 0
+        ]
         with best_effort("The timeline", path := self.path(trainer)):
-            append(path, [*self._generators.lap(), *pass_records(data.step_stream), *groups, step])
+            append(path, [*self._generators.lap(), *passes, *groups, step])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stops the measurements."""
-        self._end()
+        self._update.detach()
+        self._generators.end()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Stops the measurements: Lightning does not call `on_train_end` after an error."""
-        self._end()
-
-    def _end(self) -> None:
-        self._update.detach()
-        self._generators.end()
+        self.on_train_end(trainer, pl_module)
 
     @staticmethod
     def path(trainer: L.Trainer) -> Path:
@@ -100,44 +101,26 @@ def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s
     """Returns the record of a step that has ended; `other_s` is the rest of its seconds."""
     waits = list(zip(stream.waits, map(trained_tokens, stream.groups), strict=True))
     first_s, more_s, last_s = by_cause(waits, stream.packer.budget)
-    train_s = sum(seconds for seconds, _ in stream.passes)
-    reward_s = times.trainer.get("wait_reward", 0.0)
+    parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
+    parts |= {"wait_reward_s": times.trainer.get("wait_reward", 0.0), "update_s": update_s, "sync_s": times.sync}
+    parts["train_s"] = sum(seconds for seconds, _ in stream.passes)
+    versions = Counter(one for group in stream.groups for rollout in group.rollouts for one in rollout.versions)
     return StepRecord(
         step=stream.step,
         started_s=started_s,
         seconds=times.step,
-        wait_first_s=first_s,
-        wait_more_s=more_s,
-        wait_last_s=last_s,
-        wait_reward_s=reward_s,
-        train_s=train_s,
-        update_s=update_s,
-        sync_s=times.sync,
-        other_s=times.step - first_s - more_s - last_s - reward_s - train_s - update_s - times.sync,
+        other_s=times.step - sum(parts.values()),
         pause_s=times.sync_pause,
         generation_s=generation_s(stream.groups),
         tokens=stream.num_tokens,
-        lags=lags(stream.groups, stream.step),
+        lags={stream.step - version: tokens for version, tokens in sorted(versions.items(), reverse=True)},
+        **parts,
     )
-
-
-def pass_records(stream: StepStream) -> list[Record]:
-    """Returns a record for each forward and backward pass of a step on rank 0."""
-    return [
-        MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths))
-        for seconds, lengths in stream.passes
-    ]
 
 
 def trained_tokens(group: Group) -> int:
     """Returns the tokens of the group's responses that may be trained, prompts included."""
     return sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored)
-
-
-def lags(groups: Sequence[Group], step: int) -> dict[int, int]:
-    """Returns lag -> response tokens of that lag."""
-    versions = Counter(version for group in groups for rollout in group.rollouts for version in rollout.versions)
-    return {step - version: tokens for version, tokens in sorted(versions.items(), reverse=True)}
 
 
 def synchronize(device: torch.device) -> None:

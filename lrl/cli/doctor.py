@@ -55,7 +55,8 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
         folder: The folder of runs; need not exist.
     """
     torch = import_torch()
-    gpus = gpu_names(torch)
+    cuda = torch.cuda if isinstance(torch, ModuleType) else None
+    gpus = [cuda.get_device_name(index) for index in range(cuda.device_count())] if cuda else []
     software = [*packages(), torch_build(torch), vllm_build(len(gpus))]
     hardware = [processors(), graphics(gpus), shared_memory(), transports(len(gpus))]
     return [*software, *hardware, loopback(), disk(folder), hub()]
@@ -162,13 +163,6 @@ def processors() -> Check:
     if memory.available < NEEDED_MEMORY:
         return Check("processors", "warning", f"{found}; a small run takes {NEEDED_MEMORY // GIB}", "top -o %MEM")
     return Check("processors", "ok", found)
-
-
-def gpu_names(torch: ModuleType | Exception) -> list[str]:
-    """Returns the names of the GPUs that torch sees."""
-    if not isinstance(torch, ModuleType):
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def graphics(gpus: Sequence[str]) -> Check:

@@ -17,7 +17,6 @@ from lrl.callbacks import Progress
 from lrl.cli import setting_errors
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
-from lrl.preflight.trainer import check_strategy
 from lrl.runtime import config_errors
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
@@ -88,7 +87,7 @@ class LrlCLI(LightningCLI):
             kwargs["callbacks"] = [callback for callback in given.callbacks if not isinstance(callback, Progress)]
         try:
             trainer = super().instantiate_trainer(**kwargs)
-            check_strategy(trainer)
+            preflight.check_strategy(trainer)
             return trainer
         except self.expected_errors as error:
             config_errors.fault(str(error))

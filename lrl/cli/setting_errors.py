@@ -139,7 +139,7 @@ def _no_value(found: Found) -> str:
     option, words = found.match[1].rpartition("/")[2], [*sys.argv[1:], "--"]
     pairs = zip(words, words[1:], strict=False)
     bare = (word for word, after in pairs if word.startswith(option) and "=" not in word and after.startswith("--"))
-    return f"{next(bare, option)}: its value is missing."
+    return f"{next(bare, option)}: no value follows it."
 
 
 def _no_class(found: Found) -> str:

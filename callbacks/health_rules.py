@@ -16,7 +16,8 @@ class Rule:
     metric: str
     """Its tag, `<k>` for any lag."""
     advice: str
-    """The cause and the settings that help; `{lag}` is the smallest unhealthy lag, `{below}` the one before."""
+    """The cause and the settings that help; `{lag}` is the smallest unhealthy lag, `{below}` the one before, and
+    `{percent}` the value."""
     low: float | None = None
     """Smallest healthy value; None is no bound."""
     high: float | None = None
@@ -38,7 +39,40 @@ class Rule:
 _TOO_FAR = "From lag {lag} on, tokens are too far from the policy: lower data.max_lag to {below}, or model.lr."
 _SYNC_LESS = "sync less often (WeightSync.every_n_steps above 1, with data.max_lag at least one less)."
 
-TIME_SHARES = {
+RANGES: dict[str, tuple[float | None, float | None]] = {
+    "policy/ess": (0.5, None),
+    "policy/kl_behaviour": (None, 0.1),
+    "policy/clip_fraction": (None, 0.2),
+    "policy/mismatch_kl": (None, 0.01),
+    "policy/mismatch_max": (None, 2.0),
+    "policy/by_lag/<k>/ess": (0.5, None),
+    "policy/by_lag/<k>/kl_behaviour": (None, 0.1),
+    "reward/std": (0.01, None),
+    "rollouts/truncated": (None, 0.25),
+    "rollouts/discarded": (None, 0.0),
+}
+"""Smallest and largest healthy value; docs/metrics.md has the reasons. The other metrics are shares of the time."""
+TIME_SHARE = (None, 0.2)
+
+ADVICE = {
+    "policy/ess": "The tokens are too far from the policy that learns from them: lower data.max_lag or model.lr.",
+    "policy/kl_behaviour": "The policy moves too far between the writing and the training of a token: lower model.lr "
+    "or data.max_lag.",
+    "policy/clip_fraction": "The objective limits the ratio of too many tokens: lower data.max_lag or model.lr, or "
+    "widen its clip (AIPO: model.objective.rho).",
+    "policy/mismatch_kl": "Trainer and generators compute different things with the same weights: compare model.dtype "
+    "and trainer.precision with trainer.strategy.server.dtype, look at model.attention, and undo what changes logits "
+    "on one side only.",
+    "policy/mismatch_max": "On single tokens trainer and generators disagree, with the same weights: compare "
+    "model.dtype and trainer.precision with trainer.strategy.server.dtype, and look at model.attention.",
+    "policy/by_lag/<k>/ess": _TOO_FAR,
+    "policy/by_lag/<k>/kl_behaviour": _TOO_FAR,
+    "reward/std": "All responses have the same reward, so nothing is learnt: take easier or harder prompts or a finer "
+    "reward, or set data.max_skipped_per_step.",
+    "rollouts/truncated": "Many responses are cut, and a cut response is mostly a wrong one: raise "
+    "data.max_response_tokens, or add lrl.rewards.LengthPenalty to data.rewards.",
+    "rollouts/discarded": "Responses without a reward are not trained: rewards/* counts them by kind, and the first "
+    "failure of each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
     "trainer/wait_first": "The trainer waited {percent} of its time for a step's first group: generation is the slower "
     "side. Raise data.max_lag if it is 0, so that generation continues while the trainer trains; otherwise give it "
     "more devices (strategy.generator_devices), or ask for fewer tokens (data.max_response_tokens).",
@@ -65,57 +99,4 @@ TIME_SHARES = {
     "held those back. Take fewer data.rollouts_per_group if a group has no room on one generator, or another "
     "data.dispatch.",
 }
-"""Advice for shares of the time, `{percent}`, that are healthy up to a fifth."""
-
-RULES = (
-    Rule(
-        "policy/ess",
-        "The tokens are too far from the policy that learns from them: lower data.max_lag or model.lr.",
-        low=0.5,
-    ),
-    Rule(
-        "policy/kl_behaviour",
-        "The policy moves too far between the writing and the training of a token: lower model.lr or data.max_lag.",
-        high=0.1,
-    ),
-    Rule(
-        "policy/clip_fraction",
-        "The objective limits the ratio of too many tokens: lower data.max_lag or model.lr, or widen its clip "
-        "(AIPO: model.objective.rho).",
-        high=0.2,
-    ),
-    Rule(
-        "policy/mismatch_kl",
-        "Trainer and generators compute different things with the same weights: compare model.dtype and "
-        "trainer.precision with trainer.strategy.server.dtype, look at model.attention, and undo what changes logits "
-        "on one side only.",
-        high=0.01,
-    ),
-    Rule(
-        "policy/mismatch_max",
-        "On single tokens trainer and generators disagree, with the same weights: compare model.dtype and "
-        "trainer.precision with trainer.strategy.server.dtype, and look at model.attention.",
-        high=2.0,
-    ),
-    Rule("policy/by_lag/<k>/ess", _TOO_FAR, low=0.5),
-    Rule("policy/by_lag/<k>/kl_behaviour", _TOO_FAR, high=0.1),
-    Rule(
-        "reward/std",
-        "All responses have the same reward, so nothing is learnt: take easier or harder prompts or a finer reward, or "
-        "set data.max_skipped_per_step.",
-        low=0.01,
-    ),
-    Rule(
-        "rollouts/truncated",
-        "Many responses are cut, and a cut response is mostly a wrong one: raise data.max_response_tokens, or add "
-        "lrl.rewards.LengthPenalty to data.rewards.",
-        high=0.25,
-    ),
-    Rule(
-        "rollouts/discarded",
-        "Responses without a reward are not trained: rewards/* counts them by kind, and the first failure of "
-        "each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
-        high=0.0,
-    ),
-    *(Rule(metric, advice, high=0.2) for metric, advice in TIME_SHARES.items()),
-)
+RULES = tuple(Rule(metric, advice, *RANGES.get(metric, TIME_SHARE)) for metric, advice in ADVICE.items())

@@ -23,7 +23,6 @@ from lrl.planning.profiling.wait_breakdown import by_cause, generation_s, group_
 from lrl.rollouts.stream import StepStream
 from lrl.runtime.best_effort import best_effort
 from lrl.runtime.run_folder import run_folder
-from lrl.types import Group
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,10 @@ class Timeline(OnRankZero):
 
 def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s: float) -> StepRecord:
     """Returns the record of a step that has ended; `other_s` is the rest of its seconds."""
-    waits = list(zip(stream.waits, map(trained_tokens, stream.groups), strict=True))
+    tokens = [  # that may be trained, prompts included
+        sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored) for group in stream.groups
+    ]
+    waits = list(zip(stream.waits, tokens, strict=True))
     first_s, more_s, last_s = by_cause(waits, stream.packer.budget)
     parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
     parts |= {"wait_reward_s": times.trainer.get("wait_reward", 0.0), "update_s": update_s, "sync_s": times.sync}
@@ -116,11 +118,6 @@ def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s
         lags={stream.step - version: tokens for version, tokens in sorted(versions.items(), reverse=True)},
         **parts,
     )
-
-
-def trained_tokens(group: Group) -> int:
-    """Returns the tokens of the group's responses that may be trained, prompts included."""
-    return sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored)
 
 
 def synchronize(device: torch.device) -> None:

@@ -36,16 +36,13 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check."""
+    """State of one part of the machine, and the command that repairs it (empty when the status is ok)."""
 
     name: str
-    """Part of the machine."""
     status: Literal["ok", "warning", "wrong"]
     """`warning`: runs work, with a limit. `wrong`: they do not."""
     found: str
-    """State of the part."""
     remedy: str = ""
-    """Command to type; empty when the status is ok."""
 
 
 def checks(folder: Path = Path("runs")) -> list[Check]:

@@ -89,14 +89,11 @@ def settings_of(where: str) -> list[Setting]:
     assert isinstance(node, ast.ClassDef)
     init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
     sentences = _documented(node) | (_documented(init) if init else {})
-    return [
-        Setting(
-            name,
-            _type(module, kind) + ("" if default is None else f" = {_value(module, default)}"),
-            sentences.get(name, ""),
-        )
-        for name, kind, default in (_parameters(init) if init else _fields(node))
-    ]
+    settings = []
+    for name, kind, default in _parameters(init) if init else _fields(node):
+        value = "" if default is None else f" = {_value(module, default)}"
+        settings.append(Setting(name, _type(module, kind) + value, sentences.get(name, "")))
+    return settings
 
 
 GENERIC = {"Sequence": "list", "Iterable": "list", "list": "list", "dict": "mapping", "Callable": "function"}
@@ -104,10 +101,9 @@ Field = tuple[str, ast.expr | None, ast.expr | None]
 
 
 def _parameters(init: ast.FunctionDef) -> Iterator[Field]:
-    first, positional = len(init.args.args) - len(init.args.defaults), init.args.args
-    for number, argument in enumerate(positional[1:], start=1):
-        yield argument.arg, argument.annotation, init.args.defaults[number - first] if number >= first else None
-    for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True):
+    arguments = [*init.args.args, *init.args.kwonlyargs][1:]
+    defaults = [*init.args.defaults, *init.args.kw_defaults]  # the first arguments have none
+    for argument, default in zip(arguments, [None] * (len(arguments) - len(defaults)) + defaults, strict=True):
         yield argument.arg, argument.annotation, default
 
 
@@ -194,10 +190,8 @@ def _value(module: str, default: ast.expr) -> str:
         default = value
     if isinstance(default, ast.Call):  # field(default_factory=dict)
         return "{}"
-    if isinstance(default, ast.Constant):
-        words = {None: "null", True: "true", False: "false"}
-        return words[default.value] if default.value is None or isinstance(default.value, bool) else str(default.value)
-    return ast.unparse(default)
+    text = str(default.value) if isinstance(default, ast.Constant) else ast.unparse(default)
+    return {"None": "null", "True": "true", "False": "false"}.get(text, text)
 
 
 def _prefixed(prefix: str, settings: list[Setting]) -> list[Setting]:

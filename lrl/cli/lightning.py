@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import lightning as L
 from jsonargparse import set_parsing_settings
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
@@ -48,13 +48,11 @@ class LrlCLI(LightningCLI):
             RolloutDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
-            trainer_class=L.Trainer,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             trainer_defaults={"strategy": {"class_path": "lrl.AsyncSingleDevice"}, "log_every_n_steps": 1},
             parser_class=ShortErrorParser,
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False},
-            save_config_callback=SaveConfigCallback,
             save_config_kwargs={"overwrite": True},
         )
 

@@ -22,19 +22,16 @@ from lrl.runtime import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
 """Beginnings of lines that only repeat the types of optional settings."""
-LRL, CALLBACKS, LOGGERS = ("lrl", "lrl.strategies.base"), "lightning.pytorch.callbacks", "lightning.pytorch.loggers"
+LRL = ("lrl", "lrl.strategies.base")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "model": LRL,
-    "data": LRL,
-    "strategy": LRL,
     "objective": ("lrl.objectives",),
     "advantages": ("lrl.advantages",),
     "rewards": ("lrl.rewards",),
     "dispatch": ("lrl.routing.dispatch",),
-    "callbacks": ("lrl.callbacks", CALLBACKS),
-    "logger": (LOGGERS,),
+    "callbacks": ("lrl.callbacks", "lightning.pytorch.callbacks"),
+    "logger": ("lightning.pytorch.loggers",),
 }
-"""Modules of the classes that a setting may name."""
+"""Modules of the classes that a setting may name; `LRL` for all others."""
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"} | dict.fromkeys(
     ("list", "tuple"), "a list, as in [1, 2]"
 )

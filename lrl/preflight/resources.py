@@ -16,8 +16,8 @@ import lightning as L
 import psutil
 import torch
 
-from lrl.preflight import run_folder
 from lrl.preflight.model_folder import Shape
+from lrl.preflight.run_folder import check_disk
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
 from lrl.runtime.config_errors import fault
@@ -33,8 +33,6 @@ GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TRAINED = 4
 """Copies of the weights in training: themselves, their gradients and AdamW's two moments."""
-SAVED = 3
-"""Copies of the weights in a checkpoint: themselves and the two moments."""
 
 
 def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int) -> None:
@@ -60,7 +58,7 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
     if not on_cuda or strategy.weight_transfer == "shared_memory":
         _check_shared_memory(weights, pools=1 + bool(strategy.num_evaluation_generators))
     if fits:
-        _check_disk(trainer, weights)
+        check_disk(trainer, weights)
 
 
 def memory_here() -> int:
@@ -148,20 +146,3 @@ def _check_shared_memory(weights: int, pools: int) -> None:
             f"{needed / GIB:.2f}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or "
             "`docker run --shm-size` for a container."
         )
-
-
-def _check_disk(trainer: L.Trainer, weights: int) -> None:
-    """Checks that one checkpoint fits; warns below two, since a new one is written before the old one goes."""
-    checkpoints = [callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "save_weights_only")]
-    if not checkpoints:
-        return
-    needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
-    setting, folder = next(iter(run_folder.folders(trainer)))
-    disk = shutil.disk_usage(run_folder.nearest(folder))
-    if disk.total and needed > disk.free:
-        fault(
-            f"{setting} is {str(folder)!r}, where {disk.free / GIB:.2f} GiB are free, and a checkpoint takes "
-            f"{needed / GIB:.2f}. Free some, choose another folder, or set ModelCheckpoint.save_weights_only."
-        )
-    elif disk.total and 2 * needed > disk.free:
-        log.warning("A checkpoint takes %.2f GiB and %.2f are free in %s.", needed / GIB, disk.free / GIB, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from lrl.preflight.policy import Policy
 
 log = logging.getLogger(__name__)
+
+GIB = 2**30
+SAVED = 3
+"""Copies of the weights in a checkpoint: themselves and the two moments."""
 
 
 def check_folders(trainer: L.Trainer, policy: Policy) -> None:
@@ -63,3 +68,20 @@ def nearest(folder: Path) -> Path:
     """Returns `folder`, or its nearest parent that exists."""
     absolute = folder.expanduser().absolute()
     return next(path for path in (absolute, *absolute.parents) if path.exists())
+
+
+def check_disk(trainer: L.Trainer, weights: int) -> None:
+    """Checks that one checkpoint fits; warns below two, since a new one is written before the old one goes."""
+    checkpoints = [callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "save_weights_only")]
+    if not checkpoints:
+        return
+    needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
+    setting, folder = next(iter(folders(trainer)))
+    disk = shutil.disk_usage(nearest(folder))
+    if disk.total and needed > disk.free:
+        fault(
+            f"{setting} is {str(folder)!r}, where {disk.free / GIB:.2f} GiB are free, and a checkpoint takes "
+            f"{needed / GIB:.2f}. Free some, choose another folder, or set ModelCheckpoint.save_weights_only."
+        )
+    elif disk.total and 2 * needed > disk.free:
+        log.warning("A checkpoint takes %.2f GiB and %.2f are free in %s.", needed / GIB, disk.free / GIB, folder)

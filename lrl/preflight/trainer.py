@@ -10,18 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BasePredictionWriter,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    OnExceptionCheckpoint,
-    SpikeDetection,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lrl.runtime.config_errors import ConfigError, fault, noting
@@ -34,16 +23,16 @@ if TYPE_CHECKING:
 BY_STEPS = "A step already gathers all its micro-batches: data.micro_batch_tokens sets their size, data.groups_per_step"
 NOT_A_LOSS = "every try would train on rollouts, and a step's loss says nothing about how good the policy is."
 CALLBACKS: dict[type[L.Callback], str] = {
-    GradientAccumulationScheduler: f"{BY_STEPS} a step's.",
-    BatchSizeFinder: f"{NOT_A_LOSS} Set data.micro_batch_tokens to what fits",
-    LearningRateFinder: f"{NOT_A_LOSS} Compare runs by reward or accuracy",
-    StochasticWeightAveraging: "it averages by epochs, and the generators have the policy itself",
-    WeightAveraging: "the generators, evaluations and checkpoints have the policy itself, not an average",
-    ModelPruning: "it renames the weights, and the generators know them by their names",
-    BackboneFinetuning: "it adds to the optimizer during the run. Freeze weights in a PolicyModule of your own",
-    OnExceptionCheckpoint: "it resumes without being asked. Every run saves at a bad end by itself",
-    SpikeDetection: "it needs what training_step returns, and a step returns nothing. See lrl.callbacks.Health",
-    BasePredictionWriter: "there is no trainer.predict. Prompt an exported policy with `lrl chat`",
+    callbacks.GradientAccumulationScheduler: f"{BY_STEPS} a step's.",
+    callbacks.BatchSizeFinder: f"{NOT_A_LOSS} Set data.micro_batch_tokens to what fits",
+    callbacks.LearningRateFinder: f"{NOT_A_LOSS} Compare runs by reward or accuracy",
+    callbacks.StochasticWeightAveraging: "it averages by epochs, and the generators have the policy itself",
+    callbacks.WeightAveraging: "the generators, evaluations and checkpoints have the policy itself, not an average",
+    callbacks.ModelPruning: "it renames the weights, and the generators know them by their names",
+    callbacks.BackboneFinetuning: "it adds to the optimizer later. Freeze weights in a PolicyModule of your own",
+    callbacks.OnExceptionCheckpoint: "it resumes without being asked. Every run saves at a bad end by itself",
+    callbacks.SpikeDetection: "it reads the loss of training_step, which returns none. See lrl.callbacks.Health",
+    callbacks.BasePredictionWriter: "there is no trainer.predict. Prompt an exported policy with `lrl chat`",
 }
 """Lightning's callbacks that cannot work, and the reason."""
 

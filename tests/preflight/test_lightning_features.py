@@ -37,8 +37,8 @@ from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from tests.lent_server import Borrowing, LentServer
 from tests.preflight.lightning_refused import CALLBACKS, FLAGS, VERBS
-from tests.strategies.test_shutdown import ROOT
 
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "lightning.md"
 PROMPTS = [{"prompt": f"{n}+1="} for n in range(10, 50)]
 

@@ -114,13 +114,11 @@ class Evaluation(OnRankZero):
             self._report(trainer)
         if trainer.global_step % self.every_n_steps:
             return
-        if self._running is None:
+        if self._running is not None:
+            text = "The evaluation of %s begun at step %d still runs; that of step %d is left out. Raise every_n_steps."
+            log.warning(text, self.prompts.name, self._running[0], trainer.global_step)
+        else:
             self._begin(trainer, beside_rollouts=True)
-            return
-        log.warning(
-            "The evaluation of %s begun at step %d still runs; that of step %d is left out. Raise every_n_steps.",
-            *(self.prompts.name, self._running[0], trainer.global_step),
-        )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluates the policy after its last step."""

@@ -53,11 +53,17 @@ class RolloutLog(OnRankZero):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Writes the overview after the first step, when every callback has logged its metrics once."""
-        self._write_overview(trainer)
+        if self._overview != "due":
+            return
+        self._overview = "written"
+        datasets = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
+        for logger in _boards(trainer):
+            with may_not_log(logger):
+                logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, datasets))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the overview of a run of a single step."""
-        self._write_overview(trainer)
+        self.on_train_batch_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Logs the groups of the step that has just ended."""
@@ -97,15 +103,6 @@ class RolloutLog(OnRankZero):
                         if values.numel():
                             logger.experiment.add_histogram(name, values, stream.step)
                     logger.experiment.add_text("rollouts/samples", text, stream.step)
-
-    def _write_overview(self, trainer: L.Trainer) -> None:
-        if self._overview != "due":
-            return
-        self._overview = "written"
-        datasets = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
-        for logger in _boards(trainer):
-            with may_not_log(logger):
-                logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, datasets))
 
 
 def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:

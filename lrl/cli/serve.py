@@ -20,17 +20,8 @@ from lrl.membership.discovery import NotRunning, Running, find_generator
 PROMPT = "1+1="
 """Prompt if none is given; even a vocabulary of digits has it."""
 LONGEST_RESPONSE = 256
-LONGEST_WAIT_S = 300
-
-LINES = """\
-# The live policy of {run}, at {name}. The token is the run's: its holder can also stop the run.
-# Paste the lines, or run them without a trace in the shell's history: source <(lrl serve --chat {quoted})
-export OPENAI_BASE_URL={base}
-export OPENAI_API_KEY={token}
-{extra}printf 'Authorization: Bearer %s\\n' "$OPENAI_API_KEY" | curl -sS -w '\\n' --noproxy '*' --max-time {limit} \\
-  {cacert}-H @- -H 'Content-Type: application/json' "$OPENAI_BASE_URL/{route}" \\
-  -d {body}
-"""
+WAIT_S = 300
+"""Longest time of curl for a response."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,19 +108,18 @@ def lines(run: Path, number: int, prompt: str) -> str:
     """Returns the shell lines that send `prompt`; raises NotRunning if no such generator runs."""
     generator = find_generator(run, number)
     certificate = generator.certificate and shlex.quote(generator.certificate)
+    extra = f"# For clients in Python also: export SSL_CERT_FILE={certificate}\n" if certificate else ""
+    cacert = f"--cacert {certificate} " if certificate else ""
     route, body = request(generator, prompt)
-    return LINES.format(
-        run=run,
-        quoted=shlex.quote(str(run)),
-        name=generator.name,
-        base=f"{generator.url}/v1",
-        token=generator.token,
-        limit=LONGEST_WAIT_S,
-        extra=f"# For clients in Python also: export SSL_CERT_FILE={certificate}\n" if certificate else "",
-        cacert=f"--cacert {certificate} " if certificate else "",
-        route=route,
-        body=body,
-    )
+    return f"""\
+# The live policy of {run}, at {generator.name}. The token is the run's: its holder can also stop the run.
+# Paste the lines, or run them without a trace in the history: source <(lrl serve --chat {shlex.quote(str(run))})
+export OPENAI_BASE_URL={generator.url}/v1
+export OPENAI_API_KEY={generator.token}
+{extra}printf 'Authorization: Bearer %s\\n' "$OPENAI_API_KEY" | curl -sS -w '\\n' --noproxy '*' --max-time {WAIT_S} \\
+  {cacert}-H @- -H 'Content-Type: application/json' "$OPENAI_BASE_URL/{route}" \\
+  -d {body}
+"""
 
 
 def request(generator: Running, prompt: str) -> tuple[str, str]:

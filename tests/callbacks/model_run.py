@@ -82,5 +82,5 @@ def until(done: Callable[[], object]) -> None:
 
 
 def proved(generators: list[Generator]) -> list[int]:
-    """The versions of those that may be asked."""
+    """Versions of the generators that may serve."""
     return [generator.version for generator in generators if generator.open]

@@ -72,7 +72,7 @@ def test_what_was_resumed_is_told_at_the_first_step_alone() -> None:
 
 
 class Steps(L.LightningDataModule):
-    """Of each step what `RolloutLog` reads: one response, and as many failures of a kind as `failures` says."""
+    """The parts of each step that `RolloutLog` reads: one response, and the given number of failures."""
 
     def __init__(self, failures: list[int]) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Times(L.Callback):
 
 
 def written(folder: Path, failures: list[int]) -> EventAccumulator:
-    """What a run of a step for each of `failures` writes to TensorBoard."""
+    """Returns the TensorBoard events of a run with one step for each of `failures`."""
     logger = TensorBoardLogger(str(folder), name="", version="")
     trainer = L.Trainer(
         accelerator="cpu",

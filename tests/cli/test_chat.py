@@ -1,4 +1,4 @@
-"""`lrl chat`: an exported policy answers, from the command line and line by line."""
+"""`lrl chat`: responses of an exported policy, from the command line and line by line."""
 
 import io
 import sys
@@ -48,7 +48,7 @@ def test_lines_are_answered_until_an_empty_one(
     assert "cannot read 'hello'" in written.err
 
 
-def test_the_end_of_the_input_ends_the_talk(
+def test_the_end_of_the_input_ends_the_chat(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1+7="))
@@ -100,7 +100,7 @@ def test_only_the_folder_has_to_be_given(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.endswith("the following arguments are required: folder\n")
 
 
-def test_input_that_is_no_text_ends_the_talk_with_a_line(
+def test_input_that_is_no_text_ends_the_chat_with_a_line(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))

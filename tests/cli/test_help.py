@@ -1,4 +1,4 @@
-"""What the command says of itself: its settings with a line each, and which word was meant by one that is not there."""
+"""Help of the command: a line for each setting, and the nearest word for an unknown one."""
 
 from __future__ import annotations
 

@@ -67,14 +67,14 @@ def two_generators(tmp_path: Path) -> Iterator[list[Server]]:
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of `lrl serve`."""
+    """Returns exit status, stdout and stderr of `lrl serve`."""
     status = main(["serve", *words])
     written = capsys.readouterr()
     return status, written.out, written.err
 
 
 def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
-    """The JSON that the lines print, run by bash in an empty folder as if they were typed."""
+    """Runs the lines in bash, in an empty folder; returns the JSON that they print."""
     home = folder / "home"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "TMPDIR": str(home)} | variables

@@ -1,4 +1,4 @@
-"""Data sets, model folders and checkpoints with one thing wrong in each, made once for all tests of bad input."""
+"""Data sets, model folders and checkpoints with one fault each, made once for all tests of bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of Lightning is refused, by its row in docs/lightning.md: the trainer's settings, and what the error names."""
+"""Refused features of Lightning by their row in docs/lightning.md: the trainer's settings, and words of the error."""
 
 from __future__ import annotations
 

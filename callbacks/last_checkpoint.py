@@ -32,7 +32,7 @@ class LastCheckpoint(L.Callback):
         self._first_step: int | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Notes the first step: later ones can be saved."""
+        """Records the first step: later ones can be saved."""
         self._first_step = trainer.global_step
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -69,8 +69,7 @@ class LastCheckpoint(L.Callback):
         before = f"resume with --ckpt_path {newest}" if newest else "there is no earlier checkpoint"
         if not between_steps(trainer):
             return f"The run ended within the optimizer step after {step}, so its state is not saved; {before}."
-        path = save(trainer)
-        if path is None:
+        if (path := save(trainer)) is None:
             return f"The state after {step} steps could not be saved anywhere; {before}."
         return f"Saved after {step} steps. Resume with --ckpt_path {path}"
 

@@ -46,8 +46,7 @@ class RolloutLog(OnRankZero):
     def __init__(self, every_n_steps: int = 10, samples: int = 4) -> None:
         at_least(1, "RolloutLog", every_n_steps=every_n_steps)
         at_least(0, "RolloutLog", samples=samples)
-        self.every_n_steps = every_n_steps
-        self.samples = samples
+        self.every_n_steps, self.samples = every_n_steps, samples
         self._counts = NonzeroCounts()
         self._overview: Literal["early", "due", "written"] = "early"
 

@@ -70,10 +70,8 @@ class Summary(OnRankZero):
         table = Table(title="Summary", show_header=False)
         for evaluation in evaluations:
             before, after = evaluation.reports[0][1], evaluation.reports[-1][1]
-            table.add_row(
-                f"accuracy on {evaluation.prompts.name}",
-                f"{before.accuracy:.3f} before, {after.accuracy:.3f} after ({after.low:.3f} to {after.high:.3f})",
-            )
+            values = f"{before.accuracy:.3f} before, {after.accuracy:.3f} after ({after.low:.3f} to {after.high:.3f})"
+            table.add_row(f"accuracy on {evaluation.prompts.name}", values)
         table.add_row("steps", f"{trainer.global_step}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")

@@ -26,8 +26,6 @@ from lrl.runtime.run_folder import run_folder
 
 log = logging.getLogger(__name__)
 
-FILE = "timeline.jsonl"
-
 
 class Timeline(OnRankZero):
     """Writes `timeline.jsonl` into the run's folder, with the times of `Throughput`.
@@ -93,7 +91,7 @@ class Timeline(OnRankZero):
     @staticmethod
     def path(trainer: L.Trainer) -> Path:
         """Returns the path of a run's timeline."""
-        return run_folder(trainer) / FILE
+        return run_folder(trainer) / "timeline.jsonl"
 
 
 def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s: float) -> StepRecord:

@@ -104,9 +104,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
     """Encodes the prompt as in training: with the chat template if there is one. Returns input_ids of shape [1, n]."""
     if not tokenizer.chat_template:
         return tokenizer(prompt, return_tensors="pt")
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    chat = [{"role": "user", "content": prompt}]
+    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 
 
 def typed_lines() -> Iterator[str]:

@@ -34,7 +34,7 @@ OF_THE_TRAINER = (
 CALLBACKS = "lrl.callbacks"
 BESIDE = {
     "config": "A YAML file, or the name of a shipped recipe ({recipes}); several are laid over one another.",
-    "ckpt_path": "Checkpoint to go on from.",
+    "ckpt_path": "Checkpoint to resume from.",
     "seed_everything": "Seed of the run (default 0).",
     "print_config": "Print what the run would use, and end.",
 }
@@ -63,12 +63,12 @@ class Setting(NamedTuple):
 
 def text(verb: str, recipes: str) -> str:
     """Returns the help of `verb`."""
-    trainer = {one.name: one for one in settings_of(TRAINER)}
+    trainer = {one.name: one for one in settings_of(TRAINER, "--trainer.")}
     run = [Setting(f"--{name}", "", text.format(recipes=recipes)) for name, text in BESIDE.items()]
     tables = {
         "Run": run,
-        **{f"{prefix}, {title}": _prefixed(prefix, settings_of(where)) for prefix, (where, title) in GROUPS.items()},
-        "trainer, of Lightning's own": _prefixed("trainer", [trainer[name] for name in OF_THE_TRAINER]),
+        **{f"{prefix}, {title}": settings_of(where, f"--{prefix}.") for prefix, (where, title) in GROUPS.items()},
+        "trainer, of Lightning's own": [trainer[f"--trainer.{name}"] for name in OF_THE_TRAINER],
         "callbacks, added by --trainer.callbacks+ NAME --trainer.callbacks.SETTING VALUE": list(_callbacks()),
     }
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
@@ -79,11 +79,11 @@ def text(verb: str, recipes: str) -> str:
 def all_settings() -> list[str]:
     """Returns the names of all settings, of the shipped classes and of Lightning's Trainer."""
     groups = {prefix: where for prefix, (where, _) in GROUPS.items()} | {"trainer": TRAINER}
-    return [*BESIDE, *(f"{prefix}.{one.name}" for prefix, where in groups.items() for one in settings_of(where))]
+    return [*BESIDE, *(one.name for prefix, where in groups.items() for one in settings_of(where, f"{prefix}."))]
 
 
-def settings_of(where: str) -> list[Setting]:
-    """Returns the settings of a class, named `module:class`, in the order of its constructor."""
+def settings_of(where: str, prefix: str) -> list[Setting]:
+    """Returns the settings of a class, named `module:class`, in the order of its constructor; `prefix` is for names."""
     module, _, name = where.partition(":")
     node = _definition(module, name)
     assert isinstance(node, ast.ClassDef)
@@ -92,7 +92,7 @@ def settings_of(where: str) -> list[Setting]:
     settings = []
     for name, kind, default in _parameters(init) if init else _fields(node):
         value = "" if default is None else f" = {_value(module, default)}"
-        settings.append(Setting(name, _type(module, kind) + value, sentences.get(name, "")))
+        settings.append(Setting(prefix + name, _type(module, kind) + value, sentences.get(name, "")))
     return settings
 
 
@@ -192,10 +192,6 @@ def _value(module: str, default: ast.expr) -> str:
         return "{}"
     text = str(default.value) if isinstance(default, ast.Constant) else ast.unparse(default)
     return {"None": "null", "True": "true", "False": "false"}.get(text, text)
-
-
-def _prefixed(prefix: str, settings: list[Setting]) -> list[Setting]:
-    return [one._replace(name=f"--{prefix}.{one.name}") for one in settings]
 
 
 def _table(title: str, settings: list[Setting], width: int) -> list[str]:

@@ -73,9 +73,8 @@ class LrlCLI(LightningCLI):
         except OmegaConfBaseException as error:
             parser.error(setting_errors.explain_interpolation(error))
         # `--data.prompts.sorce x` misspells a setting; jsonargparse would make it the row `{sorce: x}`.
-        if isinstance(self.config[verb].get("data.init_args.prompts"), list) and (
-            stray := setting_errors.explain_prompt_row(sys.argv)
-        ):
+        is_rows = isinstance(self.config[verb].get("data.init_args.prompts"), list)
+        if is_rows and (stray := setting_errors.explain_prompt_row(sys.argv)):
             parser.error(stray)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

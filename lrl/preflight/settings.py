@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lightning as L
 
@@ -130,9 +130,8 @@ def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> 
                 f"trainer.callbacks has {times} lrl.callbacks.Evaluation of prompts named {name!r}, which would "
                 "overwrite one another's results. Set the `name` of their prompts."
             )
-    strategy: Any = trainer.strategy
     asked = sum(evaluation.concurrency for evaluation in evaluations)
-    if asked > SPARE_SLOTS and not getattr(strategy, "num_evaluation_generators", 0):
+    if asked > SPARE_SLOTS and not getattr(trainer.strategy, "num_evaluation_generators", 0):
         log.warning(
             "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d slots.", asked, SPARE_SLOTS
         )

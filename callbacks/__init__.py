@@ -1,4 +1,7 @@
-"""Lightning callbacks of a run, one per file."""
+"""Lightning callbacks that a user names under `trainer.callbacks`, one per file.
+
+Hides the callbacks that every run has (`default_callbacks`).
+"""
 
 from __future__ import annotations
 

@@ -1,26 +1,54 @@
-"""What callbacks share: looking one another up, and a base for those of rank 0 alone."""
+"""Parts that several callbacks share."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import lightning as L
+from torch import Tensor
 
 Kind = TypeVar("Kind", bound=L.Callback)
 
 
+class OnRankZero(L.Callback):
+    """Base of a callback that runs on rank 0 alone (`default_callbacks`); its hooks call no collective."""
+
+
 def find_all(trainer: L.Trainer, kind: type[Kind]) -> list[Kind]:
-    """The trainer's callbacks of one class, in their order."""
+    """Returns the trainer's callbacks of one class, in their order."""
     return [callback for callback in trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
 
 def find(trainer: L.Trainer, kind: type[Kind]) -> Kind | None:
-    """The trainer's first callback of one class, or None."""
+    """Returns the trainer's first callback of one class, or None."""
     return next(iter(find_all(trainer, kind)), None)
 
 
-class OnRankZero(L.Callback):
-    """Base of a callback that the other ranks do without (`lrl.callbacks.default_callbacks`).
+class NewMetrics:
+    """Metrics that were logged since the last `read`."""
 
-    No hook may call a collective.
+    def __init__(self) -> None:
+        self._seen: dict[str, Tensor] = {}
+
+    def read(self, trainer: L.Trainer) -> dict[str, Tensor]:
+        """Returns the new metrics by name."""
+        shown, seen = dict(trainer.callback_metrics), self._seen
+        self._seen = shown
+        # Lightning keeps showing the value of a metric that a step does not log; only a new value has its own memory.
+        return {tag: value for tag, value in shown.items() if tag not in seen or not value.is_set_to(seen[tag])}
+
+
+class NonzeroCounts:
+    """Counts of rare events: a count is logged from its first nonzero value on, then every step, zeros too.
+
+    So a chart that exists shows something and has no gaps. Readers take an absent count for zero.
     """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def to_log(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Returns the counts that were not zero in this step or one before."""
+        self._seen |= {tag for tag, count in counts.items() if count}
+        return {tag: float(count) for tag, count in counts.items() if tag in self._seen}

@@ -1,10 +1,10 @@
-"""The callbacks of each rank (`PolicyModule.configure_callbacks`): those that no run is without, those that only rank 0
-has, and the order of lrl's own, whichever order a user gives them in."""
+"""Callbacks that every run has, callbacks of rank 0 alone, and the order of lrl's own."""
 
 from __future__ import annotations
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import Logger
 
 from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.elastic import Elastic
@@ -12,28 +12,29 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.health import Health
 from lrl.callbacks.last_checkpoint import LastCheckpoint
-from lrl.callbacks.loggers_may_fail import LoggersMayFail
 from lrl.callbacks.monitors import Monitors
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.timeline import Timeline
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.runtime.best_effort import may_not_log
 from lrl.strategies.generator_devices import GeneratorDevices
 
 ORDER: tuple[type[L.Callback], ...] = (
-    *(WeightSync, Evaluation, RolloutLog, Throughput),  # an evaluation asks for the version that was synced before it
-    *(Timeline, Elastic, Health, ProgressBar, Export, Summary),  # they read what those above have measured
+    *(WeightSync, Evaluation, RolloutLog, Throughput),  # an evaluation samples the version that was synced before it
+    *(Timeline, Elastic, Health, ProgressBar, Export, Summary),  # they read the metrics of the callbacks above
 )
+LOGGER_METHODS = ("log_metrics", "log_hyperparams", "log_graph", "save", "finalize", "after_save_checkpoint")
 
 
 def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
-    """Those that the trainer does not have yet and needs; what is only for rank 0 is taken from any other."""
+    """Returns the callbacks that the trainer lacks; removes rank 0's from the other ranks and sorts lrl's own."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if not trainer.is_global_zero:
         callbacks[:] = [callback for callback in callbacks if not isinstance(callback, OnRankZero)]
     elif isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
-        callbacks.insert(0, WeightSync())  # without it the generators would answer with the first weights for ever
+        callbacks.insert(0, WeightSync())  # without it the generators would keep the first weights for ever
     put_in_order(callbacks)
     monitors = find(trainer, Monitors) or Monitors()
     monitors.prepare(trainer)
@@ -42,9 +43,9 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
 
 
 def put_in_order(callbacks: list[L.Callback]) -> None:
-    """Sort lrl's own, and any progress bar, by moving some of them forward.
+    """Sorts lrl's callbacks and any progress bar by moving some of them forward.
 
-    So a user's callback is still behind all that it was put behind, and finds what they have logged.
+    A user's callback stays behind all that stood before it, and finds the metrics they logged.
     """
     ordered: list[L.Callback] = []
     for callback in callbacks:
@@ -54,5 +55,24 @@ def put_in_order(callbacks: list[L.Callback]) -> None:
 
 
 def _rank(callback: L.Callback) -> int:
-    """The place in `ORDER`, or -1 for another's."""
+    """Returns the place in `ORDER`, or -1 for a user's callback."""
     return next((rank for rank, kind in enumerate(ORDER) if isinstance(callback, kind)), -1)
+
+
+class LoggersMayFail(L.Callback):
+    """Turns the first OSError of each logger into a warning and ignores later ones.
+
+    Lightning calls its loggers from many places and lets their errors through. TensorBoard's writer is a thread: after
+    it dies of a full disk, every later call raises its error again.
+    """
+
+    def __init__(self) -> None:
+        self._guarded: list[Logger] = []
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Guards the methods of the trainer's loggers; their class stays, because others look for it."""
+        for logger in trainer.loggers:
+            if logger not in self._guarded:
+                self._guarded.append(logger)
+                for method in LOGGER_METHODS:
+                    setattr(logger, method, may_not_log(logger)(getattr(logger, method)))

@@ -1,9 +1,9 @@
-"""Evaluates held-out prompts beside the training, on the same generators, without stopping it.
+"""Evaluation of held-out prompts beside the training, on the same generators.
 
-During fit an evaluation is a handful of low-priority requests at a time, in places that rollouts do not use. It takes
-longer than a sync interval, so its responses may span versions; which ones is logged. With a generator reserved for it
-(`strategy.evaluation_generators`) all of its responses are by one version. Before the first step and after the last one
-the version stands still, and the trainer waits for the numbers.
+During fit an evaluation sends a few low-priority requests at a time, in slots that rollouts do not use. It takes longer
+than a sync interval, so its responses may span versions, which are logged. With a reserved generator
+(`strategy.evaluation_generators`) all responses come from one version. Before the first step and after the last one the
+version does not change, and the trainer waits for the metrics.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import concurrent.futures
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST = 1_000_000_000
-"""Priority of an evaluation: behind every rollout of a run."""
+"""Priority of an evaluation's requests: behind every rollout of a run."""
 
 
 class Evaluation(OnRankZero):
@@ -48,9 +49,9 @@ class Evaluation(OnRankZero):
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub, or a file.
         every_n_steps: Optimizer steps between evaluations within fit.
         samples: Responses per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
-        temperature: Of the responses.
-        rewards: What decides right or wrong (1 or 0); by default the data module's first reward. The weight of a single
-            reward is one of training and does not count here; of several the weighted sum does.
+        temperature: Sampling temperature of the responses.
+        rewards: Rewards that decide right or wrong (1 or 0); by default the data module's first one. A single reward
+            counts without its weight, which is for training; several count as their weighted sum.
         by: Columns to break the accuracy down by.
         concurrency: Responses asked for at a time while rollouts are being written.
         timeout_s: Seconds for one evaluation.
@@ -75,117 +76,104 @@ class Evaluation(OnRankZero):
         if samples > 1 and temperature == 0:
             fault(f"Evaluation.samples is {samples} with temperature 0: all responses would be the same. Raise it.")
         self.prompts = Prompts.coerce(prompts, split="test")
-        self.every_n_steps = every_n_steps
         self.sampling = Sampling(n=samples, temperature=temperature)
         self.rewards = as_list(rewards) if rewards is not None else None
-        self.by = by
-        self.concurrency = concurrency
-        self.timeout_s = timeout_s
+        self.every_n_steps, self.by, self.concurrency, self.timeout_s = every_n_steps, by, concurrency, timeout_s
         self.reports: list[tuple[int, Report]] = []
-        """(version that the generators held when it began, what it found), in order."""
+        """(version of the generators at its start, result), in order."""
         self._pool: RewardPool | None = None
         self._running: tuple[int, concurrent.futures.Future[list[Group]]] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Load the problems and start the reward worker before any server."""
+        """Loads the problems and starts the reward worker before any server."""
         data = _data(trainer)
         if self not in data.evaluations:
             data.evaluations.append(self)
-        self.sampling = Sampling(
-            n=self.sampling.n, temperature=self.sampling.temperature, max_tokens=data.sampling.max_tokens
-        )
+        self.sampling = replace(self.sampling, max_tokens=data.sampling.max_tokens)
         data.load(self.prompts)
         self._pool = data.reward_pool.like(self.judges(data), workers=1)
         self._pool.start(next(iter(self.prompts)))
 
     def judges(self, data: RolloutDataModule) -> list[Reward]:
-        """What scores the responses."""
+        """Returns the rewards that score the responses."""
         rewards = [as_reward(reward) for reward in self.rewards or list(data.rewards)[:1]]
-        if len(rewards) > 1:
-            return rewards
-        (only,) = rewards
-        accuracy = copy.copy(only)
-        accuracy.weight = 1.0
-        return [accuracy]
+        if len(rewards) == 1:
+            rewards = [copy.copy(rewards[0])]
+            rewards[0].weight = 1.0
+        return rewards
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The policy before its first step."""
+        """Evaluates the policy before its first step."""
         self.run(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Take in what has finished, and begin anew when it is time; behind the last step that is `on_train_end`'s."""
+        """Reports a finished evaluation, and begins one every `every_n_steps`."""
         if trainer.global_step == trainer.max_steps:
-            return
+            return  # `on_train_end` evaluates the last step
         if self._running is not None and self._running[1].done():
             self._report(trainer)
         if trainer.global_step % self.every_n_steps:
             return
         if self._running is not None:
-            log.warning(
-                "The evaluation of %s begun at step %d still runs; that of step %d is left out. Raise every_n_steps.",
-                self.prompts.name,
-                self._running[0],
-                trainer.global_step,
-            )
-            return
-        self._begin(trainer, beside_rollouts=True)
+            text = "The evaluation of %s begun at step %d still runs; that of step %d is left out. Raise every_n_steps."
+            log.warning(text, self.prompts.name, self._running[0], trainer.global_step)
+        else:
+            self._begin(trainer, beside_rollouts=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The policy after its last step."""
+        """Evaluates the policy after its last step."""
         if self._running is not None:
             self._report(trainer)
         self.run(trainer)
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
-        """Evaluate the policy that the generators hold now, wait for it, and return the numbers to log."""
+        """Evaluates the policy that the generators hold now; waits for the metrics, logs and returns them."""
         self._begin(trainer, beside_rollouts=False)
         return self._report(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Without training, the report is what was asked for: print it, and where every response is."""
+        """Prints the report and the path of the responses (`trainer.validate`)."""
         step, report = self.reports[-1]
         console = Console(highlight=False, markup=False, soft_wrap=True)
         console.print(f"{report.as_table()}\n  every response: {self._responses_file(trainer, step)}")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """End the reward worker: Lightning does not call `teardown` after an error."""
+        """Ends the reward worker: Lightning does not call `teardown` after an error."""
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """End the reward worker."""
+        """Ends the reward worker."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
     def _begin(self, trainer: L.Trainer, *, beside_rollouts: bool) -> None:
         data = _data(trainer)
-        assert self._pool is not None, "setup comes first"
         weight_sync = find(trainer, WeightSync)
-        assert weight_sync is not None, "a run without it is refused"
+        assert self._pool is not None and weight_sync is not None, "set up; every run has a WeightSync"
         pool, version = data.fleet.rollouts, weight_sync.newest
         if data.fleet.evaluation is not None and trainer.training:
             pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
             weight_sync.move(trainer, trainer.lightning_module, pool)
-        places = self.concurrency if beside_rollouts else pool.capacity
-        work = self._generate_all(
-            data, pool.generate_spare if beside_rollouts else pool.generate, places // self.sampling.n
-        )
-        self._running = version, data.fleet.loop.submit(work)
+        generate = pool.generate_spare if beside_rollouts else pool.generate
+        slots = self.concurrency if beside_rollouts else pool.capacity
+        groups = self._generate_all(data, generate, slots // self.sampling.n)
+        self._running = version, data.fleet.loop.submit(groups)
 
-    async def _generate_all(self, data: RolloutDataModule, ask: Callable[..., Any], at_a_time: int) -> list[Group]:
-        places = asyncio.Semaphore(max(1, at_a_time))
+    async def _generate_all(self, data: RolloutDataModule, generate: Callable[..., Any], at_once: int) -> list[Group]:
+        slots = asyncio.Semaphore(max(1, at_once))
 
-        async def response(prompt: Prompt) -> Group:
+        async def group_of(prompt: Prompt) -> Group:
             rollouts = [Rollout() for _ in range(self.sampling.n)]
-            async with places:
-                await ask(prompt, rollouts, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
+            async with slots:
+                await generate(prompt, rollouts, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
             await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]
             return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 
-        return list(await asyncio.gather(*(response(prompt) for prompt in self.prompts)))
+        return list(await asyncio.gather(*(group_of(prompt) for prompt in self.prompts)))
 
     def _report(self, trainer: L.Trainer) -> dict[str, float]:
-        """Wait for the running evaluation, write its responses and log its numbers."""
+        """Waits for the running evaluation, writes its responses and logs its metrics."""
         assert self._running is not None
         step, future = self._running
         self._running = None
@@ -198,15 +186,14 @@ class Evaluation(OnRankZero):
         with best_effort(f"The responses to {self.prompts.name}", path):
             write_responses(path, self.prompts.name, groups)
         if trainer.training:
-            # `log` is not allowed in every hook that comes here, and its step would be the trainer's.
+            # `log` is not allowed in every hook that calls this, and it would use the trainer's step.
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step)
         return metrics
 
     def _responses_file(self, trainer: L.Trainer, step: int) -> Path:
-        folder = run_folder(trainer) / "evaluation"
-        return folder / f"{self.prompts.name}-step{step:06d}.jsonl"
+        return run_folder(trainer) / "evaluation" / f"{self.prompts.name}-step{step:06d}.jsonl"
 
 
 def _data(trainer: L.Trainer) -> RolloutDataModule:

@@ -1,44 +1,42 @@
-"""Says when a figure of the run leaves its healthy range, with what to do about it, and when it is back: a line each.
+"""Warnings about metrics that leave their healthy range, with the remedy; one line out, one line back.
 
-One step proves nothing, so a figure counts as outside after several steps in a row, and as back after as many. A step
-that does not log it is no step of that row.
+One step proves nothing: a metric counts as outside after several steps in a row, and as back after as many. A step that
+does not log it does not count.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import lightning as L
 from torch import Tensor
 
-from lrl.callbacks.base import OnRankZero
+from lrl.callbacks.base import NewMetrics, OnRankZero
 from lrl.callbacks.health_rules import LAG, RULES, Rule
-from lrl.callbacks.logged import Logged
 from lrl.runtime.config_errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 Range = tuple[float | None, float | None]
 """Smallest and largest healthy value; None is no bound."""
-
 MIN_SHARE = 0.01
 """Of the step's tokens: a lag with a smaller share is left out, because so few tokens give noise."""
 
 
 class Health(OnRankZero):
-    """Watches the figures in `RULES`, as far as the run logs them.
+    """Watches the metrics in `RULES`, as far as the run logs them.
 
     Args:
         ranges: Other ranges for some of the rules, by tag: smallest and largest healthy value, null for no bound;
             null in place of both switches the rule off.
-        steps: Steps in a row outside before a figure is reported, and inside before it is back.
+        steps: Steps in a row outside before a metric is reported, and inside before it is back.
 
     Raises:
-        ValueError: ranges names a figure without a rule or has a range that holds no value; steps is below 1.
+        ValueError: ranges names a metric without a rule or has a range that holds no value; steps is below 1.
     """
 
     def __init__(self, ranges: dict[str, Range | None] | None = None, steps: int = 3) -> None:
@@ -46,84 +44,69 @@ class Health(OnRankZero):
             raise ConfigError(f"Health.steps is {steps}; it must be at least 1.")
         self.rules = with_ranges(ranges or {})
         self._reports = [_Report(rule, steps) for rule in self.rules]
-        self._logged = Logged()
+        self._metrics = NewMetrics()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
-        """Judge the step that has just ended."""
-        figures = self._logged.look(trainer)
+        """Judges the step that has just ended."""
+        metrics = self._metrics.read(trainer)
         for report in self._reports:
-            report.take(figures, step=trainer.global_step - 1)  # as on the axis of the metrics
+            report.add(metrics, step=trainer.global_step - 1)  # as on the axis of the metrics
 
 
 def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
-    """`RULES` with some ranges replaced, and without those whose range is None."""
+    """Returns `RULES` with some ranges replaced, and without those whose range is None."""
     known = [rule.metric for rule in RULES]
-    unknown = [metric for metric in ranges if metric not in known]
-    if unknown:
+    if unknown := [metric for metric in ranges if metric not in known]:
         raise ConfigError(f"Health.ranges: no rule for {', '.join(unknown)}; there are rules for {', '.join(known)}.")
     rules = []
     for rule in RULES:
-        found = ranges.get(rule.metric, (rule.low, rule.high))
-        if found is None or found == (None, None):
-            continue
-        low, high = found
+        low, high = ranges.get(rule.metric, (rule.low, rule.high)) or (None, None)
         if low is not None and high is not None and not low <= high:
             raise ConfigError(f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}.")
-        rules.append(replace(rule, low=low, high=high))
+        if (low, high) != (None, None):
+            rules.append(replace(rule, low=low, high=high))
     return rules
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Whether a figure is outside its range, by the last `steps` values that agree."""
-
-    steps: int
-    outside: bool = False
-    _against: int = 0
-
-    def take(self, outside: bool) -> None:
-        self._against = self._against + 1 if outside != self.outside else 0
-        if self._against == self.steps:
-            self.outside, self._against = outside, 0
 
 
 @dataclass
 class _Report:
-    """The lines about one rule: one when it is broken, one for each smaller lag that breaks it, one when it holds."""
+    """Log lines about one rule: one when it is broken, one for each smaller lag that breaks it, one when it holds."""
 
     rule: Rule
     steps: int
-    watches: dict[int, _Watch] = field(init=False)
-    """By lag; a rule that is not about lags has one, under 0."""
-    said: int | None = None
-    """The smallest lag that was reported since the rule held."""
+    outside: set[int] = field(default_factory=set)
+    """Lags outside the range, by the last `steps` values that agree; a rule that is not about lags has lag 0."""
+    against: Counter[int] = field(default_factory=Counter)
+    """Last values in a row that disagree with `outside`, by lag."""
+    reported: int | None = None
+    """Smallest lag that was reported since the rule held."""
 
-    def __post_init__(self) -> None:
-        self.watches = defaultdict(lambda: _Watch(self.steps))
-
-    def take(self, figures: Mapping[str, Tensor], step: int) -> None:
-        """Count a step's figures in, and log what there is to say."""
-        values = _values(self.rule.metric, figures)
+    def add(self, metrics: Mapping[str, Tensor], step: int) -> None:
+        """Adds a step's metrics and logs a line where the rule breaks or holds again."""
+        values = _values(self.rule.metric, metrics)
         for lag, value in values.items():
-            self.watches[lag].take(not self.rule.holds(value))
-        smallest = min((lag for lag, watch in self.watches.items() if watch.outside), default=None)
+            self.against[lag] = self.against[lag] + 1 if self.rule.holds(value) == (lag in self.outside) else 0
+            if self.against[lag] == self.steps:
+                self.outside ^= {lag}
+                self.against[lag] = 0
+        smallest = min(self.outside, default=None)
         if smallest is None:
-            if self.said is not None:
+            if self.reported is not None:
                 now = "" if LAG in self.rule.metric else f"{values[0]:.3g}, "
                 log.info("step %d: %s is %sback in its range (%s).", step, self.rule.metric, now, self.rule.range)
-            self.said = None
-        elif self.said is None or smallest < self.said:
-            self.said = smallest
+            self.reported = None
+        elif self.reported is None or smallest < self.reported:
+            self.reported = smallest
             tag = self.rule.metric.replace(LAG, str(smallest))
             advice = self.rule.advice.format(lag=smallest, below=smallest - 1, percent=f"{values[smallest]:.0%}")
             log.warning("step %d: %s is %.3g; healthy is %s. %s", step, tag, values[smallest], self.rule.range, advice)
 
 
-def _values(metric: str, figures: Mapping[str, Tensor]) -> dict[int, float]:
-    """The figures of one rule by lag, those of too few tokens left out; under 0 if the rule is not about lags."""
+def _values(metric: str, metrics: Mapping[str, Tensor]) -> dict[int, float]:
+    """Returns the values of one rule by lag, without lags of too few tokens; under 0 if the rule has no lags."""
     if LAG not in metric:
-        return {0: float(figures[metric])} if metric in figures else {}
+        return {0: float(metrics[metric])} if metric in metrics else {}
     before, after = metric.split(LAG)
     pattern = re.compile(f"{re.escape(before)}([1-9][0-9]*){re.escape(after)}")
-    found = {int(match[1]): float(figures[tag]) for tag in figures if (match := pattern.fullmatch(tag))}
-    return {lag: value for lag, value in found.items() if float(figures[f"{before}{lag}/share"]) >= MIN_SHARE}
+    found = {int(match[1]): float(metrics[tag]) for tag in metrics if (match := pattern.fullmatch(tag))}
+    return {lag: value for lag, value in found.items() if float(metrics[f"{before}{lag}/share"]) >= MIN_SHARE}

@@ -1,6 +1,6 @@
-"""The checkpoint of a run that does not end well. Every run has it, whoever builds its Trainer.
+"""Checkpoint of a run that ends by a signal or an error. Every run has it.
 
-Lightning's `ModelCheckpoint(save_on_exception=True)` does not do: a user has to think of it, it gives up when its own
+Lightning's `ModelCheckpoint(save_on_exception=True)` is not enough: a user has to think of it, it gives up when its own
 folder is full, and a checkpoint from the middle of a step makes Lightning count a batch that was never trained, so that
 loggers and epochs are off by one after a resume.
 """
@@ -22,39 +22,40 @@ log = logging.getLogger(__name__)
 
 
 class LastCheckpoint(L.Callback):
-    """Saves what a run has learnt since its last checkpoint when a signal or an error ends it, and says where.
+    """Saves the steps since the last checkpoint when a signal or an error ends the run, and logs the path.
 
-    When the run's own folder refuses the last checkpoint, also that of a run which ends well, the system's temporary
-    folder takes it. Nothing is saved with `enable_checkpointing: false` or `fast_dev_run`.
+    If the run's own folder cannot be written, also at a regular end, the last checkpoint goes to the system's temporary
+    folder. Nothing is saved with `enable_checkpointing: false` or `fast_dev_run`.
     """
 
     def __init__(self) -> None:
         self._first_step: int | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """From here on there may be something to save."""
+        """Records the first step: later ones can be saved."""
         self._first_step = trainer.global_step
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Make every checkpoint one of a whole step."""
+        """Corrects Lightning's counts in every checkpoint to whole steps."""
         end_of_step(checkpoint["loops"]["fit_loop"])
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Save if there is something new and it can be trusted; say what to resume from."""
+        """Saves new whole steps; logs what to resume from."""
         if trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         try:
-            rank_zero_info(self._save_and_say(trainer))
-        except Exception:  # of a lost device, say; the run must still be torn down, and `exception` be the one to see
+            rank_zero_info(self._save(trainer))
+        except Exception:  # e.g. a lost device; the run must still be torn down and `exception` be shown
             log.exception("The last checkpoint could not be made.")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find another place for a last checkpoint that was refused."""
+        """Saves elsewhere a last checkpoint that could not be written."""
         io = trainer.strategy.checkpoint_io
         if isinstance(io, CheckpointFile) and io.refused:
-            rank_zero_info(self._save_and_say(trainer))
+            rank_zero_info(self._save(trainer))
 
-    def _save_and_say(self, trainer: L.Trainer) -> str:
+    def _save(self, trainer: L.Trainer) -> str:
+        """Saves what is new and whole; returns the log line."""
         io, step = trainer.strategy.checkpoint_io, trainer.global_step
         newest, newest_step = str(trainer.ckpt_path or ""), self._first_step
         if isinstance(io, CheckpointFile) and io.newest:
@@ -68,63 +69,48 @@ class LastCheckpoint(L.Callback):
         before = f"resume with --ckpt_path {newest}" if newest else "there is no earlier checkpoint"
         if not between_steps(trainer):
             return f"The run ended within the optimizer step after {step}, so its state is not saved; {before}."
-        path = save(trainer)
-        if path is None:
+        if (path := save(trainer)) is None:
             return f"The state after {step} steps could not be saved anywhere; {before}."
         return f"Saved after {step} steps. Resume with --ckpt_path {path}"
 
 
 def between_steps(trainer: L.Trainer) -> bool:
-    """Whether the weights are those of whole optimizer steps.
-
-    Lightning counts the start and the end of each `optimizer.step`, and the batches whose training step has ended.
-    """
+    """Tells whether the weights come from whole optimizer steps."""
     loop = trainer.fit_loop.epoch_loop
+    # Lightning counts the start and the end of each `optimizer.step`, and the batches whose training step has ended.
     updates: Any = loop.manual_optimization.optim_step_progress.total
     batches: Any = loop.batch_progress.total
     return bool(updates.ready == updates.completed == batches.processed)
 
 
 def end_of_step(fit_loop: dict[str, Any]) -> None:
-    """Make Lightning's counts in a checkpoint those of whole steps.
-
-    A batch that was begun and not trained is taken out: a resume would do so in a part of them only. Between two epochs
-    the count within the epoch is set back: a resume would go on with it. At the end of a step (`processed` ahead of
-    `completed`) they are right as they are.
-    """
+    """Sets Lightning's counts in a checkpoint to whole steps."""
     progress = fit_loop["epoch_loop.batch_progress"]
     if progress["total"]["processed"] != progress["total"]["completed"]:
-        return
-    for counts in (progress["total"], progress["current"]):
+        return  # at the end of a step the counts are right
+    for counts in (progress["total"], progress["current"]):  # a resume would leave out an untrained batch in some only
         counts["ready"] = counts["started"] = counts["processed"]
     epochs = fit_loop["epoch_progress"]["current"]
-    if epochs["ready"] == epochs["completed"] and progress["is_last_batch"]:
+    if epochs["ready"] == epochs["completed"] and progress["is_last_batch"]:  # between epochs a resume would add to it
         progress["current"] = dict.fromkeys(progress["current"], 0)
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = progress["total"]["processed"]
 
 
 def save(trainer: L.Trainer) -> str | None:
-    """Save into the run's folder, or, if it refuses, into the temporary one. Returns the path, or None."""
-    name = f"last-step={trainer.global_step}.ckpt"
-    path = folder(trainer) / name
+    """Saves into the run's folder, or else into the temporary one; returns the path, or None if both fail."""
+    given = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
+    folder = next((Path(path) for path in given if path), run_folder(trainer) / "checkpoints")
+    path = folder / f"last-step={trainer.global_step}.ckpt"
     write(trainer, path)
     io = trainer.strategy.checkpoint_io
     if not isinstance(io, CheckpointFile) or io.refused is None:
         return str(path)
-    elsewhere = Path(tempfile.mkdtemp(prefix="lrl-checkpoint-")) / name
+    elsewhere = Path(tempfile.mkdtemp(prefix="lrl-checkpoint-")) / path.name
     write(trainer, elsewhere)
     return None if io.refused else str(elsewhere)
 
 
 def write(trainer: L.Trainer, path: Path) -> None:
-    """What `trainer.save_checkpoint` does, but without waiting for the other ranks: this one may be alone."""
+    """Saves as `trainer.save_checkpoint` does, but without waiting for the other ranks, which may be gone."""
     checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     trainer.strategy.save_checkpoint(checkpoint, path)
-
-
-def folder(trainer: L.Trainer) -> Path:
-    """Where the run keeps its checkpoints."""
-    for callback in trainer.checkpoint_callbacks:
-        if getattr(callback, "dirpath", None):
-            return Path(callback.dirpath)  # type: ignore[attr-defined]
-    return run_folder(trainer) / "checkpoints"

@@ -1,10 +1,10 @@
-"""Has Lightning's ModelCheckpoint and EarlyStopping look at a run's figures when there are new ones.
+"""Calls to Lightning's ModelCheckpoint and EarlyStopping at the steps where their metric is new.
 
-Lightning looks behind a validation loop or at the end of an epoch. Here evaluations run beside the training and end at
-any step, and an epoch may be longer than the run. So whoever monitors `eval/...` looks at each finished evaluation, and
-an EarlyStopping that monitors another figure looks behind every step that logs it.
+Lightning calls them behind a validation loop or at the end of an epoch. Here evaluations run beside the training and
+end at any step, and an epoch may be longer than the run. So a callback that monitors `eval/...` is called after each
+finished evaluation, and an EarlyStopping on another metric after every step that logs it.
 
-Rewards and evaluations are known on rank 0 alone, but all ranks save and stop together: rank 0 tells the others.
+Rewards and evaluations are known on rank 0 alone, but all ranks save and stop together: rank 0 broadcasts the values.
 """
 
 from __future__ import annotations
@@ -15,42 +15,41 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lrl.callbacks.logged import Logged
+from lrl.callbacks.base import NewMetrics
 from lrl.runtime.config_errors import ConfigError
 
 EVALUATION = "eval/"
-"""Figures of evaluations begin with it."""
-
-Watcher = ModelCheckpoint | EarlyStopping
+"""Prefix of an evaluation's metrics."""
+Monitor = ModelCheckpoint | EarlyStopping
 
 
 class Monitors(L.Callback):
-    """Calls the callbacks that monitor a figure when it is new. Every run has it, on every rank."""
+    """Calls the callbacks that monitor a metric when it is new. Every run has it, on every rank."""
 
     def __init__(self) -> None:
-        self._watchers: list[Watcher] = []
-        self._logged = Logged()
+        self._monitors: list[Monitor] = []
+        self._metrics = NewMetrics()
 
     def prepare(self, trainer: L.Trainer) -> None:
-        """Find who monitors what, before Lightning decides in their `setup` when they look."""
+        """Finds the callbacks with a monitor, before their `setup` decides when Lightning calls them."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._watchers = [one for one in callbacks if isinstance(one, Watcher) and one.monitor is not None]
-        for one in self._watchers:
+        self._monitors = [one for one in callbacks if isinstance(one, Monitor) and one.monitor is not None]
+        for one in self._monitors:
             if isinstance(one, EarlyStopping):
-                # Left out, Lightning takes the end of an epoch. Whoever asked for that in so many words gets it.
+                # Unset, Lightning checks at the end of an epoch; only a user who asked for that gets it.
                 one._check_on_train_epoch_end = bool(one._check_on_train_epoch_end)
-            elif str(one.monitor).startswith(EVALUATION):
+            elif _of_evaluation(one):
                 one._save_on_train_epoch_end = bool(one._save_on_train_epoch_end)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The first evaluation is there: say what there is to monitor if somebody asks for something else.
+        """Checks the monitored names against the first evaluation, which has just been logged.
 
         Raises:
-            ValueError: A monitored figure of an evaluation is none that the run's evaluations give.
+            ValueError: A monitored metric of an evaluation is none that the run's evaluations give.
         """
-        shown = self._logged.look(trainer)
-        for one in self._watchers if trainer.is_global_zero else ():
-            if str(one.monitor).startswith(EVALUATION) and one.monitor not in shown:
+        shown = self._metrics.read(trainer)
+        for one in self._monitors if trainer.is_global_zero else ():
+            if _of_evaluation(one) and one.monitor not in shown:
                 known = ", ".join(sorted(name for name in shown if name.startswith(EVALUATION)))
                 raise ConfigError(
                     f"{type(one).__name__}.monitor is {one.monitor!r}, which no evaluation of this run gives. There is "
@@ -58,26 +57,28 @@ class Monitors(L.Callback):
                 )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Show what the step and the evaluations that ended in it have logged."""
-        new = self._tell(trainer)
-        for one in self._watchers:
-            if one.monitor in new and (isinstance(one, EarlyStopping) or str(one.monitor).startswith(EVALUATION)):
+        """Calls the monitors of what the step, and the evaluations that ended in it, have logged."""
+        for one in self._with_new_metric(trainer):
+            if isinstance(one, EarlyStopping) or _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The policy after its last step is judged, too: it may be the best."""
-        new = self._tell(trainer)
-        for one in self._watchers:
-            if isinstance(one, ModelCheckpoint) and one.monitor in new and str(one.monitor).startswith(EVALUATION):
+        """Calls the ModelCheckpoints for the policy after its last step, which may be the best."""
+        for one in self._with_new_metric(trainer):
+            if isinstance(one, ModelCheckpoint) and _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
 
-    def _tell(self, trainer: L.Trainer) -> set[str]:
-        """Give every rank the monitored figures that are new; their names."""
-        if not self._watchers:
-            return set()
-        names = {one.monitor for one in self._watchers}
-        here = {name: value.item() for name, value in self._logged.look(trainer).items() if name in names}
+    def _with_new_metric(self, trainer: L.Trainer) -> list[Monitor]:
+        """Gives every rank the monitored metrics that are new; returns their monitors."""
+        if not self._monitors:
+            return []
+        names = {one.monitor for one in self._monitors}
+        here = {name: value.item() for name, value in self._metrics.read(trainer).items() if name in names}
         new: dict[str, float] = trainer.strategy.broadcast(here)
         if not trainer.is_global_zero:
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in new.items()})
-        return set(new)
+        return [one for one in self._monitors if one.monitor in new]
+
+
+def _of_evaluation(monitor: Monitor) -> bool:
+    return str(monitor.monitor).startswith(EVALUATION)

@@ -1,4 +1,4 @@
-"""The progress bar of a run: step, reward, lag, speed, and what the trainer waited for."""
+"""Progress bar of a run: step, reward, lag, speed, and the trainer's waits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from lrl.callbacks.throughput import Throughput
 
 
 class Progress(ProgressBar):
-    """One bar over all optimizer steps; Lightning's own counts an epoch's batches. Speed and waits are those of
-    `Throughput`."""
+    """One bar over all optimizer steps (Lightning's own counts an epoch's batches), with the times of `Throughput`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,35 +24,27 @@ class Progress(ProgressBar):
         self._enabled = True
 
     def disable(self) -> None:
-        """Show nothing (other ranks than the first)."""
+        """Shows nothing (ranks other than 0)."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Show the bar."""
+        """Shows the bar."""
         self._enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Open the bar at the step the run begins with."""
+        """Opens the bar at the step the run begins with."""
         total = trainer.max_steps if trainer.max_steps > 0 else None
-        self._bar = tqdm(
-            total=total,
-            initial=trainer.global_step,
-            desc="step",
-            unit="step",
-            disable=not self._enabled,
-            dynamic_ncols=True,
-        )
+        look: dict[str, Any] = {"desc": "step", "unit": "step", "dynamic_ncols": True}
+        self._bar = tqdm(total=total, initial=trainer.global_step, disable=not self._enabled, **look)
         self._above_the_bar.enter_context(logging_redirect_tqdm())
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """One step further."""
+        """Moves the bar by one step."""
         if self._bar is None:
             return
         metrics = trainer.callback_metrics
-        shown = {
-            "reward": f"{float(metrics.get('reward/mean', float('nan'))):.2f}",
-            "lag": f"{float(metrics.get('policy/lag_mean', float('nan'))):.1f}",
-        }
+        reward, lag = (float(metrics.get(tag, float("nan"))) for tag in ("reward/mean", "policy/lag_mean"))
+        shown = {"reward": f"{reward:.2f}", "lag": f"{lag:.1f}"}
         throughput = find(trainer, Throughput)
         if throughput is not None:
             times = throughput.times
@@ -63,15 +54,12 @@ class Progress(ProgressBar):
         self._bar.update(1)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the finished bar on the screen."""
-        self._close()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Make room for the error."""
-        self._close()
-
-    def _close(self) -> None:
+        """Closes the bar, which stays on the screen."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
             self._above_the_bar.close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Closes the bar, so that the error is below it."""
+        self.on_train_end(trainer, pl_module)

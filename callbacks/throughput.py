@@ -1,4 +1,4 @@
-"""Where a step's time went, and how fast both sides are. A step ends behind its sync."""
+"""Times of a step by cause, and the speed of both sides. A step ends behind its sync."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import lightning as L
 
-from lrl.callbacks.base import OnRankZero, find
-from lrl.callbacks.counts import NonzeroCounts
+from lrl.callbacks.base import NonzeroCounts, OnRankZero, find
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
 
@@ -18,34 +18,34 @@ class StepTimes:
     """Seconds of one step, from the end of the one before to its own; wait, train and sync add up to step."""
 
     trainer: dict[str, float] = field(default_factory=dict)
-    """By what the trainer did (`lrl.runtime.stopwatch.TRAINER`)."""
+    """Seconds of the trainer by state (`lrl.runtime.stopwatch.TRAINER`)."""
     generators: dict[str, float] = field(default_factory=dict)
-    """Generator-seconds by what they did (`lrl.runtime.stopwatch.GENERATOR`)."""
+    """Generator-seconds by state (`lrl.runtime.stopwatch.GENERATOR`)."""
     sync_pause: float = 0.0
-    """The generators stood still for a sync."""
+    """Pause of the generators for a sync."""
 
     @property
     def step(self) -> float:
-        """All of it."""
+        """Length of the step."""
         return sum(self.trainer.values())
 
     @property
     def wait(self) -> float:
-        """The trainer waited for a finished group."""
+        """The trainer's wait for finished groups."""
         return sum(self.trainer.get(state, 0.0) for state in WAITS)
 
     @property
     def sync(self) -> float:
-        """The trainer moved weights, or waited until the sync before was proved."""
+        """The trainer's time for moving weights and waiting until the sync before was verified."""
         return sum(self.trainer.get(state, 0.0) for state in SYNC)
 
     @property
     def train(self) -> float:
-        """The rest: packing, handing out, a reference's log-probs, forward, backward, optimizer, callbacks."""
+        """The rest: packing, scattering, a reference's log-probs, forward, backward, optimizer, callbacks."""
         return self.step - self.wait - self.sync
 
     def add(self, other: StepTimes) -> None:
-        """Count another step's seconds in."""
+        """Adds another step's seconds."""
         for mine, its in ((self.trainer, other.trainer), (self.generators, other.generators)):
             for state, seconds in its.items():
                 mine[state] = mine.get(state, 0.0) + seconds
@@ -61,47 +61,47 @@ class Throughput(OnRankZero):
         self._generated = self._recomputed = 0
         self._counts = NonzeroCounts()
 
+    @staticmethod
+    def needed_by(callback: L.Callback, trainer: L.Trainer) -> Throughput:
+        """Returns the trainer's `Throughput`.
+
+        Raises:
+            ConfigError: It has none, and `callback` reads its times.
+        """
+        if (found := find(trainer, Throughput)) is None:
+            raise ConfigError(
+                f"trainer.callbacks has lrl.callbacks.{type(callback).__name__} without lrl.callbacks.Throughput, "
+                "whose times it reads. Add it."
+            )
+        return found
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The first step begins when everything before it is done."""
+        """Begins the first step, after everything before it."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         data.stopwatch.enter("train")
         self._lap(data)
         self._generated = self._recomputed = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Attribute the step that has just ended."""
+        """Logs the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         sync = find(trainer, WeightSync)
-        self.times = self._lap(data)
-        self.times.sync_pause = sync.pause_seconds if sync and self.times.sync else 0.0
-        generated = data.controller.generated_tokens
-        self.generated_tokens_per_s = (generated - self._generated) / self.times.step
-        self._generated = generated
-        recomputed = sync.recomputed_tokens if sync else 0
-        figures = self._figures(data) | {"generators/recomputed_tokens": float(recomputed - self._recomputed)}
-        self._recomputed = recomputed
-        pl_module.log_dict(figures, batch_size=1)
-
-    def _lap(self, data: Any) -> StepTimes:
-        trainer = data.stopwatch.lap()
-        return StepTimes(trainer, data.fleet.call(data.fleet.rollouts.lap(), "reading the generators' stopwatches"))
-
-    def _figures(self, data: Any) -> dict[str, float]:
-        times = self.times
-        trainer = {f"trainer/{state}": share for state, share in shares(times.trainer, TRAINER).items()}
-        generators = {f"generators/{state}": share for state, share in shares(times.generators, GENERATOR).items()}
-        return {
-            "time/step": times.step,
-            "time/wait": times.wait,
-            "time/train": times.train,
-            "time/sync": times.sync,
-            "time/sync_pause": times.sync_pause,
-            **trainer,
-            **generators,
-            "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
-            "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
-            "fleet/alive": float(data.fleet.alive),
-            **self._counts.to_log(
+        times = self.times = self._lap(data)
+        times.sync_pause = sync.pause_seconds if sync and times.sync else 0.0
+        generated, recomputed = data.controller.generated_tokens, sync.recomputed_tokens if sync else 0
+        self.generated_tokens_per_s = (generated - self._generated) / times.step
+        seconds = ("step", "wait", "train", "sync", "sync_pause")
+        pl_module.log_dict(
+            {f"time/{name}": getattr(times, name) for name in seconds}
+            | {f"trainer/{state}": share for state, share in shares(times.trainer, TRAINER).items()}
+            | {f"generators/{state}": share for state, share in shares(times.generators, GENERATOR).items()}
+            | {
+                "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
+                "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
+                "generators/recomputed_tokens": float(recomputed - self._recomputed),
+                "fleet/alive": float(data.fleet.alive),
+            }
+            | self._counts.to_log(
                 {
                     "fleet/restarts": data.fleet.restarts,
                     "fleet/reissued": data.fleet.reissued,
@@ -110,4 +110,10 @@ class Throughput(OnRankZero):
                     "fleet/left": data.fleet.left,
                 }
             ),
-        }
+            batch_size=1,
+        )
+        self._generated, self._recomputed = generated, recomputed
+
+    def _lap(self, data: Any) -> StepTimes:
+        trainer = data.stopwatch.lap()
+        return StepTimes(trainer, data.fleet.call(data.fleet.rollouts.lap(), "reading the generators' stopwatches"))

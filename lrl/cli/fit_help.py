@@ -1,7 +1,7 @@
-"""What `lrl fit --help` and `lrl validate --help` print: the settings of a run, a line each.
+"""Help of `lrl fit` and `lrl validate`: the settings of a run, a line each.
 
-Names, types, defaults and sentences are those of the constructors and their docstrings, read from the sources without
-importing them: importing torch and Lightning takes seconds, and nobody waits so long for help.
+Names, types, defaults and sentences come from the constructors and their docstrings. The sources are read without
+being imported, because importing torch and Lightning takes seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OF_THE_TRAINER = (
 CALLBACKS = "lrl.callbacks"
 BESIDE = {
     "config": "A YAML file, or the name of a shipped recipe ({recipes}); several are laid over one another.",
-    "ckpt_path": "Checkpoint to go on from.",
+    "ckpt_path": "Checkpoint to resume from.",
     "seed_everything": "Seed of the run (default 0).",
     "print_config": "Print what the run would use, and end.",
 }
@@ -53,47 +53,47 @@ WIDEST, NARROWEST = 160, 100
 
 
 class Setting(NamedTuple):
-    """One setting."""
+    """A line of the help."""
 
     name: str
-    type: str
-    default: str
-    says: str
+    kind: str
+    """Its type, and its default behind an equals sign."""
+    text: str
 
 
 def text(verb: str, recipes: str) -> str:
-    """The help of `verb`."""
+    """Returns the help of `verb`."""
+    trainer = {one.name: one for one in settings_of(TRAINER, "--trainer.")}
+    run = [Setting(f"--{name}", "", text.format(recipes=recipes)) for name, text in BESIDE.items()]
+    tables = {
+        "Run": run,
+        **{f"{prefix}, {title}": settings_of(where, f"--{prefix}.") for prefix, (where, title) in GROUPS.items()},
+        "trainer, of Lightning's own": [trainer[f"--trainer.{name}"] for name in OF_THE_TRAINER],
+        "callbacks, added by --trainer.callbacks+ NAME --trainer.callbacks.SETTING VALUE": list(_callbacks()),
+    }
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
-    lines = [USAGE.format(verb=verb, head=HEADS[verb])]
-    beside = {name: says.format(recipes=recipes) for name, says in BESIDE.items()}
-    lines += _table("Run", [Setting(f"--{name}", "", "", says) for name, says in beside.items()], width)
-    for prefix, (where, title) in GROUPS.items():
-        lines += _table(f"{prefix}, {title}", [_named(prefix, one) for one in settings_of(where)], width)
-    trainer = {one.name: one for one in settings_of(TRAINER)}
-    lines += _table("trainer, of Lightning's own", [_named("trainer", trainer[name]) for name in OF_THE_TRAINER], width)
-    append = "callbacks, added by --trainer.callbacks+ NAME --trainer.callbacks.SETTING VALUE"
-    lines += _table(append, [Setting(name, "", "", says) for name, says in _callbacks()], width)
-    return "\n".join([*lines, FURTHER.format(verb=verb)])
+    lines = [line for title, settings in tables.items() for line in _table(title, settings, width)]
+    return "\n".join([USAGE.format(verb=verb, head=HEADS[verb]), *lines, FURTHER.format(verb=verb)])
 
 
 def all_settings() -> list[str]:
-    """The names of all settings, of the shipped classes and of Lightning's Trainer."""
+    """Returns the names of all settings, of the shipped classes and of Lightning's Trainer."""
     groups = {prefix: where for prefix, (where, _) in GROUPS.items()} | {"trainer": TRAINER}
-    return [*BESIDE, *(f"{prefix}.{one.name}" for prefix, where in groups.items() for one in settings_of(where))]
+    return [*BESIDE, *(one.name for prefix, where in groups.items() for one in settings_of(where, f"{prefix}."))]
 
 
-def settings_of(where: str) -> list[Setting]:
-    """The settings of a class, named `module:class`, in the order of its constructor."""
+def settings_of(where: str, prefix: str) -> list[Setting]:
+    """Returns the settings of a class, named `module:class`, in the order of its constructor; `prefix` is for names."""
     module, _, name = where.partition(":")
     node = _definition(module, name)
     assert isinstance(node, ast.ClassDef)
     init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
-    says = _says(node) | (_says(init) if init else {})
-    fields = list(_parameters(init) if init else _fields(node))
-    return [
-        Setting(name, _shown(module, kind), "" if default is None else _value(module, default), says.get(name, ""))
-        for name, kind, default in fields
-    ]
+    sentences = _documented(node) | (_documented(init) if init else {})
+    settings = []
+    for name, kind, default in _parameters(init) if init else _fields(node):
+        value = "" if default is None else f" = {_value(module, default)}"
+        settings.append(Setting(prefix + name, _type(module, kind) + value, sentences.get(name, "")))
+    return settings
 
 
 GENERIC = {"Sequence": "list", "Iterable": "list", "list": "list", "dict": "mapping", "Callable": "function"}
@@ -101,43 +101,39 @@ Field = tuple[str, ast.expr | None, ast.expr | None]
 
 
 def _parameters(init: ast.FunctionDef) -> Iterator[Field]:
-    first, positional = len(init.args.args) - len(init.args.defaults), init.args.args
-    for number, argument in enumerate(positional[1:], start=1):
-        yield argument.arg, argument.annotation, init.args.defaults[number - first] if number >= first else None
-    for argument, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True):
+    arguments = [*init.args.args, *init.args.kwonlyargs][1:]
+    defaults = [*init.args.defaults, *init.args.kw_defaults]  # the first arguments have none
+    for argument, default in zip(arguments, [None] * (len(arguments) - len(defaults)) + defaults, strict=True):
         yield argument.arg, argument.annotation, default
 
 
 def _fields(node: ast.ClassDef) -> Iterator[Field]:
-    """Those of a dataclass."""
+    """Yields the fields of a dataclass."""
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
             yield one.target.id, one.annotation, one.value
 
 
-def _says(node: ast.ClassDef | ast.FunctionDef) -> dict[str, str]:
-    """What a docstring has for each argument."""
+def _documented(node: ast.ClassDef | ast.FunctionDef) -> dict[str, str]:
+    """Returns the text of a docstring for each argument."""
     found = parse(ast.get_docstring(node) or "", DocstringStyle.GOOGLE)
     return {one.arg_name: one.description or "" for one in found.params}
 
 
-def _callbacks() -> Iterator[tuple[str, str]]:
+def _callbacks() -> Iterator[Setting]:
     for statement in _tree(CALLBACKS).body:
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(CALLBACKS):
             for alias in statement.names:
                 node = _definition(str(statement.module), alias.name)
                 assert isinstance(node, ast.ClassDef)
-                yield alias.name, (ast.get_docstring(node) or "").partition("\n\n")[0]
-
-
-# ---- reading sources
+                yield Setting(alias.name, "", (ast.get_docstring(node) or "").partition("\n\n")[0])
 
 
 @cache
 def _tree(module: str) -> ast.Module:
-    """The syntax tree of a module. Only its top package is looked up: looking further would import that."""
+    """Returns the syntax tree of a module."""
     top, *inner = module.split(".")
-    spec = importlib.util.find_spec(top)
+    spec = importlib.util.find_spec(top)  # of the whole name, it would import the packages on the way
     assert spec is not None and spec.submodule_search_locations
     path = Path(spec.submodule_search_locations[0], *inner)
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -145,7 +141,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _definition(module: str, name: str) -> ast.ClassDef | ast.expr | None:
-    """The class, or the value, that `name` has in a module; None if it is not lrl's."""
+    """Returns the class, or the value, of `name` in a module; None if it is not lrl's."""
     for statement in _tree(module).body:
         match statement:
             case ast.ClassDef() if statement.name == name:
@@ -158,8 +154,8 @@ def _definition(module: str, name: str) -> ast.ClassDef | ast.expr | None:
     return None
 
 
-def _shown(module: str, kind: ast.expr | None) -> str:
-    """A type as a user would say it: choices as they are typed, null for None."""
+def _type(module: str, kind: ast.expr | None) -> str:
+    """Returns a type in YAML's words: choices as a user types them, null for None."""
     match kind:
         case None:
             return ""
@@ -172,61 +168,47 @@ def _shown(module: str, kind: ast.expr | None) -> str:
         case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Constant(value=choice)):
             return str(choice)
         case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-            return f"{_shown(module, inner)}|null"
+            return f"{_type(module, inner)}|null"
         case ast.Subscript(value=ast.Name(id="Union"), slice=ast.Tuple(elts=kinds)):
             return _either(module, *kinds)
         case ast.Subscript(value=ast.Name(id=name)) if name in GENERIC:
             return GENERIC[name]
         case ast.Name(id=name) if isinstance(alias := _definition(module, name), ast.expr):
-            return _shown(module, alias)
-        case ast.Name(id=name) if name.startswith("_"):  # an alias within Lightning, of words
+            return _type(module, alias)
+        case ast.Name(id=name) if name.startswith("_"):  # an alias within Lightning, for strings
             return "str"
     return ast.unparse(kind)
 
 
 def _either(module: str, *kinds: ast.expr) -> str:
-    return "|".join(dict.fromkeys("|".join(_shown(module, one) for one in kinds).split("|")))
+    return "|".join(dict.fromkeys("|".join(_type(module, one) for one in kinds).split("|")))
 
 
 def _value(module: str, default: ast.expr) -> str:
-    """A default as it is written in YAML."""
+    """Returns a default as YAML has it."""
     if isinstance(default, ast.Name) and isinstance(value := _definition(module, default.id), ast.expr):
         default = value
     if isinstance(default, ast.Call):  # field(default_factory=dict)
         return "{}"
-    if isinstance(default, ast.Constant):
-        words = {None: "null", True: "true", False: "false"}
-        return words[default.value] if default.value is None or isinstance(default.value, bool) else str(default.value)
-    return ast.unparse(default)
-
-
-# ---- laying it out
-
-
-def _named(prefix: str, setting: Setting) -> Setting:
-    return setting._replace(name=f"--{prefix}.{setting.name}")
+    text = str(default.value) if isinstance(default, ast.Constant) else ast.unparse(default)
+    return {"None": "null", "True": "true", "False": "false"}.get(text, text)
 
 
 def _table(title: str, settings: list[Setting], width: int) -> list[str]:
-    """A title, and a line for each setting."""
-    names = max(len(one.name) for one in settings)
-    kinds = max(len(_kind(one)) for one in settings)
+    """Returns a title, and a line for each setting."""
+    names, kinds = (max(map(len, column)) for column in list(zip(*settings, strict=True))[:2])
     lines = []
-    for one in settings:
-        head = f"  {one.name:{names}}  " + (f"{_kind(one):{kinds}}  " if kinds else "")
-        lines.append(head + _in_short(one.says, max(20, width - len(head))))
-    return [title, *(line.rstrip() for line in lines), ""]
+    for name, kind, text in settings:
+        head = f"  {name:{names}}  " + (f"{kind:{kinds}}  " if kinds else "")
+        lines.append((head + _shorten(text, max(20, width - len(head)))).rstrip())
+    return [title, *lines, ""]
 
 
-def _in_short(says: str, width: int) -> str:
-    """The first sentence, or as much of it as there is room for: to a colon or semicolon, or cut."""
-    words = " ".join(says.split())
+def _shorten(text: str, width: int) -> str:
+    """Returns the first sentence, cut to `width` characters: at a colon or semicolon, or with dots."""
+    words = " ".join(text.split())
     for end in (r"(?<=\.) ", r"[;:] "):
         words = re.split(end, words)[0]
         if len(words) <= width:
             return words
     return textwrap.shorten(words, width, placeholder=" ...")
-
-
-def _kind(setting: Setting) -> str:
-    return f"{setting.type} = {setting.default}" if setting.default else setting.type

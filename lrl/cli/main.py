@@ -1,7 +1,6 @@
-"""The command `lrl`: fit and validate on LightningCLI, talk, serve, plan and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, chat, serve, plan and doctor.
 
-This module imports nothing heavy at the top: `doctor` must work where torch does not, and every reward worker imports
-the main script again.
+Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports this script again.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 
 from lrl.cli.recipes import recipes, with_recipe_paths
 from lrl.runtime.import_by_name import with_current_folder
@@ -19,8 +19,8 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
   fit        train a policy:              lrl fit --config quickstart
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
-  talk       ask an exported policy:      lrl talk FOLDER "47+38="
-  serve      ask the policy of a run:     lrl serve --talk runs/quickstart/version_0
+  chat       ask an exported policy:      lrl chat FOLDER "47+38="
+  serve      ask the policy of a run:     lrl serve --chat runs/quickstart/version_0
              one more generator for it:   lrl serve --join runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
              beside what a run took:      lrl plan --compare runs/quickstart/version_0
@@ -29,40 +29,32 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-COMMANDS = (*LIGHTNINGS, "talk", "serve", "plan", "doctor")
-MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "chat": "talk"}
-"""Words of other tools, and what they are called here."""
+OTHERS = ("chat", "serve", "plan", "doctor")
+"""Commands beside a run; each is the `main` of the module of its name."""
+COMMANDS = (*LIGHTNINGS, *OTHERS)
+MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "talk": "chat"}
+"""Words of other tools, and lrl's."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Runs the command line.
 
     Args:
         args: Words after `lrl`; those of this process if not given.
 
     Returns:
-        Exit status: 0, or 2 for bad input. A run that a signal ends raises SystemExit with 130 or 143.
+        Exit status: 0, 2 for bad input, 130 after Ctrl-C. A run that a signal ends raises SystemExit with 130 or 143.
     """
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0] in {"-h", "--help", "help"}:
         sys.stdout.write(USAGE.format(recipes=", ".join(sorted(recipes()))))
         return 0
-    if words[0] == "doctor":
-        from lrl.cli import doctor
-
-        return doctor.main(words[1:])
-    if words[0] == "talk":
-        from lrl.cli import chat
-
-        return chat.main(words[1:])
-    if words[0] == "serve":
-        from lrl.cli import serve
-
-        return serve.main(words[1:])
-    if words[0] == "plan":
-        from lrl.cli import plan
-
-        return plan.main(words[1:])
+    if words[0] in OTHERS:
+        try:
+            return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
+        except KeyboardInterrupt:  # there is nothing to save, and a traceback would say nothing
+            sys.stderr.write("\n")
+            return 128 + signal.SIGINT
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
         near = get_close_matches(words[0], (*COMMANDS, *MEANT), n=1)
         meant = f" Did you mean {MEANT.get(near[0], near[0])}?" if near else ""
@@ -80,13 +72,13 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def bad_input(what: str) -> int:
-    """Say what is wrong with the command; gives its exit status."""
+    """Writes the error; returns the exit status."""
     sys.stderr.write(f"lrl: error: {what}\n")
     return 2
 
 
 def run_lightning(words: Sequence[str]) -> int:
-    """fit and validate: LightningCLI parses the settings, builds trainer, policy and data, and runs."""
+    """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and data."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.runtime.cpu_affinity
     from lrl.cli.lightning import LrlCLI
     from lrl.cli.setting_errors import without_noise
@@ -94,7 +86,7 @@ def run_lightning(words: Sequence[str]) -> int:
     from lrl.runtime.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
-    sys.argv = [sys.argv[0], *words]  # from there LightningCLI reads, and other ranks start the same
+    sys.argv = [sys.argv[0], *words]  # LightningCLI reads it, and other ranks start with it
     try:
         with config_errors.collected():
             LrlCLI()

@@ -16,7 +16,6 @@ import yaml
 from rich.console import Console
 from rich.progress import track
 
-from lrl.cli.interrupt import ends_quietly
 from lrl.cli.recipes import recipes
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import DEVICES_PER_NODE, GB, Cluster, parse_cluster
@@ -33,7 +32,6 @@ GIGABIT = 1e9 / 8
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
-@ends_quietly
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `lrl plan` with these words; returns the exit status: 2 for bad input, if nothing fits, or if a recipe was
     asked for and lrl can run none of the plans."""

@@ -1,4 +1,4 @@
-"""The shipped recipes, which `--config` knows by name."""
+"""Shipped recipes, which `--config` knows by name."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ FOLDER = Path(lrl.__file__).parent / "recipes"
 
 
 def recipes() -> dict[str, Path]:
-    """The shipped recipes by name."""
+    """Returns the paths of the shipped recipes by name."""
     return {path.stem: path for path in FOLDER.glob("*.yaml")}
 
 
 def with_recipe_paths(words: Sequence[str]) -> list[str]:
-    """`words` with the name of a shipped recipe after `--config` replaced by its path; a file of that name wins.
+    """Replaces the name of a shipped recipe after `--config` by its path; a file of that name wins.
 
     Raises:
-        FileNotFoundError: There is neither; says which name is near.
+        FileNotFoundError: There is neither; names the nearest one.
     """
     known = recipes()
 
     def path(name: str) -> str:
-        if Path(name).exists() or set(name) & set("{:\n"):  # the last is YAML itself
+        if Path(name).exists() or set(name) & set("{:\n"):  # YAML itself
             return name
         if name not in known:
-            files = (file.name for file in Path(name).parent.glob("*.y*ml"))
-            near = did_you_mean(name, [*known, *files])
+            near = did_you_mean(name, [*known, *(file.name for file in Path(name).parent.glob("*.y*ml"))])
             raise FileNotFoundError(
                 f"--config {name}: there is no such file, and no such recipe.{near} "
                 f"Shipped are {', '.join(sorted(known))}."

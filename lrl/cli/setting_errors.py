@@ -1,8 +1,8 @@
-"""What jsonargparse says of a wrong setting, in lrl's words: which setting, what is wrong with it, what was meant.
+"""jsonargparse's errors in short: the setting, its fault, and the nearest valid name.
 
-jsonargparse lays one message into another, indented: one for each class on the way to the setting, and one for each
-type that the setting may have. The first of `REASONS` that is found in there is told, with the setting's whole name. A
-message without any of them is passed on, without the lines that every optional setting repeats.
+jsonargparse nests messages by indentation: one for each class on the way to the setting, and one for each type that the
+setting may have. The first of `REASONS` that matches one of its lines becomes the error, with the setting's whole name.
+A message without a match is shown without the lines that every optional setting repeats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
@@ -21,62 +21,60 @@ from lrl.cli import fit_help
 from lrl.runtime import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
-"""Lines that only repeat how optional settings are typed."""
-LRL, CALLBACKS, LOGGERS = ("lrl",), "lightning.pytorch.callbacks", "lightning.pytorch.loggers"
+"""Beginnings of lines that only repeat the types of optional settings."""
+LRL = ("lrl",)
 ROOMS: dict[str, tuple[str, ...]] = {
-    "model": LRL,
-    "data": LRL,
-    "strategy": LRL,
     "objective": ("lrl.objectives",),
     "advantages": ("lrl.advantages",),
     "rewards": ("lrl.rewards",),
     "dispatch": ("lrl.routing.dispatch",),
-    "callbacks": ("lrl.callbacks", CALLBACKS),
-    "logger": (LOGGERS,),
+    "callbacks": ("lrl.callbacks", "lightning.pytorch.callbacks"),
+    "logger": ("lightning.pytorch.loggers",),
 }
-"""Where the classes are that a setting may name."""
+"""Modules of the classes that a setting may name; `LRL` for all others."""
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"} | dict.fromkeys(
     ("list", "tuple"), "a list, as in [1, 2]"
 )
 
 
 class Found(NamedTuple):
-    """A reason, and where in the message it stands."""
+    """A matched line of the message, and the setting it is about."""
 
     match: re.Match[str]
     setting: str
     """The whole name of the setting; empty if the message is about none."""
     owner: str
-    """The innermost class around it, by its path; empty if there is none."""
+    """Path of the innermost class around it; empty if there is none."""
     message: str
 
     @property
     def value(self) -> str:
-        """What the setting was given, as far as the message has it."""
+        """The setting's value, as far as the message has it."""
         values = re.findall(r"(?:Got|Given) value: (?:NestedArg\(.*val='(.*)'\)|(.*))", self.message)
         return next((part for part in values[-1] if part), "") if values else ""
 
 
-def explained(message: str) -> str:
-    """The message of a parser as the text of one error."""
+def explain(message: str) -> str:
+    """Returns the text of one error for a parser's message."""
     lines = message.splitlines()
-    for pattern, tell in REASONS:
+    for pattern, reason in REASONS:
         for number, line in enumerate(lines):
             if match := re.search(pattern, line):
-                keys, classes = _way_to(lines, number)
-                if told := tell(Found(match, ".".join(keys), classes[-1] if classes else "", message)):
-                    return told
+                keys, classes = _path_to(lines, number)
+                found = Found(match, ".".join(keys), classes[-1] if classes else "", message)
+                text = reason.format(found=found) if isinstance(reason, str) else reason(found)
+                if text:
+                    return text
     return without_noise(message)
 
 
 def without_noise(message: str) -> str:
-    """A parser's message without the lines that every optional setting adds to it."""
-    lines = [line for line in message.splitlines() if line.strip() and not line.strip(" -").startswith(NOISE)]
-    return "\n".join(lines)
+    """Returns a parser's message without the lines that every optional setting adds."""
+    return "\n".join(line for line in message.splitlines() if line.strip() and not line.strip(" -").startswith(NOISE))
 
 
-def of_interpolation(error: Exception) -> str:
-    """What OmegaConf says of a `${...}` that leads nowhere."""
+def explain_interpolation(error: Exception) -> str:
+    """Returns the text for OmegaConf's error about a `${...}` without a target."""
     wanted = re.search(r"(?:resolved to|Interpolation key) '(?:fit\.|validate\.)?(\w[^']+)'", str(error))
     key = re.search(r"full_key: (?:fit\.|validate\.)?(\S+)", str(error))
     if wanted is None or key is None:
@@ -84,26 +82,25 @@ def of_interpolation(error: Exception) -> str:
     return f"{key[1]}: ${{{wanted[1]}}} leads to no setting. Write the whole path, as --print_config shows it."
 
 
-def of_rows(words: Iterable[str]) -> str:
-    """Of the words of a command that were taken for a row of prompts: the first that is no setting of `lrl.Prompts`."""
+def explain_prompt_row(words: Iterable[str]) -> str:
+    """Returns the error for the first word that is no setting of `lrl.Prompts`; it was taken for a row of prompts."""
     known = [f"--data.prompts.{name}" for name in settings_of("lrl.Prompts")]
-    asked = (word.partition("=")[0].replace(".init_args.", ".") for word in words)
-    for word in asked:
+    for word in (word.partition("=")[0].replace(".init_args.", ".") for word in words):
         if word.startswith("--data.prompts.") and word not in known:
             return f"{word}: there is no such setting.{_nearest(word, known)}"
     return ""
 
 
 def settings_of(class_path: str) -> set[str]:
-    """The settings of a class: what its constructor and those of its bases take."""
+    """Returns the settings of a class: the arguments of its constructor and its bases' constructors."""
     module, _, name = class_path.rpartition(".")
     bases = inspect.getmro(getattr(import_module(module), name))
     taken = (inspect.signature(base.__init__).parameters for base in bases if "__init__" in vars(base))  # type: ignore[misc]
     return {name for parameters in taken for name in parameters} - {"self", "args", "kwargs"}
 
 
-def _way_to(lines: list[str], number: int) -> tuple[list[str], list[str]]:
-    """The keys and the classes of the messages in which line `number` lies, outermost first."""
+def _path_to(lines: list[str], number: int) -> tuple[list[str], list[str]]:
+    """Returns the keys and the classes of the messages around line `number`, outermost first."""
     keys: list[str] = []
     classes: list[str] = []
     indent = len(lines[number])
@@ -128,23 +125,18 @@ def _no_option(found: Found) -> str:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """A question with the setting that may have been meant: of the same last word, or spelt nearly so."""
+    """Returns a question that names the known setting of the same last word, or of nearly the same spelling."""
     last = name.strip("-").rpartition(".")[2]
     same = [setting for setting in known if setting.strip("-").rpartition(".")[2] == last]
     return f" Did you mean {same[0]}?" if len(same) == 1 else import_by_name.did_you_mean(name, known)
 
 
-def _stray_word(found: Found) -> str:
-    word = found.match[1]
-    return f"{word!r} belongs to no setting. A recipe stands behind --config: did you mean --config {word}?"
-
-
 def _no_value(found: Found) -> str:
-    """argparse names the outermost setting alone; the command has the whole one."""
+    # argparse names only the outermost setting; the command has the whole name
     option, words = found.match[1].rpartition("/")[2], [*sys.argv[1:], "--"]
     pairs = zip(words, words[1:], strict=False)
     bare = (word for word, after in pairs if word.startswith(option) and "=" not in word and after.startswith("--"))
-    return f"{next(bare, option)}: no value stands behind it."
+    return f"{next(bare, option)}: no value follows it."
 
 
 def _no_class(found: Found) -> str:
@@ -155,20 +147,12 @@ def _no_class(found: Found) -> str:
 
 
 def _not_importable(found: Found) -> str:
-    """Why a class cannot be imported; empty if it can."""
+    """Returns the reason why a class cannot be imported; empty if it can."""
     try:
         import_by_name.function(found.match[1])
     except ValueError as error:
         return f"{found.setting}: {error}"
     return ""
-
-
-def _abstract(found: Found) -> str:
-    return f"{found.setting}: say which class, by `class_path`; {found.match[1]} is what they have in common."
-
-
-def _no_class_path(found: Found) -> str:
-    return f"{found.setting} must be a {found.match[1]}: the name of a class, or `class_path` and `init_args`."
 
 
 def _not_one_of(found: Found) -> str:
@@ -188,7 +172,7 @@ def _missing(found: Found) -> str:
 
 
 def _no_yaml(found: Found) -> str:
-    """jsonargparse does not say in which file."""
+    # jsonargparse does not name the file
     for name in (word.removeprefix("--config=") for word in sys.argv if Path(word.removeprefix("--config=")).is_file()):
         try:
             with open(name, encoding="utf-8") as file:
@@ -198,21 +182,30 @@ def _no_yaml(found: Found) -> str:
     return ""
 
 
-REASONS: tuple[tuple[str, Callable[[Found], Any]], ...] = (
+REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Problems parsing config|Unable to load config", _no_yaml),
     (r"Option '([^']+)' is not accepted", _no_setting),
     (r"does not accept option '()([^']+)'", _no_option),
     (r"unrecognized arguments: (--?)([^\s=+]+)", _no_option),
-    (r"unrecognized arguments: (\S+)", _stray_word),
+    (
+        r"unrecognized arguments: (\S+)",
+        "{found.match[1]!r} belongs to no setting. A recipe follows --config: did you mean --config {found.match[1]}?",
+    ),
     (r"argument (\S+): expected one argument", _no_value),
     (r"the following arguments are required: (.+)", _missing),
     (r"Expected a typing\.Literal\[(.*?)\]", _not_one_of),
     (r"Problem with given class_path '([^']+)'", _not_importable),
     (r"Expected a path but ([\w.]+\.\w+) either not accessible", _not_importable),
     (r"Expected a dot import path string: (.+)", _no_class),
-    (r"Expected an instantiatable class, but (\S+) is abstract", _abstract),
-    (r"Not a valid subclass of (\w+)", _no_class_path),
+    (
+        r"Expected an instantiatable class, but (\S+) is abstract",
+        "{found.setting}: name a class, by `class_path`; {found.match[1]} is their abstract base.",
+    ),
+    (
+        r"Not a valid subclass of (\w+)",
+        "{found.setting} must be a {found.match[1]}: the name of a class, or `class_path` and `init_args`.",
+    ),
     (r"Given value: .*class_path'?[=:] ?'([\w.]+)'", _not_importable),
     (rf"Expected a <class '({'|'.join(TYPES)})'>", _wrong_type),
 )
-"""What can be wrong, from the most certain reason to the least: a setting of several types has a reason for each."""
+"""Pattern of a line and its error, the most certain first: a setting of several types has a reason for each."""

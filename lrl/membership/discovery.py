@@ -65,7 +65,7 @@ def find_generator(folder: Path, number: int) -> Running:
     raise NotRunning(
         f"{folder} has no generator that is running here. Give the folder with the generator-<n>.log of a live run, as "
         "the user who started it, on the machine where it runs. An exported policy answers without a run: "
-        f"lrl talk {folder}/policy"
+        f"lrl chat {folder}/policy"
     )
 
 

@@ -230,7 +230,7 @@ class Registry:
                 f"{self.run}: the run's token is its generators', and none of them is running here at this moment. "
                 "They may be starting: try again in a minute, as the user who started the run."
             )
-        shown = f"on its machine, `lrl serve --talk {self.run}` shows it as OPENAI_API_KEY"
+        shown = f"on its machine, `lrl serve --chat {self.run}` shows it as OPENAI_API_KEY"
         token = os.environ.pop(TOKEN_VARIABLE, "")
         with contextlib.suppress(EOFError):  # a batch job has no keyboard; the error below gives the remedy
             token = token or getpass.getpass(f"The run's token ({shown}): ")

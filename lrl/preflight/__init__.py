@@ -1,18 +1,23 @@
-"""Everything that can be checked before a server starts, in one pass that reports all faults at once.
+"""All checks that are possible before a server starts, in one pass that reports every fault at once.
 
-The pass runs in the policy's `configure_callbacks`, the first hook in which trainer, policy and data stand side by side
-and before Lightning's own checks, whose messages do not name the setting to use. Nothing heavy is done: of the model
-only its shapes are built. What takes long by itself, a model made by a Python function, waits until the rest is right.
+The pass runs in the policy's `configure_callbacks`: the first hook that sees trainer, policy and data, and before
+Lightning's own checks, whose messages do not name the setting to use. It loads no weights, only builds shapes. A model
+that a Python function makes takes long, so it is made only if the rest is right.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lrl.preflight import inputs, resources, resume, run_folder, settings
-from lrl.preflight import trainer as trainers
-from lrl.runtime import config_errors
-from lrl.runtime.run_folder import run_folder as run_folder_of
+from lrl.preflight.checkpoint import check_checkpoint_contents, check_checkpoint_path
+from lrl.preflight.datasets import check_datasets
+from lrl.preflight.policy import check_policy, check_ranker
+from lrl.preflight.resources import check_resources
+from lrl.preflight.run_folder import check_folders
+from lrl.preflight.settings import check_evaluations, check_settings
+from lrl.preflight.trainer import check_strategy, check_trainer, check_verb
+from lrl.runtime.config_errors import any_noted, collected, noting
+from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.model import is_made
@@ -21,11 +26,13 @@ if TYPE_CHECKING:
     import lightning as L
 
     from lrl.datamodule import RolloutDataModule
-    from lrl.preflight.protocols import Policy
+    from lrl.preflight.policy import Policy
+
+__all__ = ["check", "check_strategy", "check_without_trainer"]
 
 
 def check(trainer: L.Trainer) -> None:
-    """Check a run that is about to begin; once, on rank 0, and of any other rank what concerns it alone.
+    """Checks a run before it begins: all of it on rank 0, only the verb and the strategy on other ranks.
 
     Raises:
         ValueError: Names every fault, each with its setting, value and remedy.
@@ -34,27 +41,28 @@ def check(trainer: L.Trainer) -> None:
 
     policy: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    trainers.check_verb(trainer.state.fn or "fit")
+    ours = isinstance(data, RolloutDataModule)
+    check_verb(trainer.state.fn or "fit")
     if not trainer.is_global_zero:
-        if isinstance(data, RolloutDataModule):
-            trainers.check_strategy(trainer)
+        if ours:
+            check_strategy(trainer)
         return
     if isinstance(trainer.strategy, GracefulShutdown):
         trainer.strategy.signals.listen()  # reading a data set may take long, and Lightning would exit with 1
-    with config_errors.collected():
-        if isinstance(data, RolloutDataModule):
-            with config_errors.noting():
-                trainers.check_strategy(trainer)
-        trainers.check(trainer, policy)
-        if isinstance(data, RolloutDataModule):
+    with collected():
+        if ours:
+            with noting():
+                check_strategy(trainer)
+        check_trainer(trainer, policy)
+        if ours:
             _check_run(trainer, policy, data)
 
 
 def check_without_trainer(policy: Policy, data: RolloutDataModule) -> None:
-    """What can be said about policy and data when the trainer itself cannot be built; faults are only noted."""
-    inputs.check_rows(data, [])
-    if not _makes_its_model(policy):
-        inputs.check_policy(policy, data, [])
+    """Notes the faults of policy and data when the trainer itself cannot be built."""
+    check_datasets(data, [])
+    if not _is_unmade(policy):
+        check_policy(policy, data, [])
 
 
 def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> None:
@@ -65,23 +73,23 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
         check_without_trainer(policy, data)
         return
     evaluations = find_all(trainer, Evaluation)
-    settings.check_run(trainer, policy, data)
-    settings.check_evaluations(trainer, evaluations)
-    run_folder.check(trainer, policy)
-    resume.check_path(data.resumes_from)
-    read = inputs.check_rows(data, evaluations)
-    ranker = inputs.check_ranker(data)
-    if _makes_its_model(policy) and config_errors.any_noted():
+    check_settings(trainer, policy, data)
+    check_evaluations(trainer, evaluations)
+    check_folders(trainer, policy)
+    check_checkpoint_path(data.resumes_from)
+    read = check_datasets(data, evaluations)
+    ranker = check_ranker(data)
+    if _is_unmade(policy) and any_noted():
         return
-    shape = inputs.check_policy(policy, data, read)
+    shape = check_policy(policy, data, read)
     if shape is not None:
-        resources.check(trainer, policy, data, shape, ranker)
-        resume.check_contents(data.resumes_from, policy, data, shape)
-    if not config_errors.any_noted():
-        with config_errors.noting():
-            trainer.strategy.claim.acquire(run_folder_of(trainer))
+        check_resources(trainer, policy, data, shape, ranker)
+        check_checkpoint_contents(data.resumes_from, policy, data, shape)
+    if not any_noted():
+        with noting():
+            trainer.strategy.claim.acquire(run_folder(trainer))
 
 
-def _makes_its_model(policy: Policy) -> bool:
-    """Whether the model is made by a function that has not been run yet."""
+def _is_unmade(policy: Policy) -> bool:
+    """Tells whether the model comes from a function that has not run yet."""
     return "policy_folder" not in vars(policy) and is_made(policy.model)

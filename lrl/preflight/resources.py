@@ -1,7 +1,7 @@
-"""Memory and disk, estimated from the model's shapes before a weight is loaded.
+"""Checks of memory and disk, estimated from the model's shapes before a weight is loaded.
 
-Only what surely cannot work is a fault: the parts counted here are the ones that every run has, and activations, the
-Python processes and CUDA's own share come on top. What is merely tight is a warning.
+A fault surely cannot work: only the parts that every run has are counted; activations, the Python processes and CUDA's
+own share come on top. A warning is merely tight.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import lightning as L
 import psutil
 import torch
 
-from lrl.preflight import run_folder
-from lrl.preflight.model import Shape
+from lrl.preflight.model_folder import Shape
+from lrl.preflight.run_folder import check_disk
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
 from lrl.runtime.config_errors import fault
@@ -25,34 +25,22 @@ from lrl.weights.shared_memory import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
-    from lrl.preflight.protocols import Policy
+    from lrl.preflight.policy import Policy
 
 log = logging.getLogger(__name__)
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TRAINED = 4
-"""Copies of the weights that training holds: themselves, their gradients and AdamW's two moments."""
-SAVED = 3
-"""Copies in a checkpoint: the weights and the two moments."""
+"""Copies of the weights in training: themselves, their gradients and AdamW's two moments."""
 
 
-def check(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int = 0) -> None:
-    """Faults for what surely has no room, warnings for what is tight. Does nothing without generators to plan for.
-
-    Args:
-        trainer: With its strategy.
-        policy: What is trained.
-        data: What it is trained on.
-        shape: The policy's.
-        ranker: Parameters of the language model that guesses lengths.
-    """
+def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int) -> None:
+    """Checks memory and disk; `ranker` is the number of parameters of a model that predicts lengths, or 0."""
     strategy: Any = trainer.strategy
-    if not hasattr(strategy, "server_settings"):
-        return
     weights = shape.parameters * BYTES[policy.dtype_name]
-    asked = strategy.server_settings.dtype
-    copy = shape.parameters * BYTES[policy.dtype_name if asked == "auto" else asked]
+    dtype = strategy.server_settings.dtype
+    copy = shape.parameters * BYTES[policy.dtype_name if dtype == "auto" else dtype]
     fits = trainer.state.fn == "fit"
     copies = (TRAINED if fits else 1) + (1 if fits and policy.reference is not None else 0)
     beside: dict[torch.device, int] = {}
@@ -70,11 +58,11 @@ def check(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Sh
     if not on_cuda or strategy.weight_transfer == "shared_memory":
         _check_shared_memory(weights, pools=1 + bool(strategy.num_evaluation_generators))
     if fits:
-        _check_disk(trainer, weights)
+        check_disk(trainer, weights)
 
 
 def memory_here() -> int:
-    """Bytes of memory and swap that this process may use: the machine's, or its container's if that is less."""
+    """Returns the bytes of memory and swap that this process may use: the machine's, or its container's if less."""
     machine = psutil.virtual_memory().total + psutil.swap_memory().total
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
@@ -98,17 +86,14 @@ def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> 
 
 
 def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
-    """One response at full length must fit, or vLLM does not start. Models that keep less than every key are left
-    out."""
+    """Checks that one response at full length fits: otherwise vLLM does not start."""
     config = shape.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     names = ("num_hidden_layers", "num_key_value_heads", "hidden_size", "num_attention_heads")
-    sparing = getattr(config, "sliding_window", None) or getattr(config, "kv_lora_rank", None)
-    if (
-        sparing
-        or kinds != {"full_attention"}
-        or not all(isinstance(getattr(config, name, None), int) for name in names)
-    ):
+    known = all(isinstance(getattr(config, name, None), int) for name in names)
+    if getattr(config, "sliding_window", None) or getattr(config, "kv_lora_rank", None):
+        return  # such models do not keep every key
+    if kinds != {"full_attention"} or not known:
         return
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     needed = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size * (server.max_model_len or tokens)
@@ -120,21 +105,18 @@ def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
 
 
 def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int]) -> None:
-    """Each GPU by itself: every rank has the whole policy; `beside` are a ranker's bytes on its device."""
+    """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `beside` of a ranker."""
     root: torch.device = strategy.root_device
     total = torch.cuda.get_device_properties(root).total_memory
     server = strategy.server_settings
-    shared = not strategy.generator_devices
     generator = int(server.gpu_memory_utilization * total)
-    for device in strategy.parallel_devices:
-        writes = generator if shared and device == root else 0
-        ranker = beside.get(device, 0)
-        if trainer + ranker + writes > total:
-            what = (
-                f" beside the generator's {writes / GIB:.1f} (strategy.server.gpu_memory_utilization)" if writes else ""
-            )
+    for device in strategy.parallel_devices:  # every rank has the whole policy
+        shared, ranker = not strategy.generator_devices and device == root, beside.get(device, 0)
+        if trainer + ranker + shared * generator > total:
+            beside_it = f" beside the generator's {generator / GIB:.1f} (strategy.server.gpu_memory_utilization)"
+            parts = f"{trainer / GIB:.1f} GiB{_and_ranker(ranker)}{beside_it if shared else ''}"
             fault(
-                f"GPU memory: weights, gradients and moments take {trainer / GIB:.1f} GiB{_and_ranker(ranker)}{what}, "
+                f"GPU memory: weights, gradients and moments take {parts}, "
                 f"and the GPU has {total / GIB:.1f}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
             )
     for device in strategy.generator_devices:
@@ -156,7 +138,7 @@ def _and_ranker(ranker: int) -> str:
 
 
 def _check_shared_memory(weights: int, pools: int) -> None:
-    """Each pool's file, and one that is being written: a new version stands beside the old one at first."""
+    """Checks the space for a file per pool, and one more: a new version is written beside the old one."""
     needed, free = (pools + 1) * weights, shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         fault(
@@ -164,20 +146,3 @@ def _check_shared_memory(weights: int, pools: int) -> None:
             f"{needed / GIB:.2f}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or "
             "`docker run --shm-size` for a container."
         )
-
-
-def _check_disk(trainer: L.Trainer, weights: int) -> None:
-    """One checkpoint must fit; a new one is written before the old one goes."""
-    checkpoints = [callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "save_weights_only")]
-    if not checkpoints:
-        return
-    needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
-    setting, folder = next(iter(run_folder.folders(trainer)))
-    disk = shutil.disk_usage(run_folder.nearest(folder))
-    if disk.total and needed > disk.free:
-        fault(
-            f"{setting} is {str(folder)!r}, where {disk.free / GIB:.2f} GiB are free, and a checkpoint takes "
-            f"{needed / GIB:.2f}. Free some, choose another folder, or set ModelCheckpoint.save_weights_only."
-        )
-    elif disk.total and 2 * needed > disk.free:
-        log.warning("A checkpoint takes %.2f GiB and %.2f are free in %s.", needed / GIB, disk.free / GIB, folder)

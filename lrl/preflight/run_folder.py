@@ -1,8 +1,9 @@
-"""Where a run writes: folders that can be made, and none that belongs to something else."""
+"""Checks of the folders that a run writes to: writable, and not in other use."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lrl.runtime.config_errors import fault
 
 if TYPE_CHECKING:
-    from lrl.preflight.protocols import Policy
+    from lrl.preflight.policy import Policy
 
 log = logging.getLogger(__name__)
 
+GIB = 2**30
+SAVED = 3
+"""Copies of the weights in a checkpoint: themselves and the two moments."""
 
-def check(trainer: L.Trainer, policy: Policy) -> None:
-    """Every folder of the run can be written, and the policy that is exported does not replace the one it began as."""
+
+def check_folders(trainer: L.Trainer, policy: Policy) -> None:
+    """Checks that every folder of the run can be written, and that the export does not overwrite the first policy."""
     for setting, folder in folders(trainer):
         there = nearest(folder)
         try:
@@ -28,20 +33,22 @@ def check(trainer: L.Trainer, policy: Policy) -> None:
                 pass
         except OSError as error:
             fault(f"{setting} is {str(folder)!r}, and {there} cannot be written ({error.strerror}). Choose another.")
-        if setting == "Export.folder" and _same(folder, Path(policy.model)):
-            fault(
-                f"Export.folder is {str(folder)!r}, the model's own folder: it would be written over. Choose another."
-            )
-    if trainer.state.fn == "fit":
-        _warn_of_another_run(trainer)
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+        first = Path(policy.model)
+        if setting == "Export.folder" and folder.exists() and first.exists() and folder.samefile(first):
+            fault(f"Export.folder is {str(folder)!r}, the model's own folder, which it would replace. Choose another.")
+    if trainer.state.fn == "fit" and trainer.datamodule.resumes_from is None:  # type: ignore[attr-defined]
+        for logger in trainer.loggers:
+            used = getattr(logger, "log_dir", None)
+            if used is not None and any(Path(used).glob("checkpoints/*")):
+                log.warning(
+                    "%s has the checkpoints of another run, and this one will add its metrics there. Leave the "
+                    "logger's version out, or continue that run with --ckpt_path.",
+                    used,
+                )
 
 
 def folders(trainer: L.Trainer) -> Iterator[tuple[str, Path]]:
-    """Each setting that names a folder to write to, with the folder; it need not exist."""
+    """Yields each setting that names a folder to write to, with the folder; it need not exist."""
     from lrl.callbacks.base import find_all
     from lrl.callbacks.export import Export
 
@@ -58,19 +65,23 @@ def folders(trainer: L.Trainer) -> Iterator[tuple[str, Path]]:
 
 
 def nearest(folder: Path) -> Path:
-    """`folder`, or the lowest one above it that exists."""
+    """Returns `folder`, or its nearest parent that exists."""
     absolute = folder.expanduser().absolute()
     return next(path for path in (absolute, *absolute.parents) if path.exists())
 
 
-def _warn_of_another_run(trainer: L.Trainer) -> None:
-    """A run that is not resumed and writes beside another's checkpoints mixes the metrics of both."""
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    for logger in trainer.loggers:
-        folder = getattr(logger, "log_dir", None)
-        if data.resumes_from is None and folder is not None and any(Path(folder).glob("checkpoints/*")):
-            log.warning(
-                "%s has the checkpoints of another run, whose metrics this one will write into. Leave the logger's "
-                "version out, or continue that run with --ckpt_path.",
-                folder,
-            )
+def check_disk(trainer: L.Trainer, weights: int) -> None:
+    """Checks that one checkpoint fits; warns below two, since a new one is written before the old one goes."""
+    checkpoints = [callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "save_weights_only")]
+    if not checkpoints:
+        return
+    needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
+    setting, folder = next(iter(folders(trainer)))
+    disk = shutil.disk_usage(nearest(folder))
+    if disk.total and needed > disk.free:
+        fault(
+            f"{setting} is {str(folder)!r}, where {disk.free / GIB:.2f} GiB are free, and a checkpoint takes "
+            f"{needed / GIB:.2f}. Free some, choose another folder, or set ModelCheckpoint.save_weights_only."
+        )
+    elif disk.total and 2 * needed > disk.free:
+        log.warning("A checkpoint takes %.2f GiB and %.2f are free in %s.", needed / GIB, disk.free / GIB, folder)

@@ -1,11 +1,11 @@
-"""Settings that must fit together for a run to learn."""
+"""Checks of settings that must fit together."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lightning as L
 
@@ -17,24 +17,24 @@ from lrl.strategies.generator_devices import GeneratorDevices
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
-    from lrl.preflight.protocols import Policy
+    from lrl.preflight.policy import Policy
 
 log = logging.getLogger(__name__)
 
 
-def check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> None:
-    """What trainer, policy and data must agree on."""
+def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> None:
+    """Checks the settings of trainer, policy and data together."""
     strategy = trainer.strategy
-    assert isinstance(strategy, GeneratorDevices), "`check_strategy` has looked"
+    assert isinstance(strategy, GeneratorDevices), "the caller has checked it"
     with noting():
         strategy.plan()
-    _check_context(strategy, data)
-    _check_placement(strategy, data)
+    check_context(strategy, data)
+    check_placement(strategy, data)
     check_ranks(trainer)
     if trainer.state.fn != "fit":
         return
-    _check_objective(policy, data)
-    _check_sync(trainer, data)
+    check_objective(policy, data)
+    check_sync(trainer, data)
     if trainer.limit_train_batches == 0:
         fault("trainer.limit_train_batches is 0: nothing would be trained. Leave it out, or use `lrl validate`.")
     if 0 < trainer.max_steps < policy.warmup_steps:
@@ -45,7 +45,7 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> No
 
 
 def check_ranks(trainer: L.Trainer) -> None:
-    """Only training has work for other ranks than the first."""
+    """Checks that there is one rank without training, which is the only work for more."""
     if trainer.world_size > 1 and trainer.state.fn != "fit":
         fault(
             f"trainer.devices less strategy.generator_devices leaves {trainer.world_size} trainer ranks, and without "
@@ -53,13 +53,13 @@ def check_ranks(trainer: L.Trainer) -> None:
         )
 
 
-def _check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    """Sides that take turns can be neither ahead of one another nor on devices of their own."""
+def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+    """Checks that a shared placement has no lag and no devices that only generate."""
     if strategy.placement == "split":
         return
     if data.max_lag:
         fault(
-            f"strategy.placement is shared and data.max_lag is {data.max_lag}: generators that stand still while the "
+            f"strategy.placement is shared and data.max_lag is {data.max_lag}: generators that are paused while the "
             "trainer trains can write nothing ahead. Set data.max_lag to 0, or strategy.placement to split."
         )
     if strategy.root_device.type == "cuda" and strategy.num_generator_devices:
@@ -69,8 +69,8 @@ def _check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> Non
         )
 
 
-def _check_objective(policy: Policy, data: RolloutDataModule) -> None:
-    """The formula, its baseline and its reference."""
+def check_objective(policy: Policy, data: RolloutDataModule) -> None:
+    """Checks that the advantages are the ones that the objective needs, and the groups large enough for them."""
     objective, advantages = policy.objective, data.advantages
     if objective.needs_group_mean and not isinstance(advantages, GroupMean):
         fault(
@@ -84,8 +84,8 @@ def _check_objective(policy: Policy, data: RolloutDataModule) -> None:
         )
 
 
-def _check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
-    """Weights must move, and often enough for the next group to start."""
+def check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
+    """Checks that there is one `WeightSync`, and that it syncs often enough for the next group to start."""
     from lrl.callbacks.base import find_all
     from lrl.callbacks.weight_sync import WeightSync
 
@@ -100,8 +100,8 @@ def _check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
             )
 
 
-def _check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    """A generator's context and places against prompts, responses and groups."""
+def check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+    """Checks a generator's context and slots against prompts, responses and groups."""
     server, needed = strategy.server_settings, data.max_model_tokens
     if server.max_model_len is not None and server.max_model_len < needed:
         fault(
@@ -117,22 +117,21 @@ def _check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
     if data.micro_batch_tokens < needed:
         log.warning(
             "data.micro_batch_tokens is %d and a response with its prompt may have %d tokens: a longer one makes a "
-            "micro-batch of its own, larger than asked for.",
+            "micro-batch alone, larger than that.",
             *(data.micro_batch_tokens, needed),
         )
 
 
 def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> None:
-    """Evaluations must not write over one another, and share the places beside the rollouts."""
+    """Checks that evaluations have different names, and fit the slots beside the rollouts."""
     for name, times in Counter(evaluation.prompts.name for evaluation in evaluations).items():
         if times > 1:
             fault(
-                f"trainer.callbacks has {times} lrl.callbacks.Evaluation of prompts named {name!r}, which would write "
-                "over one another's results. Set the `name` of their prompts."
+                f"trainer.callbacks has {times} lrl.callbacks.Evaluation of prompts named {name!r}, which would "
+                "overwrite one another's results. Set the `name` of their prompts."
             )
-    strategy: Any = trainer.strategy
     asked = sum(evaluation.concurrency for evaluation in evaluations)
-    if asked > SPARE_SLOTS and not getattr(strategy, "num_evaluation_generators", 0):
+    if asked > SPARE_SLOTS and not getattr(trainer.strategy, "num_evaluation_generators", 0):
         log.warning(
-            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d places.", asked, SPARE_SLOTS
+            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d slots.", asked, SPARE_SLOTS
         )

@@ -13,7 +13,7 @@ from lrl.callbacks.default_callbacks import put_in_order
 
 
 class Users(L.Callback):
-    """Somebody's own."""
+    """A user's callback."""
 
 
 def make(kind: Any) -> L.Callback:

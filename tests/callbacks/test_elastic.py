@@ -1,4 +1,4 @@
-"""When one more generator is asked for, and that what was started for it ends with the run."""
+"""`Elastic` starts a generator at the right step, and ends its command with the run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ STAYS = "import signal, sys, time; open(sys.argv[1] + '/started', 'a').write('x'
 
 
 class ModelRun:
-    """What the callback sees of a run whose generators are far too slow."""
+    """A run, as the callback sees it, with far too slow generators."""
 
     def __init__(self, folder: Path) -> None:
         self.throughput = Throughput()
@@ -93,7 +93,7 @@ def model_run(tmp_path: Path) -> ModelRun:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
-    """The processes that callbacks have started; none is left behind."""
+    """Processes that callbacks have started; kills the rest at the end."""
     processes: list[psutil.Process] = []
 
     class Noted(elastic_module.subprocess.Popen):  # type: ignore[type-arg, name-defined]

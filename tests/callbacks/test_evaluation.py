@@ -1,4 +1,4 @@
-"""What decides right or wrong in an evaluation."""
+"""Rewards that decide right or wrong in an evaluation."""
 
 from __future__ import annotations
 

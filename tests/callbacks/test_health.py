@@ -19,16 +19,16 @@ import lrl
 from lrl.callbacks import Health
 from lrl.callbacks.health_rules import RULES, Rule
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 Lines = Callable[..., list[str]]
 
 METRICS = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 
 class Scripted(L.LightningModule):
-    """Logs one row of figures each step, and learns nothing."""
+    """Logs one row of metrics each step, and learns nothing."""
 
-    def __init__(self, rows: list[Figures]) -> None:
+    def __init__(self, rows: list[Metrics]) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.rows = rows
@@ -44,10 +44,10 @@ class Scripted(L.LightningModule):
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    """Runs the rows under a `Health`; gives its lines, with their level in front."""
+    """Runs the rows under a `Health`; returns its lines, with their level in front."""
     caplog.set_level(logging.INFO, logger="lrl.callbacks.health")
 
-    def run(rows: list[Figures], health: Health | None = None) -> list[str]:
+    def run(rows: list[Metrics], health: Health | None = None) -> list[str]:
         trainer = L.Trainer(
             accelerator="cpu",
             max_steps=len(rows),
@@ -66,12 +66,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return run
 
 
-def ess(*values: float) -> list[Figures]:
+def ess(*values: float) -> list[Metrics]:
     return [{"policy/ess": value} for value in values]
 
 
-def at_lags(share: float = 0.25, **values: float) -> Figures:
-    """Figures of one step: `lag_4=0.3` is an effective sample size of 0.3 at lag 4."""
+def at_lags(share: float = 0.25, **values: float) -> Metrics:
+    """Returns metrics of one step: `lag_4=0.3` is an effective sample size of 0.3 at lag 4."""
     lags = {int(name.removeprefix("lag_")): value for name, value in values.items()}
     found = {f"policy/by_lag/{lag}/ess": value for lag, value in lags.items()}
     return found | {f"policy/by_lag/{lag}/share": share for lag in lags}

@@ -1,4 +1,4 @@
-"""What is saved when a run does not end well: whole steps, once, and a resume trains what is left and nothing twice."""
+"""A run that ends badly saves whole steps, once; a resume trains the rest and nothing twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Record(L.Callback):
-    """What each step was to Lightning, and the weights after it."""
+    """Lightning's count at each step, and the weights after it."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int]] = []
@@ -73,7 +73,7 @@ class EndAt(L.Callback):
 
 
 def never() -> ModelCheckpoint:
-    """Checkpoints are wanted, but none is due."""
+    """A checkpoint callback that saves none within the run."""
     return ModelCheckpoint(every_n_train_steps=1000)
 
 
@@ -166,7 +166,7 @@ def test_a_torn_optimizer_step_is_not_saved(policy: str, tmp_path: Path, monkeyp
 
 
 class InTheWay(L.Callback):
-    """Puts a file where the run's checkpoints belong: nothing can be written there."""
+    """Puts a file in place of the checkpoint folder, so that no checkpoint can be written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""ModelCheckpoint and EarlyStopping on figures of rollouts and evaluations, which no validation loop announces."""
+"""ModelCheckpoint and EarlyStopping on metrics of rollouts and evaluations, without a validation loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCURACY = {0: 0.1, 2: 0.5, 5: 0.4, STEPS: 0.3}
 
 
 class Figures(L.Callback):
-    """Gives a run the figures that `Evaluation` and `RolloutLog` would give it."""
+    """Gives a run the metrics that `Evaluation` and `RolloutLog` would give it."""
 
     def __init__(self, rewards: list[float] | None = None) -> None:
         self.rewards = rewards or [float(step) for step in range(STEPS)]

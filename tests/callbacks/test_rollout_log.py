@@ -1,4 +1,4 @@
-"""What `RolloutLog` writes: figures by lag, counts, and the overview in a real event file."""
+"""Output of `RolloutLog`: metrics by lag, counts, and the overview in a real event file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lrl.callbacks import RolloutLog
-from lrl.callbacks.counts import NonzeroCounts
-from lrl.callbacks.overview import overview
-from lrl.callbacks.rollout_log import resumed_scalars, scalars_by_lag
+from lrl.callbacks.base import NonzeroCounts
+from lrl.callbacks.rollout_log import overview, resumed_scalars, scalars_by_lag
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import Group, Prompt, Rollout
@@ -35,7 +34,7 @@ def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
     )
 
 
-def test_an_answer_has_the_lag_of_its_oldest_token() -> None:
+def test_a_response_has_the_lag_of_its_oldest_token() -> None:
     found = scalars_by_lag(
         [response([7, 8, 9], 1.0), response([9], 0.0), response([7], 0.5), response([9, 9, 9], 1.0)], step=9
     )
@@ -59,7 +58,7 @@ def test_large_lags_are_pooled() -> None:
     }
 
 
-def test_an_answer_without_a_reward_or_a_token_is_no_zero() -> None:
+def test_a_response_without_a_reward_or_a_token_is_no_zero() -> None:
     found = scalars_by_lag([response([4], None), response([5], None), response([5], 1.0), response([])], step=5)
     assert "rollouts/by_lag/1/reward" not in found
     assert found["rollouts/by_lag/1/share"] == 0.25
@@ -73,7 +72,7 @@ def test_what_was_resumed_is_told_at_the_first_step_alone() -> None:
 
 
 class Steps(L.LightningDataModule):
-    """Of each step what `RolloutLog` reads: one response, and as many failures of a kind as `failures` says."""
+    """The parts of each step that `RolloutLog` reads: one response, and the given number of failures."""
 
     def __init__(self, failures: list[int]) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class Times(L.Callback):
 
 
 def written(folder: Path, failures: list[int]) -> EventAccumulator:
-    """What a run of a step for each of `failures` writes to TensorBoard."""
+    """Returns the TensorBoard events of a run with one step for each of `failures`."""
     logger = TensorBoardLogger(str(folder), name="", version="")
     trainer = L.Trainer(
         accelerator="cpu",

@@ -1,4 +1,4 @@
-"""`Timeline` on a real Trainer, policy and fleet, whose groups are given and whose generators are asked nothing."""
+"""`Timeline` on a real Trainer, policy and fleet, with given groups and idle generators."""
 
 from __future__ import annotations
 

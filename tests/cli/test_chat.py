@@ -1,4 +1,4 @@
-"""`lrl talk`: an exported policy answers, from the command line and line by line."""
+"""`lrl chat`: responses of an exported policy, from the command line and line by line."""
 
 import io
 import sys
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_prompt_on_the_command_line_is_answered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["talk", str(folder), "1+7="]) == 0
+    assert main(["chat", str(folder), "1+7="]) == 0
     assert capsys.readouterr().out == "8\n"
 
 
@@ -48,7 +48,7 @@ def test_lines_are_answered_until_an_empty_one(
     assert "cannot read 'hello'" in written.err
 
 
-def test_the_end_of_the_input_ends_the_talk(
+def test_the_end_of_the_input_ends_the_chat(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("1+7="))
@@ -57,7 +57,7 @@ def test_the_end_of_the_input_ends_the_talk(
 
 
 def test_a_folder_without_a_policy_is_an_error_of_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["talk", str(tmp_path / "nowhere"), "1+7="]) == 2
+    assert main(["chat", str(tmp_path / "nowhere"), "1+7="]) == 2
     written = capsys.readouterr()
     assert not written.out and written.err.count("\n") == 2 and "nowhere" in written.err
 
@@ -83,7 +83,7 @@ def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
         make_tokenizer().save_pretrained(tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert main(["talk", str(tmp_path), "1+7="]) == 2
+    assert main(["chat", str(tmp_path), "1+7="]) == 2
     error = capsys.readouterr().err
     said = error[error.index("lrl: error: ") :]
     assert said.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ") and said.count("\n") == 2
@@ -100,7 +100,7 @@ def test_only_the_folder_has_to_be_given(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.endswith("the following arguments are required: folder\n")
 
 
-def test_input_that_is_no_text_ends_the_talk_with_a_line(
+def test_input_that_is_no_text_ends_the_chat_with_a_line(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The doctor names what is wrong and what to type; it looks at the machine through the functions replaced here."""
+"""`lrl doctor` names faults and repairs, on a machine that these tests replace."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
-    """Have metadata report exactly these packages."""
+    """Makes metadata report exactly these packages."""
 
     def version(name: str) -> str:
         if name not in versions:

@@ -1,4 +1,4 @@
-"""What the command says of itself: its settings with a line each, and which word was meant by one that is not there."""
+"""Help of the command: a line for each setting, and the nearest word for an unknown one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_everything_that_lightning_takes_is_still_to_be_had(
         ("trian", "fit"),
         ("eval", "validate"),
         ("vaildate", "validate"),
-        ("chat", "talk"),
+        ("talk", "chat"),
     ],
 )
 def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(

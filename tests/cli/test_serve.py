@@ -1,4 +1,4 @@
-"""`lrl serve --talk`: the printed lines, run by a real shell, against a real generator and against small programs."""
+"""`lrl serve --chat`: the printed lines, run by a real shell, against a real generator and against small programs."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def two_generators(tmp_path: Path) -> Iterator[list[Server]]:
 
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of `lrl serve`."""
+    """Returns exit status, stdout and stderr of `lrl serve`."""
     status = main(["serve", *words])
     written = capsys.readouterr()
     return status, written.out, written.err
 
 
 def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
-    """The JSON that the lines print, run by bash in an empty folder as if they were typed."""
+    """Runs the lines in bash, in an empty folder; returns the JSON that they print."""
     home = folder / "home"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "TMPDIR": str(home)} | variables
@@ -87,7 +87,7 @@ def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_
     lent_server: LentServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, token = lent_server.log_path.parent, lent_server.token
-    status, lines, _ = say(capsys, "--talk", str(run), ODD_PROMPT)
+    status, lines, _ = say(capsys, "--chat", str(run), ODD_PROMPT)
     assert status == 0 and token in lines and lent_server.url in lines
     curl = tmp_path / "curl"
     curl.write_text(WATCHING_CURL.format(curl=shutil.which("curl")))
@@ -103,7 +103,7 @@ def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_
 def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
     two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = say(capsys, "--talk", str(tmp_path), ODD_PROMPT)[1]
+    lines = say(capsys, "--chat", str(tmp_path), ODD_PROMPT)[1]
     answer = run_in_shell(lines, tmp_path)
     assert answer["route"] == "/v1/completions" and answer["model"] == "base" and answer["max_tokens"] == 20
     assert answer["prompt"] == ODD_PROMPT and answer["cache_salt"].isdecimal()
@@ -114,8 +114,8 @@ def test_another_generator_is_asked_by_its_number(
     two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
-        assert f"{server.url}/v1\n" in say(capsys, "--talk", str(tmp_path), *words)[1]
-    status, out, error = say(capsys, "--talk", str(tmp_path), "--generator", "1")
+        assert f"{server.url}/v1\n" in say(capsys, "--chat", str(tmp_path), *words)[1]
+    status, out, error = say(capsys, "--chat", str(tmp_path), "--generator", "1")
     assert (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
 
 
@@ -135,8 +135,8 @@ def test_a_run_is_found_by_its_log_under_whatever_name_and_is_gone_with_its_proc
 def test_where_nothing_runs_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "generator-0.log").write_text("a run that has ended")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        status, out, error = say(capsys, "--talk", str(folder))
-        assert (status, out) == (2, "") and str(folder) in error and f"lrl talk {folder}/policy" in error
+        status, out, error = say(capsys, "--chat", str(folder))
+        assert (status, out) == (2, "") and str(folder) in error and f"lrl chat {folder}/policy" in error
 
 
 def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
@@ -146,7 +146,7 @@ def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
     server.program = SILENT  # type: ignore[misc]
     server.start()
     try:
-        status, out, error = say(capsys, "--talk", str(tmp_path))
+        status, out, error = say(capsys, "--chat", str(tmp_path))
     finally:
         server.stop()
     assert (status, out) == (2, "") and server.url in error and str(server.log_path) in error
@@ -155,20 +155,20 @@ def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
 def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve"])
-    assert "--talk RUN" in capsys.readouterr().err
+    assert "--chat RUN" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--talk", ".", "--devices", "0"], "--devices: only for --join"),
+        (["--chat", ".", "--devices", "0"], "--devices: only for --join"),
         (["--leave", ".", "--host", "10.0.0.1", "--insecure"], "--host, --insecure: only for --join"),
         (["--join", ".", "hello"], "--join asks nothing: leave out 'hello'"),
-        (["--join", ".", "--generator", "3"], "--generator 3: only for --talk and --leave"),
+        (["--join", ".", "--generator", "3"], "--generator 3: only for --chat and --leave"),
         (["--leave", ".", "--generator", "-1"], "--generator -1: generators are counted from 0"),
         (["--join", ".", "--devices", "a"], "'a' are no CUDA indices; give numbers with commas, like 0,1"),
         (["--join", __file__], f"--join {__file__} is a file; give the run's folder"),
-        (["--talk", __file__], f"--talk {__file__} is a file; give the run's folder"),
+        (["--chat", __file__], f"--chat {__file__} is a file; give the run's folder"),
     ],
 )
 def test_what_cannot_count_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,8 +180,8 @@ def test_what_cannot_count_is_refused(words: list[str], said: str, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "work"),
     [
-        (["serve", "--talk", "."], "lrl.cli.serve.lines"),
-        (["talk", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
+        (["serve", "--chat", "."], "lrl.cli.serve.lines"),
+        (["chat", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
         (["doctor"], "lrl.cli.doctor.checks"),
         (["plan", "--compare", "."], "lrl.planning.simulator.compare.read_run"),
     ],

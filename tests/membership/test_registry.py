@@ -138,7 +138,7 @@ def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_
     assert opened.token(spec_of(owner=ELSEWHERE)) == "brought along"
     assert "LRL_TOKEN" not in os.environ, "what is started from here has it by another name, or not at all"
     monkeypatch.setattr(registry_module.getpass, "getpass", lambda prompt: f"typed after {prompt}")
-    assert "lrl serve --talk" in opened.token(spec_of(owner=ELSEWHERE))
+    assert "lrl serve --chat" in opened.token(spec_of(owner=ELSEWHERE))
 
 
 def test_without_a_keyboard_the_error_names_the_variable_of_the_token(
@@ -150,7 +150,7 @@ def test_without_a_keyboard_the_error_names_the_variable_of_the_token(
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     for response in (no_keyboard, lambda prompt: ""):
         monkeypatch.setattr(registry_module.getpass, "getpass", response)
-        with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl serve --talk"):
+        with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl serve --chat"):
             opened.token(spec_of(owner=ELSEWHERE))
 
 

@@ -1,4 +1,4 @@
-"""Words that change a run that is right into one that is not, each beside the words that the error must have.
+"""Words that make a healthy run wrong, each beside the words that the error must have.
 
 `{in}` is the folder of `tests.preflight.broken_inputs`, `{tmp}` an empty one.
 """
@@ -12,7 +12,7 @@ Case = tuple[Words, Words]
 
 
 def setting(name: str, value: object, *named: str) -> Case:
-    """One setting that has a wrong value; the error names the setting, the value and the rest."""
+    """Returns the case of one wrong setting; the error has the setting, the value and the other words."""
     return (f"--{name}", str(value)), (name.rpartition(".")[2], str(value), *named)
 
 

@@ -1,4 +1,4 @@
-"""Data sets, model folders and checkpoints with one thing wrong in each, made once for all tests of bad input."""
+"""Data sets, model folders and checkpoints with one fault each, made once for all tests of bad input."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ DATA: dict[str, list[Any] | bytes] = {
 
 def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
     """What Lightning would have saved after one step, right and wrong."""
-    from lrl.preflight.model import shape_of
+    from lrl.preflight.model_folder import shape_of
 
     sizes = shape_of(str(model), None).tensors
     weights = {f"network.{name}": torch.zeros(size) for name, size in sizes.items()}

@@ -1,4 +1,4 @@
-"""What of Lightning is refused, by its row in docs/lightning.md: the trainer's settings, and what the error names."""
+"""Refused features of Lightning by their row in docs/lightning.md: the trainer's settings, and words of the error."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ CALLBACKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "BackboneFinetuning": (BackboneFinetuning, ("a PolicyModule of your own",)),
     "OnExceptionCheckpoint": (lambda: OnExceptionCheckpoint("."), ("saves at a bad end by itself",)),
     "SpikeDetection": (SpikeDetection, ("lrl.callbacks.Health",)),
-    "BasePredictionWriter": (BasePredictionWriter, ("lrl talk",)),
+    "BasePredictionWriter": (BasePredictionWriter, ("lrl chat",)),
 }
 
 VERBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "trainer.test": ("test", ("Use trainer.validate", "lrl.callbacks.Evaluation")),
-    "trainer.predict": ("predict", ("lrl talk", "trainer.validate")),
+    "trainer.predict": ("predict", ("lrl chat", "trainer.validate")),
 }

@@ -1,4 +1,4 @@
-"""Bad input is said in at most ten lines that name setting, value and remedy, before any server starts.
+"""Bad input gives an error of at most ten lines with setting, value and remedy, before any server starts.
 
 Every case is one small run, right in everything, with one thing changed on the command line.
 """
@@ -38,7 +38,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 class ServerReached(BaseException):
-    """A run came so far as to start a server: nothing was wrong with it."""
+    """A run reached the start of a server: it has no fault."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs `lrl` in this process, where no server can start; gives its exit status and the error it printed."""
+    """Runs `lrl` in this process, without servers; returns its exit status and the printed error."""
 
     def start(*_: object) -> None:
         raise ServerReached

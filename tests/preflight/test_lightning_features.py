@@ -37,14 +37,14 @@ from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from tests.lent_server import Borrowing, LentServer
 from tests.preflight.lightning_refused import CALLBACKS, FLAGS, VERBS
-from tests.strategies.test_shutdown import ROOT
 
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "lightning.md"
 PROMPTS = [{"prompt": f"{n}+1="} for n in range(10, 50)]
 
 
 class Data(lrl.RolloutDataModule):
-    """Counts its loaders, and notes what each step trained."""
+    """Counts its loaders, and records the prompts of each step."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -58,7 +58,7 @@ class Data(lrl.RolloutDataModule):
 
 
 class Noting(ProgressBar):
-    """Notes what it shows at the end of each step."""
+    """Records its text at the end of each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Rich(Noting, RichProgressBar):
 
 
 class Size(ModelSummary):
-    """Notes how large the policy is said to be."""
+    """Records the reported size of the policy."""
 
     found: int | None = None
 
@@ -89,22 +89,22 @@ class Size(ModelSummary):
 
 @dataclass
 class Run:
-    """A run that is over."""
+    """A finished run."""
 
     folder: Path
     trainer: L.Trainer
     policy: lrl.PolicyModule
     data: Data
     prompts: list[str] = field(default_factory=list)
-    """Of the groups in the order in which they were trained."""
+    """Prompts of the groups in the order of their training."""
     flags: list[tuple[bool, bool]] = field(default_factory=list)
-    """Within each step: whether torch looked for anomalies, and was told to be deterministic."""
+    """Within each step: whether torch detected anomalies, and was deterministic."""
     steps: int = 0
-    """That the trainer counted at its end."""
+    """The trainer's count at its end."""
 
     @property
     def columns(self) -> str:
-        """What the CSVLogger has written."""
+        """Rows of the CSVLogger."""
         return next((self.folder / "csv").glob("**/metrics.csv")).read_text()
 
     @property
@@ -288,7 +288,7 @@ def test_a_second_fit_of_one_trainer_is_refused_or_goes_on_from_its_checkpoint(s
 
 @pytest.fixture
 def refused(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs a trainer that must not get to a server; gives the error."""
+    """Runs a trainer that must not reach a server; returns the error."""
     monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
     monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
     monkeypatch.chdir(tmp_path)  # OnExceptionCheckpoint saves what is refused
@@ -327,7 +327,7 @@ def test_a_verb_that_there_is_not_is_refused(row: str, refused: Callable[..., st
 
 
 def documented() -> dict[str, str]:
-    """The rows of the page's tables, with what is said of them."""
+    """Returns the rows of the page's tables, with `works` or `refused`."""
     lines = re.findall(r"^\| `(.+?)` \| (works|refused) \|", DOCS.read_text(), re.MULTILINE)
     return dict(lines)
 

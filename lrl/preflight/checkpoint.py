@@ -1,4 +1,4 @@
-"""The checkpoint a run goes on from: there, readable, and of this model, this data and these steps."""
+"""Checks of the checkpoint that a run resumes: there, readable, and of this model, this data and these steps."""
 
 from __future__ import annotations
 
@@ -14,26 +14,22 @@ from lrl.runtime.config_errors import fault, noting
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
-    from lrl.preflight.model import Shape
-    from lrl.preflight.protocols import Policy
+    from lrl.preflight.model_folder import Shape
+    from lrl.preflight.policy import Policy
 
 log = logging.getLogger(__name__)
 
 
 def local(ckpt_path: str | None) -> Path | None:
-    """The file or folder that `ckpt_path` names; None for Lightning's words (`last`, `best`) and for addresses."""
-    if (
-        ckpt_path is None
-        or "://" in ckpt_path
-        or ckpt_path in ("last", "best", "hpc")
-        or ckpt_path.startswith("registry")
-    ):
+    """Returns the file or folder of `ckpt_path`; None for Lightning's words (`last`, `best`) and for addresses."""
+    words = ("last", "best", "hpc")
+    if ckpt_path is None or "://" in ckpt_path or ckpt_path in words or ckpt_path.startswith("registry"):
         return None
     return Path(ckpt_path)
 
 
-def check_path(ckpt_path: str | None) -> None:
-    """There is something at the path."""
+def check_checkpoint_path(ckpt_path: str | None) -> None:
+    """Checks that the path exists."""
     path = local(ckpt_path)
     if path is None:
         return
@@ -47,36 +43,30 @@ def check_path(ckpt_path: str | None) -> None:
         fault(f"--ckpt_path {ckpt_path!r} is a folder without a checkpoint in it: give a .ckpt file.")
 
 
-def check_contents(ckpt_path: str | None, policy: Policy, data: RolloutDataModule, shape: Shape) -> None:
-    """The file is a checkpoint of this run. A sharded one, a folder, is left to Lightning."""
+def check_checkpoint_contents(ckpt_path: str | None, policy: Policy, data: RolloutDataModule, shape: Shape) -> None:
+    """Checks that the file is a checkpoint of this run. A sharded one, a folder, is left to Lightning."""
     path = local(ckpt_path)
     if path is None or not path.is_file():
         return
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        weights = state["state_dict"]
-    except (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        found = {name.removeprefix("network."): tuple(tensor.shape) for name, tensor in state["state_dict"].items()}
+    except (RuntimeError, OSError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())
         fault(f"--ckpt_path {ckpt_path!r} is no checkpoint that can be read ({reason:.200}): give another.")
         return
-    _check_weights(str(ckpt_path), weights, policy, shape)
-    if data.trains:
-        _check_data(str(ckpt_path), state, data)
-
-
-def _check_weights(ckpt_path: str, weights: dict[str, Any], policy: Policy, shape: Shape) -> None:
-    found = {name.removeprefix("network."): tuple(tensor.shape) for name, tensor in weights.items()}
-    other = [name for name, size in shape.tensors.items() if found.get(name) != size]
-    if other:
-        has = "none" if other[0] not in found else str(list(found[other[0]]))
+    if other := next((name for name, size in shape.tensors.items() if found.get(name) != size), None):
         fault(
-            f"--ckpt_path {ckpt_path!r} is of another model than model.model={policy.model!r}: {other[0]} is "
-            f"{has} in it and {list(shape.tensors[other[0]])} here. Resume with the model it was made with."
+            f"--ckpt_path {ckpt_path!r} is of another model than model.model={policy.model!r}: {other} is "
+            f"{list(found[other]) if other in found else 'none'} in it and {list(shape.tensors[other])} here. Resume "
+            "with the model it was made with."
         )
+    if data.trains:
+        _check_progress(str(ckpt_path), state, data)
 
 
-def _check_data(ckpt_path: str, state: dict[str, Any], data: RolloutDataModule) -> None:
-    name = type(data).__qualname__
+def _check_progress(ckpt_path: str, state: dict[str, Any], data: RolloutDataModule) -> None:
+    name, trainer = type(data).__qualname__, data.trainer
     if name not in state:
         fault(
             f"--ckpt_path {ckpt_path!r} has no state of {name}: it is not of a run with this data module. Give another."
@@ -84,7 +74,6 @@ def _check_data(ckpt_path: str, state: dict[str, Any], data: RolloutDataModule) 
     elif data.prompts.loaded and state[name]["ledger"] is not None:
         with noting():
             Ledger(data.pacing).load_state_dict(state[name]["ledger"], data.prompts.__getitem__)
-    trainer: Any = data.trainer
     if trainer is not None and 0 < trainer.max_steps <= state.get("global_step", 0):
         log.warning(
             "--ckpt_path is at step %d and trainer.max_steps is %d: nothing is left to train.",

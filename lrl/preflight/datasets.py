@@ -1,0 +1,54 @@
+"""Checks of the data sets: readable, with the columns that rewards and evaluations read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lrl.rewards import Reward
+from lrl.rollouts.prompts import Prompts
+from lrl.runtime.config_errors import EXPECTED, fault, noting
+
+if TYPE_CHECKING:
+    from lrl.callbacks.evaluation import Evaluation
+    from lrl.datamodule import RolloutDataModule
+
+
+def check_datasets(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
+    """Reads every data set of the run, which needs no model; returns the usable ones."""
+    usable = []
+    if data.trains and _check_columns(data.prompts, "data.prompts", data.reward_pool.rewards):
+        usable.append(data.prompts)
+        if (rows := len(data.prompts.rows)) < data.groups_per_step:
+            fault(
+                f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {rows} prompts: no step "
+                f"could have that many. Set it to at most {rows}, or give more prompts."
+            )
+    for evaluation in evaluations:
+        with noting():
+            prompts, pool = evaluation.prompts, data.reward_pool.like(evaluation.judges(data), workers=1)
+            if not _check_columns(prompts, "Evaluation.prompts", pool.rewards):
+                continue
+            usable.append(prompts)
+            if unknown := [column for column in evaluation.by if column not in prompts.columns]:
+                fault(
+                    f"Evaluation.by names {', '.join(unknown)}, and {prompts.name} has the columns "
+                    f"{', '.join(prompts.columns) or 'none'}: name one of them."
+                )
+    return usable
+
+
+def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) -> bool:
+    """Reads a data set and checks its columns; returns whether it can be read."""
+    try:
+        prompts.read()
+    except EXPECTED as error:
+        fault(f"{setting}: {error}")
+        return False
+    for reward in rewards:
+        if column := reward.missing_column(prompts.columns):
+            fault(
+                f"{setting}: {prompts.name} has no column {column}, which the reward {reward.name!r} reads. Its other "
+                f"columns: {', '.join(prompts.columns) or 'none'}. Rename one, or choose another reward."
+            )
+    return True

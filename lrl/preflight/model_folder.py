@@ -1,0 +1,103 @@
+"""Shapes of a model and checks of its weights: all there, whole, and as in the config. No weight is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from lrl.runtime.config_errors import fault
+from lrl.training.model import open_meta_model
+
+TensorShapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model without its weights."""
+
+    config: Any
+    """transformers' text config."""
+    tensors: TensorShapes
+    """Shape of every tensor by its name in memory."""
+    parameters: int
+    """Numbers in the model, tied ones once."""
+    vocabulary: int
+    """Rows of the embedding."""
+
+
+def shape_of(folder: str, attention: str | None) -> Shape:
+    """Returns the shapes of a model.
+
+    Raises:
+        ValueError: The config cannot be read, describes no causal language model, or needs code of its own.
+    """
+    model = open_meta_model(folder, attention)
+    tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    return Shape(model.config.get_text_config(), tensors, model.num_parameters(), rows)
+
+
+def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bool:
+    """Checks the weights in a folder; returns False for a fault, True for a hub name, which is not read."""
+    path = Path(folder)
+    if not path.is_dir():
+        return True
+    try:
+        found: TensorShapes = {}
+        for file in _weight_files(path):
+            found |= _shapes_in(file)
+        if found:
+            _compare(found, shape)
+    except ValueError as error:
+        fault(f"{setting}={folder!r}: {error}. Copy or download the folder again, whole.")
+        return False
+    return True
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """Returns the safetensors files that make up the model; none if its weights have another format."""
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if index.exists():
+        try:
+            files = sorted(path / name for name in set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{index.name} is not an index of weights") from error
+        if missing := [file.name for file in files if not file.exists()]:
+            raise ValueError(f"it lacks {_listed(missing)}, which its index names")
+        return files
+    if not any(path.glob("pytorch_model*.bin*")):
+        raise ValueError(f"it has no weights, neither {single.name} nor {index.name}")
+    return []
+
+
+def _shapes_in(file: Path) -> TensorShapes:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file.name} cannot be read ({error})") from error
+
+
+def _compare(found: TensorShapes, shape: Shape) -> None:
+    """Raises ValueError for certain differences only: transformers renames some weights while it loads them."""
+    for name, size in shape.tensors.items():
+        if name in found and found[name] != size:
+            raise ValueError(
+                f"the weight {name} is {list(found[name])}, by config.json it would be {list(size)}; the config "
+                "belongs to another model"
+            )
+    tied = bool(getattr(shape.config, "tie_word_embeddings", False))
+    missing = [name for name in shape.tensors if name not in found and not (tied and name.endswith("lm_head.weight"))]
+    if missing and not found.keys() - shape.tensors.keys():
+        raise ValueError(f"it lacks weights that its config.json asks for: {_listed(missing)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,161 @@
+"""Checks of the policy against its tokenizer, its prompts, its reference and the ranker of its lengths."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedTokenizerBase
+
+from lrl.objectives import Objective
+from lrl.preflight.model_folder import Shape, check_weights, shape_of
+from lrl.rollouts.prompts import Prompts
+from lrl.routing.rankers import LanguageModelRanker
+from lrl.runtime.config_errors import EXPECTED, fault, noting
+from lrl.training.reference import Reference
+from lrl.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from lrl.datamodule import RolloutDataModule
+
+log = logging.getLogger(__name__)
+
+RANKER = "data.length_predictor.ranker"
+PADDING = 1.1
+"""Usual rows of an embedding per token of the tokenizer: embeddings are padded to a round number."""
+
+
+class Policy(Protocol):
+    """A `PolicyModule`, or a subclass, without its weights; the fields are its arguments of the same names."""
+
+    model: str
+    objective: Objective
+    reference: Reference | None
+    warmup_steps: int
+    schedule: Schedule
+    dtype_name: Any
+    attention: str | None
+
+    @property
+    def policy_folder(self) -> str:
+        """Folder or hub name of the first version."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer in that folder."""
+
+
+def check_policy(policy: Policy, data: RolloutDataModule, read: Sequence[Prompts]) -> Shape | None:
+    """Checks the policy's folder, and the data sets in its tokens; returns None if the shapes cannot be known."""
+    try:
+        folder = policy.policy_folder
+        shape = shape_of(folder, policy.attention)
+    except EXPECTED as error:
+        fault(f"model.{error}")  # the error begins with "model="
+        return None
+    check_context(folder, shape, data.max_model_tokens)
+    sound = check_weights(folder, shape)
+    with noting():
+        if sound:
+            check_vocabulary(folder, shape, policy.tokenizer)
+        for prompts in read if data.max_prompt_tokens > 0 else ():
+            with noting():
+                prompts.load(policy.tokenizer, data.max_prompt_tokens)
+                if sound:
+                    check_prompt_tokens(prompts, folder, shape)
+    if policy.reference is not None and policy.reference.model is not None:
+        with noting():
+            check_reference(policy.reference.model, policy.reference.refresh_every_n_steps, policy, shape)
+    return shape
+
+
+def check_context(folder: str, shape: Shape, needed: int) -> None:
+    """Checks that prompt and response fit the model's positions."""
+    longest = getattr(shape.config, "max_position_embeddings", None)
+    rope = getattr(shape.config, "rope_parameters", None) or {}
+    scaled = any("factor" in str(name) for name in _keys(rope))  # vLLM knows how far scaled positions reach
+    if isinstance(longest, int) and needed > longest and not scaled:
+        fault(
+            f"data.max_prompt_tokens and data.max_response_tokens add up to {needed}, and model.model={folder!r} has "
+            f"{longest} positions. Lower them."
+        )
+
+
+def _keys(rope: Any) -> Iterator[Any]:
+    """Yields the names in the rope's parameters, which some models have for each kind of layer."""
+    for name, value in rope.items() if isinstance(rope, dict) else ():
+        yield name
+        yield from _keys(value)
+
+
+def check_vocabulary(folder: str, shape: Shape, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Checks that every token has a row in the embedding, and that responses can end."""
+    tokens = tokenizer.vocab_size  # without added tokens: no text may need those; see `check_prompt_tokens`
+    if tokens > shape.vocabulary:
+        fault(
+            f"model.model={folder!r}: the tokenizer has {tokens} tokens, the embedding {shape.vocabulary} rows. "
+            "Put the model's own tokenizer into the folder, or resize the embedding."
+        )
+    elif shape.vocabulary > PADDING * len(tokenizer):
+        log.warning(
+            "model.model=%r: the embedding has %d rows for the tokenizer's %d tokens; is it the model's own tokenizer?",
+            *(folder, shape.vocabulary, len(tokenizer)),
+        )
+    ends = getattr(shape.config, "eos_token_id", None)
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if beyond := [end for end in ends if not 0 <= end < shape.vocabulary]:
+        fault(f"model.model={folder!r}: eos_token_id {beyond[0]} in config.json is no token of the model. Correct it.")
+    elif not ends:
+        log.warning("model.model=%r: config.json has no eos_token_id; every response runs to the token limit.", folder)
+
+
+def check_prompt_tokens(prompts: Prompts, folder: str, shape: Shape) -> None:
+    """Checks that every token of the prompts has a row in the embedding."""
+    for prompt in prompts:
+        if max(prompt.token_ids, default=0) >= shape.vocabulary:
+            fault(
+                f"Row {prompt.id} of {prompts.name} has the token {max(prompt.token_ids)}, and the embedding of "
+                f"model.model={folder!r} {shape.vocabulary} rows: the tokenizer is not the model's own. Put that there."
+            )
+            return
+
+
+def check_reference(reference: str, refresh_every_n_steps: int | None, policy: Policy, shape: Shape) -> None:
+    """Checks that the reference has the policy's vocabulary and, if it follows the policy, its architecture."""
+    try:
+        other = shape_of(reference, policy.attention)
+    except EXPECTED as error:
+        fault(f"model.reference.{error}")  # the error begins with "model="
+        return
+    check_weights(reference, other, "model.reference.model")
+    if other.vocabulary != shape.vocabulary:
+        fault(
+            f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model="
+            f"{policy.policy_folder!r} {shape.vocabulary}: a reference needs the policy's vocabulary."
+        )
+    elif refresh_every_n_steps is not None and other.tensors != shape.tensors:
+        fault(
+            f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}, and model.reference.model="
+            f"{reference!r} is of another architecture than model.model={policy.policy_folder!r}: the policy's weights "
+            "do not fit into it. Leave refresh_every_n_steps out, or take a reference of the policy's architecture."
+        )
+
+
+def check_ranker(data: RolloutDataModule) -> int:
+    """Checks the language model that ranks prompts by length; returns its parameters, 0 without a usable one."""
+    ranker = data.length_predictor.ranker if data.length_predictor is not None else None
+    if not isinstance(ranker, LanguageModelRanker):
+        return 0
+    try:
+        shape = shape_of(ranker.model, None)
+    except EXPECTED as error:
+        fault(f"{RANKER}: {error}")
+        return 0
+    check_weights(ranker.model, shape, f"{RANKER}.model")
+    if type(shape.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        fault(
+            f"{RANKER}.model={ranker.model!r} is a {shape.config.model_type}, of which transformers has no form that "
+            "ends in a number (sequence classification): take one of another family, such as Qwen2.5."
+        )
+    return shape.parameters

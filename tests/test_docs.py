@@ -31,6 +31,5 @@ def test_every_link_of_a_page_leads_to_a_heading(page: Path) -> None:
         assert there.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.M)
-            assert anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}, (
-                target
-            )
+            anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, target

@@ -235,12 +235,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if records.find(records.read(args.out), {"settings": settings_of(args)}) is None:
-        command = shlex.join(["python", "-m", "benchmarks.elastic", *words])
-        records.append(args.out, measure(args) | {"command": command})
-    record = records.find(records.read(args.out), {"settings": settings_of(args)})
-    assert record is not None, "it was just written"
-    print(table(record))
+    command = {"command": shlex.join(["python", "-m", "benchmarks.elastic", *words])}
+    settings = {"settings": settings_of(args)}
+    print(table(records.measured(args.out, settings, lambda: measure(args) | command)))
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def find(records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, A
     return next(made_with, None)
 
 
+def measured(path: Path, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns the record of `settings`; makes and appends it first if the file does not have it."""
+    if find(read(path), settings) is None:
+        append(path, settings | measure())
+    record = find(read(path), settings)
+    assert record is not None, "it was just written"
+    return record
+
+
 def origin() -> dict[str, Any]:
     """When, with what and on how many cores a record was made."""
     installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
@@ -47,7 +57,7 @@ def origin() -> dict[str, Any]:
 def add_places(parser: argparse.ArgumentParser, name: str, plot: bool = True) -> None:
     """The arguments that say where a benchmark writes; with a plot also that nothing is to be run."""
     out = Path(f"benchmarks/results/{name}.jsonl")
-    parser.add_argument("--folder", type=Path, default=Path("runs") / name, help="of logs and answers (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs") / name, help="of logs and responses (%(default)s)")
     parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
     if plot:
         parser.add_argument("--plot", type=Path, default=Path(f"docs/{name}.png"), help="(%(default)s)")

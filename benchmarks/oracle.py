@@ -1,4 +1,4 @@
-"""What a rule of dispatch is told of lengths where they are drawn: the truth, or the truth behind a blur."""
+"""Expected lengths for a dispatch policy when lengths are drawn: the true ones, or these with noise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lrl.types import Prompt
 
 
 class Oracle:
-    """Knows the responses that a first epoch draws, in which prompt and group have one number.
+    """The lengths of a first epoch, in which prompt and group have one number.
 
     It fulfils `lrl.routing.dispatch.ExpectedLengths`.
 
@@ -18,7 +18,7 @@ class Oracle:
         lengths: Of the responses.
         prompts: Rows of the data set.
         responses: To each.
-        blur: Standard deviation of the logarithm of a factor by which each prompt's length is misjudged.
+        blur: Standard deviation of the logarithm of the noise: a factor for each prompt's length.
     """
 
     def __init__(self, lengths: LengthSampler, prompts: int, responses: int = 1, blur: float = 0.0) -> None:
@@ -28,18 +28,18 @@ class Oracle:
         self._all = np.sort(drawn.ravel())
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Tokens of a whole response, the mean of those to the prompt; more than `written`."""
+        """Returns the tokens of a whole response, the mean of those to the prompt; more than `written`."""
         return max(float(self._expected[prompt.id]), written + 1.0)
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that this share of the responses does not exceed."""
+        """Returns the length, in tokens, that this share of the responses does not exceed."""
         return float(np.quantile(self._all, share, method="inverted_cdf"))
 
     @property
     def mean(self) -> float:
-        """Tokens of a response on the average."""
+        """Mean tokens of a response."""
         return float(self._found.mean())
 
     def recall(self, share: float) -> float:
-        """Of the longest `share` of the prompts, the share that is expected among as many."""
+        """Returns, of the longest `share` of the prompts, the share that is expected among as many."""
         return recall(self._expected, self._found, share)

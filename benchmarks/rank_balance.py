@@ -1,4 +1,4 @@
-"""What several trainer ranks lose by unequal work, computed with the real cuts: nothing is trained.
+"""The loss of several trainer ranks by unequal work, computed with the real packing: nothing is trained.
 
     python -m benchmarks.rank_balance
 
@@ -6,11 +6,12 @@ Responses are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prom
 one. A pass costs a unit for each token of its rows, padding included, and for attention `length / longest` more for
 each token of a response. All groups are there when the step begins.
 
-- lrl: cuts of equal work for so many ranks. Rank 0 hands one out before it trains its own part, and nobody waits.
+- lrl: cuts of equal work for so many ranks. Rank 0 sends each rank its part before it trains its own, and no rank
+  waits.
 - in lockstep: the same cuts, but a round begins when all ranks are done with the one before.
-- in turn: the micro-batches of one rank in their order, so many of them to a round, handed out as lrl does.
+- in turn: the micro-batches of one rank in their order, so many of them to a round, sent as lrl does.
 
-The loss is what a step takes beyond the same work, without padding, in equal parts.
+The loss is the extra time of a step over the same work, without padding, in equal parts.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ Round = Sequence[Rows[TrainedResponse]]
 
 
 def pass_cost(rows: Rows[TrainedResponse]) -> float:
-    """Of one forward and backward pass."""
+    """Returns the cost of one forward and backward pass."""
     lengths = [[len(piece) for piece in row] for row in rows]
     padded = len(rows) * max(map(sum, lengths), default=0)
     return padded + sum(length**2 for row in lengths for length in row) / LONGEST
 
 
 def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
-    """What is cut for so many ranks while the groups arrive."""
+    """Returns the cuts for so many ranks while the groups arrive."""
     cuts = Cuts[TrainedResponse](MICRO_BATCH_TOKENS, ranks=ranks)
     found: list[Round] = []
     for group in groups:
@@ -56,13 +57,13 @@ def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[R
 
 
 def in_turn(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
-    """The micro-batches of one rank, dealt to so many."""
+    """Returns the micro-batches of one rank, dealt to so many."""
     alone = [rows for (rows,) in rounds_of(groups, 1)]
     return [alone[first : first + ranks] for first in range(0, len(alone), ranks)]
 
 
 def free(rounds: Sequence[Round], ranks: int) -> float:
-    """When the last rank is done, each going on as soon as rank 0 has begun the round."""
+    """Returns the end of the last rank; each rank continues as soon as rank 0 has begun the round."""
     began, done = 0.0, [0.0] * ranks
     for each in rounds:
         for rank, rows in enumerate(each):
@@ -72,12 +73,12 @@ def free(rounds: Sequence[Round], ranks: int) -> float:
 
 
 def in_lockstep(rounds: Sequence[Round]) -> float:
-    """The same, if a round ends with its slowest rank."""
+    """Returns the end of the last rank if a round ends with its slowest rank."""
     return sum(max(map(pass_cost, each)) for each in rounds)
 
 
 def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedResponse]]:
-    """The groups of a step."""
+    """Returns the groups of a step."""
     lengths = Lognormal(MEAN / math.exp(SIGMA**2 / 2), SIGMA, LONGEST, seed=seed)
     return [
         [TrainedResponse(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, RESPONSES)]
@@ -86,7 +87,7 @@ def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedRespon
 
 
 def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | int]:
-    """Means over some steps."""
+    """Returns means over some steps."""
     found: dict[str, list[float]] = {"rounds": [], "lrl": [], "in_lockstep": [], "in_turn": []}
     for seed in range(steps):
         groups = step(ranks, groups_per_rank, seed)
@@ -102,7 +103,7 @@ def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compute, write and print."""
+    """Computes, writes and prints."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rank_balance", description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=8, help="of a step, for each rank (%(default)s)")

@@ -1,4 +1,4 @@
-"""StreamRL's table 3 in the simulator: what each of its parts adds to the throughput of a 72B model on 128 H800.
+"""StreamRL's table 3 in the simulator: the gain in throughput of each of its parts, 72B on 128 H800.
 
     python -m benchmarks.simulated_table3
     python -m benchmarks.simulated_table3 --contexts
@@ -6,14 +6,14 @@
 
 Four scenes of one workload, PPO with responses of at most 20,000 tokens: both sides take turns on all devices with
 random FIFO; the same with `SkewnessAware`; each side on devices of its own, training while responses are still written;
-and with a lag of 1. `SkewnessAware` has lengths that are blurred to the recall of the paper's ranker.
+and with a lag of 1. `SkewnessAware` has lengths with noise, down to the recall of the paper's ranker.
 
 Generators are those of `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s,
-with its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: turning from
-generation to training and back costs nothing; and how many forward passes a micro-batch costs. An actor alone costs 4
+with its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: switching
+between generation and training costs nothing; and the number of forward passes of a micro-batch. An actor alone costs 4
 (forward, again for recomputation, backward, which counts as two); PPO with critic and reference of its size up to 11.
 The default makes
-training as long as figure 10 has it on 80 + 48 devices: 1.04 of generation.
+training as long as in figure 10 on 80 + 48 devices: 1.04 of generation.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ SCENES = (
 
 @dataclass(frozen=True, slots=True)
 class PPOTrainer:
-    """An actor with what PPO has beside it; fulfils `TrainerCosts`."""
+    """An actor with the other models of PPO; fulfils `TrainerCosts`."""
 
     one: RooflineTrainer
     passes: float
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
-        """All passes of a micro-batch."""
+        """Returns the seconds of all passes of a micro-batch."""
         return self.passes / PASSES * self.one.micro_batch_s(tokens, tokens_squared)
 
     def update_s(self) -> float:
-        """Of actor and critic."""
+        """Returns the seconds for actor and critic."""
         return 2 * self.one.update_s()
 
     @property
@@ -87,12 +87,12 @@ class PPOTrainer:
         return self.one.goes_on
 
     def sync_s(self) -> float:
-        """Of the actor alone."""
+        """Returns the seconds for the actor alone."""
         return self.one.sync_s()
 
 
 def simulate(scene: Scene, cluster: Cluster, args: argparse.Namespace) -> dict[str, Any]:
-    """One scene: seconds of a step and of its two sides, the means of the measured steps."""
+    """Simulates one scene; returns seconds of a step and of its two sides, the means of the measured steps."""
     turns = scene.placement == "shared"
     writing = DEVICES if turns else args.generation
     training = DEVICES if turns else DEVICES - args.generation
@@ -127,7 +127,7 @@ def simulate(scene: Scene, cluster: Cluster, args: argparse.Namespace) -> dict[s
 
 
 def make_rule(scene: Scene, model: Model, args: argparse.Namespace) -> Dispatch:
-    """The scene's rule of dispatch, with the lengths that it is told."""
+    """Returns the scene's dispatch policy, with its lengths."""
     if not scene.skewness_aware:
         return Random()
     oracle = Oracle(drawn(LONGEST, args.seed), args.steps * PROMPTS, blur=RANKER_BLUR)
@@ -137,7 +137,7 @@ def make_rule(scene: Scene, model: Model, args: argparse.Namespace) -> Dispatch:
 
 
 def line(found: dict[str, Any], first: float) -> str:
-    """A row of the table; `first` is the first scene's seconds of a step."""
+    """Returns a row of the table; `first` is the first scene's seconds of a step."""
     turns = found["generation"] == found["training"] == DEVICES
     devices = str(DEVICES) if turns else f"{found['generation']} + {found['training']}"
     seconds = [f"{found[name]:.0f}" for name in ("step_s", "generation_s", "train_s")]
@@ -146,7 +146,7 @@ def line(found: dict[str, Any], first: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate the four scenes and print the table."""
+    """Simulates the four scenes and prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_table3", description=__doc__.splitlines()[0])
     parser.add_argument("--generation", type=int, default=80, help="devices that generate, when apart (%(default)s)")

@@ -1,4 +1,4 @@
-"""How long it takes to simulate a large run: processor seconds on one core, and memory.
+"""The cost of simulating a large run: processor seconds on one core, and memory.
 
     python -m benchmarks.simulator_scale
     python -m benchmarks.simulator_scale --generators 100 --groups 125 --steps 2     # seconds
@@ -27,7 +27,7 @@ RESPONSES = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate one run and say what that took."""
+    """Simulates one run and prints its cost."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator_scale", description="The simulator's cost.")
     parser.add_argument("--generators", type=int, default=2000, help="(%(default)s)")

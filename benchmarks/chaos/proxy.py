@@ -122,7 +122,7 @@ class Proxy:
         return await breaks[fault.kind](request, body)
 
     async def _pass_on(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """The server's answer, piece by piece as it comes."""
+        """Passes the request on and streams the server's answer back."""
         try:
             async with self._ask(request, body) as answer:
                 response = web.StreamResponse(status=answer.status)

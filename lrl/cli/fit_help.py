@@ -47,7 +47,7 @@ FURTHER = """Further
   lrl {verb} --model.objective.help GSPO                 the settings of a class, for any setting that names one
   lrl {verb} --trainer.callbacks.help lrl.callbacks.Evaluation
   lrl {verb} --help all                                  everything that Lightning's Trainer takes, too
-  docs/configuration.md                             recipes, lists, interpolation, classes of your own
+  docs/own_task.md                                  recipes, lists, interpolation, classes of your own
 """
 WIDEST, NARROWEST = 160, 100
 

@@ -1,4 +1,4 @@
-"""A reader's own task, from the page on configuration as it stands: its files, its command, and what may be wrong.
+"""A reader's own task, from docs/own_task.md as it stands: its files, its command, and what may be wrong.
 
 The command runs in a process of its own, with real reward workers, and ends where the first server would start.
 """
@@ -15,8 +15,8 @@ import pytest
 
 from tests.tiny_policies import tiny_llama
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-SECTION = re.search(r"## Your own task\n(.*?)\n## ", PAGE, re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs" / "own_task.md").read_text()
+SECTION = re.search(r"## Three files and a command\n(.*?)\n## ", PAGE, re.DOTALL)
 assert SECTION is not None
 FILES = dict(re.findall(r"```\w+\n# (\S+)\n(.*?)```", SECTION[1], re.DOTALL))
 ROW = re.search(r"^    (\{.*\})$", SECTION[1], re.MULTILINE)

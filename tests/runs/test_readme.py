@@ -22,15 +22,17 @@ from tests.event_files import overview_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
-LEARNING = (ROOT / "docs" / "learning.md").read_text()
+GUIDES = "".join(
+    (ROOT / "docs" / f"{page}.md").read_text()
+    for page in ("own_task", "data", "objectives", "lag_and_devices", "dispatch", "running")
+)
 METRICS = (ROOT / "docs" / "metrics.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMAND_LINE = r"^    (lrl (?:fit|validate) .*?)(?:  .*)?$"
-COMMANDS = re.findall(COMMAND_LINE, README + CONFIGURATION + LEARNING, re.MULTILINE)
-FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|lengths"
+COMMANDS = re.findall(COMMAND_LINE, README + GUIDES, re.MULTILINE)
+FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|length_predictor"
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
 LIGHTNINGS_OWN = {"epoch"}
 LENGTHS = {
@@ -131,8 +133,8 @@ def test_every_tag_in_the_code_is_on_the_page() -> None:
 
 @pytest.fixture
 def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the pages on configuration and learning have the reader write."""
-    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", CONFIGURATION + LEARNING, re.DOTALL):
+    """A folder with the files that the guides have the reader write."""
+    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", GUIDES, re.DOTALL):
         (tmp_path / name).write_text(text)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
@@ -162,7 +164,7 @@ def test_an_interpolation_takes_the_value_of_its_setting(
 
 
 def test_the_file_tree_names_only_what_exists() -> None:
-    tree = re.search(r"```\n(lrl/ .*?)```", README, re.DOTALL)
+    tree = re.search(r"```\n(lrl/ .*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     assert tree is not None
     folder = ROOT
     for line in tree[1].splitlines():

@@ -15,7 +15,7 @@ import torch
 from lrl.generators.supervisor import SHM
 from tests.leftovers import living, nothing_left, prefixes, wait_for
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
-"""The cost of the controller: processor time and memory per response, with more and more responses in flight.
+"""What the controller costs: processor time and memory per response, with more and more responses in flight.
 
     python -m benchmarks.controller_cost
     python -m benchmarks.controller_cost --in-flight 100 1000 --repeats 3
 
-The real controller, ledger, pacing, dispatch and pool on the virtual clock; instead of vLLM a client that waits for the
-duration of a response and then returns its tokens, so HTTP and JSON are left out. Groups of 8, one generator for
+The real controller, ledger, pacing, dispatch and pool on the virtual clock; in place of vLLM a client that waits for as
+long as a response takes and then hands its tokens over, so HTTP and JSON are left out. Groups of 8, one generator for
 256 responses, responses of 1 to 4 seconds, equal rewards at once; a trainer that takes groups as they come. A response
-is admitted, dispatched, written, scored, finished and passed to the step. Its time is the process's own processor
-time, with Python's garbage collector and without. As in a run (`lrl.strategies.base`), the collector skips objects
-from before the first step. Memory is tracemalloc's count with all responses in flight, which have no token then.
+is one that is admitted, dispatched, written, scored, finished and handed over. Its time is the process's own processor
+time, with Python's garbage collector and without. As in a run (`lrl.strategies.base`), the collector is spared what was
+there before the first step. Memory is what tracemalloc counts when all responses are in flight, which have no token
+then.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     python -m benchmarks.forecast                  run what is missing, then draw and print
     python -m benchmarks.forecast --plot-only      draw and print what is there
 
-Every run has a random policy of 5 million parameters and responses of forced lengths (`benchmarks.forced_lengths`), the
-same in the simulation. Each process has one thread. A generator has fewer slots than a step has responses, so that its
-batch grows and shrinks: only then can the cost of a decode step be separated from that of a response in it. The costs
-are fitted to run A alone; the others differ in lag, in batch, and in generators. Two cores are too few for two
-generators and a trainer at once, so these take turns in run D. In the others both sides work at once, and the costs
-contain their mutual slowdown.
+Every run has a random policy of 5 million parameters and answers of forced lengths (`benchmarks.forced_lengths`), which
+the simulation has, too, answer by answer. Each process has one thread. A generator has fewer places than a step has
+responses, so that its batch grows and shrinks: only then can the cost of a decode step and that of a response in it be
+told apart. Run A alone is fitted to; the others differ in lag, in batch, and in generators. Two cores do not hold two
+generators and a trainer at work, so these take turns in run D. In the others both sides work at once, and that they
+slow each other down is in the costs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The settings in which a run differs from the others."""
+    """What a run differs in from the others."""
 
     about: str
     generators: int = 1

@@ -2,10 +2,10 @@
 
     python -m benchmarks.llamarl_table
 
-The paper's batch, lengths, layouts and number formats are not known to us (docs/results/planning.md), so one workload
-serves all rows: 2,048 responses a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most
-4,096. They are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in
-view. Everything else is `lrl.planning`'s own constants.
+The paper's batch, lengths, layouts and number formats are not known to us (docs/planning.md), so one workload serves
+all rows: 2,048 responses a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most 4,096.
+They are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in view.
+Everything else is `lrl.planning`'s own constants.
 
 Four designs of each row: turns with one layout for both sides (the paper's baseline as its theory has it), turns with
 weights laid out anew in between, apart in bfloat16, and apart with float8 generators allowed.

@@ -1,4 +1,4 @@
-"""Expected lengths for a dispatch policy when lengths are drawn: the true ones, or these with noise."""
+"""What a rule of dispatch is told of lengths where they are drawn: the truth, or the truth behind a blur."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lrl.types import Prompt
 
 
 class Oracle:
-    """The lengths of a first epoch, in which prompt and group have one number.
+    """Knows the responses that a first epoch draws, in which prompt and group have one number.
 
     It fulfils `lrl.routing.dispatch.ExpectedLengths`.
 
@@ -18,7 +18,7 @@ class Oracle:
         lengths: Of the responses.
         prompts: Rows of the data set.
         responses: To each.
-        blur: Standard deviation of the logarithm of the noise: a factor for each prompt's length.
+        blur: Standard deviation of the logarithm of a factor by which each prompt's length is misjudged.
     """
 
     def __init__(self, lengths: LengthSampler, prompts: int, responses: int = 1, blur: float = 0.0) -> None:

@@ -6,12 +6,11 @@ Responses are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prom
 one. A pass costs a unit for each token of its rows, padding included, and for attention `length / longest` more for
 each token of a response. All groups are there when the step begins.
 
-- lrl: cuts of equal work for so many ranks. Rank 0 sends each rank its part before it trains its own, and no rank
-  waits.
+- lrl: cuts of equal work for so many ranks. Rank 0 hands one out before it trains its own part, and nobody waits.
 - in lockstep: the same cuts, but a round begins when all ranks are done with the one before.
-- in turn: the micro-batches of one rank in their order, so many of them to a round, sent as lrl does.
+- in turn: the micro-batches of one rank in their order, so many of them to a round, handed out as lrl does.
 
-The loss is the extra time of a step over the same work, without padding, in equal parts.
+The loss is what a step takes beyond the same work, without padding, in equal parts.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def pass_cost(rows: Rows[TrainedResponse]) -> float:
 
 
 def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
-    """Returns the cuts for so many ranks while the groups arrive."""
+    """What is cut for so many ranks while the groups arrive."""
     cuts = Cuts[TrainedResponse](MICRO_BATCH_TOKENS, ranks=ranks)
     found: list[Round] = []
     for group in groups:

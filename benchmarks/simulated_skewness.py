@@ -1,16 +1,16 @@
-"""StreamRL's figure 9 in the simulator: the time of a step's generation under each dispatch policy.
+"""StreamRL's figure 9 in the simulator: how long a step's generation takes under each rule of dispatch.
 
     python -m benchmarks.simulated_skewness
     python -m benchmarks.simulated_skewness --contexts
     python -m benchmarks.simulated_skewness --longest 20000 --fewer 4
     python -m benchmarks.simulated_skewness --longest 20000 --seeds 1 --cases BestDivision:oracle BestDivision-5%:oracle
 
-The set-up is that of `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a policy and its
-knowledge of lengths: none, every response's own length (`oracle`), or that with noise, which finds the longest as often
-as the paper's ranker (`ranker`). `SkewnessAware` gets the seconds per token of the simulated model. Times are relative
-to random FIFO on the same responses. The floor is the longest response alone on a generator: no policy is faster.
-`BestDivision` is the policy with the best of all numbers of generators for the long responses, `ends` gives it the
-longest response of either part when it asks for P90 and P50, and `5%` is its `long_tail`.
+The set-up is that of `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a rule and what
+it is told of lengths: nothing, every response's own length (`oracle`), or that behind a blur, which finds the longest
+as often as the paper's ranker (`ranker`). `SkewnessAware` is told the seconds per token of the model that is simulated.
+Times are relative to random FIFO on the same responses. The floor is the longest response alone on a generator: no rule
+is faster. `BestDivision` is the rule with the number of generators for the long responses that turns out best of all,
+`ends` tells it the longest response of either part where it asks for P90 and P50, and `5%` is its `long_tail`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def told(knows: str, longest: int, seed: int) -> Oracle:
 
 
 def generation_s(model: Model, make: Callable[[], Dispatch], oracle: Oracle, longest: int, seed: int) -> float:
-    """Returns the seconds from the first prompt's admission to the last response's end."""
+    """Seconds from the first prompt's admission to the last response's end."""
 
     def informed() -> Dispatch:
         made = make()

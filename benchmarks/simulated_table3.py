@@ -1,4 +1,4 @@
-"""StreamRL's table 3 in the simulator: the gain in throughput of each of its parts, 72B on 128 H800.
+"""StreamRL's table 3 in the simulator: what each of its parts adds to the throughput of a 72B model on 128 H800.
 
     python -m benchmarks.simulated_table3
     python -m benchmarks.simulated_table3 --contexts
@@ -9,11 +9,11 @@ random FIFO; the same with `SkewnessAware`; each side on devices of its own, tra
 and with a lag of 1. `SkewnessAware` has lengths with noise, down to the recall of the paper's ranker.
 
 Generators are those of `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s,
-with its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: switching
-between generation and training costs nothing; and the number of forward passes of a micro-batch. An actor alone costs 4
+with its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: turning from
+generation to training and back costs nothing; and how many forward passes a micro-batch costs. An actor alone costs 4
 (forward, again for recomputation, backward, which counts as two); PPO with critic and reference of its size up to 11.
 The default makes
-training as long as in figure 10 on 80 + 48 devices: 1.04 of generation.
+training as long as figure 10 has it on 80 + 48 devices: 1.04 of generation.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SCENES = (
 
 @dataclass(frozen=True, slots=True)
 class PPOTrainer:
-    """An actor with the other models of PPO; fulfils `TrainerCosts`."""
+    """An actor with what PPO has beside it; fulfils `TrainerCosts`."""
 
     one: RooflineTrainer
     passes: float
@@ -127,7 +127,7 @@ def simulate(scene: Scene, cluster: Cluster, args: argparse.Namespace) -> dict[s
 
 
 def make_rule(scene: Scene, model: Model, args: argparse.Namespace) -> Dispatch:
-    """Returns the scene's dispatch policy, with its lengths."""
+    """The scene's rule of dispatch, with the lengths that it is told."""
     if not scene.skewness_aware:
         return Random()
     oracle = Oracle(drawn(LONGEST, args.seed), args.steps * PROMPTS, blur=RANKER_BLUR)

@@ -1,13 +1,13 @@
-"""The time of two real generators for a step's responses of very different lengths, under each dispatch policy.
+"""How long two real generators take for a step's responses of very different lengths, under each rule of dispatch.
 
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
     python -m benchmarks.skewness --plot-only                     draw and print what is there
     python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailBatching:seen
 
-Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
-nothing. Its random weights do not change, but are synced after every step. The lengths are forced: at the same step all
-cases have the same responses. The time of a step is the trainer's wait for its groups.
+What is measured is generation: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
+nothing. Its weights are random and stay as they are; they are synced after every step all the same. The lengths are
+forced: at the same step all cases have the same responses. The time of a step is what the trainer waits for its groups.
 
 Two things come before. The time of a token is measured for several numbers of responses on each generator, while both
 write: `SkewnessAware.decode_latency`. And one run answers every prompt once, so that lrl's own lengths have seen them

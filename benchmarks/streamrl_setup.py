@@ -8,10 +8,10 @@ because the paper does not say it:
   devices that figure 10 has for 32B and 72B.
 - Seconds per token of the others: in proportion to the weights that a device holds.
 - Lengths: lognormal, median an eighth of the limit, sigma 0.9, cut at the limit; about 1 % reach it.
-- Keys and values: the rest of 90 % of the memory; prompts of 512 tokens, read at half of the device's speed.
+- Keys and values: what is left of 90 % of the memory; prompts of 512 tokens, read at half of the device's speed.
 
-By default contexts do not slow a decode step down, as in the paper's model of it (equation 1). With contexts, a step
-also takes the time in which a device reads the keys and values of its responses (table 1: 3.35 TB/s).
+That contexts slow a decode step down is left out, as it is in the paper's model of it (equation 1), unless it is asked
+for: then a step also takes the time in which a device reads the keys and values of its responses (table 1: 3.35 TB/s).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RANKER_BLUR = 0.2
 
 @dataclass(frozen=True)
 class Model:
-    """A model and its division over devices; fulfils `GeneratorCosts`."""
+    """A model and how it is spread; fulfils `GeneratorCosts`."""
 
     parameters: float
     layers: int
@@ -104,7 +104,7 @@ class Random(LeastLoaded):
         self._turn: list[int] = []
 
     def pick(self, request: Request, generators: Sequence[Loaded]) -> int:
-        """See `Dispatch.pick`; all generators have room."""
+        """See `Dispatch.pick`; all have room for all that is sent here."""
         if not self._turn:
             self._turn = self._draw.sample(range(len(generators)), len(generators))
         return self._turn.pop()

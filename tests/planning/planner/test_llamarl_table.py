@@ -1,4 +1,4 @@
-"""The figures of docs/results/planning.md: still what the planner says, and whole."""
+"""The figures of docs/planning.md: still what the planner says, and whole."""
 
 from __future__ import annotations
 

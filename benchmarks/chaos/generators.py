@@ -54,7 +54,7 @@ def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any
         target.wait_for(lambda: len(target.lines("step")) >= STEPS_BETWEEN, WAIT_S, "its first steps")
         faults = []
         for fault in in_turn(args.kills, args.freezes, args.both):
-            faults.append(suffer(target, fault))
+            faults.append(measure_fault(target, fault))
             log.info("%s", faults[-1])
         (target.folder / "stop").touch()
         target.wait(WAIT_S)
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any
     }
 
 
-def suffer(target: Target, fault: Fault) -> dict[str, Any]:
+def measure_fault(target: Target, fault: Fault) -> dict[str, Any]:
     """Injects a fault and waits until the run has all generators again and has trained on.
 
     Returns:

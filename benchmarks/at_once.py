@@ -1,8 +1,8 @@
-"""Both sides at once, and neither for the other: writing that nobody learns from, training on responses that are there.
+"""Both sides at once, without data between them: generation without training, and training on responses that are there.
 
-Each is a process of its own, with the threads that it has in an asynchronous run, and each waits for the other at every
-step's end. Nothing else goes between them. So what such a step takes beyond training alone is the machine's; what
-an asynchronous step takes beyond such a one is lrl's.
+Each is a separate process, with its threads of an asynchronous run, and each waits for the other at every step's end.
+Nothing else goes between them. So the machine causes the difference to training alone; lrl causes the difference of an
+asynchronous step to such a step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from benchmarks.timed_run import System, Timed
 from lrl.planning.simulator.length_sampling import LengthSampler
 
 PATIENCE_S = 300.0
-"""For one step of the other side."""
+"""Seconds to wait for a step of the other side."""
 
 
 def both_at_once(
     system: System, server: LentServer, policy: Path, lengths: LengthSampler, counted: int, folder: Path, warm_up: int
 ) -> tuple[list[float], list[Timed]]:
-    """Of the counted steps: the seconds that both sides took, and the times of the one that trained.
+    """Returns, for the counted steps, the seconds of both sides, and the times of the training side.
 
     Raises:
         RuntimeError: The other process ended early, or takes longer than `PATIENCE_S` for a step.
@@ -53,12 +53,12 @@ def both_at_once(
 def train_for(
     other: Connection, system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path
 ) -> None:
-    """Train so many steps alone, from the moment that the other side writes; tell it of each step."""
+    """Trains so many steps alone, from the first response of the other side; reports each step to it."""
     train_alone(system, policy, lengths, steps, folder, Tells(other))
 
 
 class Tells(L.Callback):
-    """Begins each step when the other side does, and tells it how long the last one took.
+    """Begins each step together with the other side, and sends it the duration of the last one.
 
     Args:
         other: The side that writes.
@@ -68,21 +68,21 @@ class Tells(L.Callback):
         self.other = other
 
     def on_train_start(self, *args: Any) -> None:
-        """Writing begins with a server's first weights."""
+        """Waits until the servers have their first weights and write."""
         heard(self.other)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        """Wait for the other side."""
+        """Waits for the other side."""
         self.other.send(trainer.datamodule.supervisor.times[-1])  # type: ignore[attr-defined]
         heard(self.other)
 
 
 class AtThePaceOf(L.Callback):
-    """Begins each step when the other side does. Put it first.
+    """Begins each step together with the training side. Put it first.
 
     Args:
         other: The side that trains.
-        steps: That it trains; later ones wait for nobody.
+        steps: That it trains; later ones do not wait.
     """
 
     def __init__(self, other: Connection, steps: int) -> None:
@@ -91,12 +91,12 @@ class AtThePaceOf(L.Callback):
         self.times: list[Timed] = []
 
     def on_train_start(self, *args: Any) -> None:
-        """Writing begins."""
+        """Reports that this side writes."""
         self.other.send(None)
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Wait for the other side."""
+        """Waits for the other side."""
         if self.left:
             self.left -= 1
             self.other.send(None)
@@ -107,7 +107,7 @@ class AtThePaceOf(L.Callback):
 
 
 def heard(other: Connection) -> Any:
-    """What the other side says next.
+    """Returns the next message of the other side.
 
     Raises:
         RuntimeError: It said nothing for `PATIENCE_S`, or has ended.

@@ -1,10 +1,10 @@
-"""How much one core slows the other: what each of two processes gets done beside the other, as a share of it alone.
+"""How much one core slows the other: the speed of each of two processes beside the other, as a share of it alone.
 
     python -m benchmarks.both_cores
 
-Two kinds of work: matrix products that fit a core's own cache, and sums of vectors far larger than any. Cores that do
-the first do not hinder each other; those that do the second share the way to memory. Training and decoding are a mix of
-both, so this says how near to its larger side alone an overlapped step can come on this machine, on this day.
+Two kinds of work: matrix products that fit a core's own cache, and sums of vectors far larger than any. The first kind
+does not slow the other core; the second shares the way to memory. Training and decoding are a mix of both, so this says
+how near to its larger side alone an overlapped step can come on this machine, on this day.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from benchmarks.records import append, rounded
 
 SECONDS = 2.0
-"""Of each look."""
+"""Of each measurement."""
 WORK: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
     "matrix products": lambda: product(torch.randn(256, 256), torch.randn(256, 256)),
     "sums in memory": lambda: total(torch.randn(8_000_000), torch.randn(8_000_000)),
@@ -30,17 +30,17 @@ WORK: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Half a MiB in all."""
+    """Makes work of half a MiB."""
     return lambda: a @ b
 
 
 def total(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """61 MiB in all."""
+    """Makes work of 61 MiB."""
     return lambda: torch.add(a, b, out=a)
 
 
 def speed(work: str, start: Barrier) -> float:
-    """Rounds a second of one process, which begins with the others."""
+    """Measures the rounds a second of one process, which begins together with the others."""
     torch.set_num_threads(1)
     step, rounds = WORK[work](), 0
     start.wait(60)
@@ -52,14 +52,14 @@ def speed(work: str, start: Barrier) -> float:
 
 
 def look(work: str, processes: int) -> float:
-    """Mean rounds a second of so many processes at once."""
+    """Returns the mean rounds a second of so many processes at once."""
     with multiprocessing.Manager() as manager, multiprocessing.Pool(processes) as pool:
         start = manager.Barrier(processes)
         return fmean(pool.starmap(speed, [(work, start)] * processes, chunksize=1))
 
 
 def main() -> None:
-    """Look in turns, and print the shares."""
+    """Measures in turns and prints the shares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="of each look (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/both_cores.jsonl"))

@@ -51,7 +51,7 @@ HEAD = (
 
 
 class ModelClient:
-    """A generator's client; the responses to a prompt end together, after 1 to 4 s."""
+    """A model of a generator's client; the responses to a prompt end together, after 1 to 4 s."""
 
     async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any) -> None:
         """See `GeneratorClient.write`."""
@@ -62,7 +62,7 @@ class ModelClient:
 
 
 def make_controller(in_flight: int, steps: int) -> Controller:
-    """With generators that hold version 0; a step has as many responses as are in flight."""
+    """Returns a controller with generators that hold version 0; a step has as many responses as are in flight."""
     server: Any = SimpleNamespace(url="", name="generator", token="", trust=None)
     generators = [Generator(server, CAPACITY) for _ in range(-(-in_flight // CAPACITY))]
     for generator in generators:
@@ -74,7 +74,7 @@ def make_controller(in_flight: int, steps: int) -> Controller:
 
 
 async def seconds(in_flight: int, steps: int, collects: bool) -> float:
-    """Processor seconds of so many steps, with or without the garbage collector."""
+    """Returns the processor seconds of so many steps, with or without the garbage collector."""
     controller = make_controller(in_flight, steps)
     gc.collect()
     if not collects:
@@ -89,7 +89,7 @@ async def seconds(in_flight: int, steps: int, collects: bool) -> float:
 
 
 async def size(in_flight: int) -> int:
-    """Bytes that are held while so many responses are in flight."""
+    """Returns the bytes held while so many responses are in flight."""
     controller = make_controller(in_flight, 1)
     gc.collect()
     tracemalloc.start()
@@ -106,7 +106,7 @@ async def size(in_flight: int) -> int:
 
 
 def measure(in_flight: int, responses: int, repeats: int) -> dict[str, Any]:
-    """One row: least, median and most of fresh runs."""
+    """Returns one row: least, median and most of fresh runs."""
     whole = in_flight // RESPONSES * RESPONSES
     steps = max(1, responses // whole)
     run(seconds(in_flight, 1, True))  # whatever is made once is made now
@@ -126,12 +126,12 @@ def measure(in_flight: int, responses: int, repeats: int) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> list[float | None]:
-    """Least, median and most."""
+    """Returns least, median and most."""
     return [records.rounded(value) for value in (min(values), median(values), max(values))]
 
 
 def row(record: dict[str, Any]) -> str:
-    """A measurement as a line of the table."""
+    """Returns a measurement as a line of the table."""
     cells = [f"{record['in_flight']:,}", str(record["generators"])]
     for name, digits in (("us_per_answer", 1), ("us_per_answer_without_collector", 1), ("bytes_per_answer", 0)):
         least, middle, most = record[name]
@@ -140,7 +140,7 @@ def row(record: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each number of responses and print the table."""
+    """Measures each number of responses and prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller_cost", description="The controller's cost.")
     parser.add_argument("--in-flight", nargs="+", type=int, default=[100, 1000, 10_000], help="responses (%(default)s)")

@@ -26,13 +26,13 @@ CONTEXTS = (500, 1000, 2000)
 
 
 def curve(context: int) -> dict[int, float]:
-    """The roofline's milliseconds for each batch of the figure, every response with `context` tokens."""
+    """Returns the roofline's milliseconds for each batch of the figure, every response with `context` tokens."""
     costs = RooflineGenerator(shape=read_shape(MODEL), cluster=parse_cluster("8xH800"))
     return {batch: 1e3 * costs.decode_s(batch, batch * context) for batch in FIGURE_6}
 
 
 def table() -> str:
-    """Markdown."""
+    """Returns the table in Markdown."""
     rows = {"StreamRL, ms": FIGURE_6}
     rows |= {f"roofline, {context:,} tokens, ms": curve(context) for context in CONTEXTS}
     lines = [f"| batch | {' | '.join(map(str, FIGURE_6))} |", "|---" * (1 + len(FIGURE_6)) + "|"]

@@ -1,11 +1,11 @@
-"""One run that is written for by one generator, then by two, then by one again: tokens a second before, with and after.
+"""One run with one generator, then two, then one again: tokens a second before, with and after.
 
     python -m benchmarks.elastic                 30 steps of each
     python -m benchmarks.elastic --steps 5       a rehearsal
 
-The quickstart's task and policy, which learns nothing; a generator writes so few responses at once that the trainer
-waits for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves by
-`--leave`. All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
+The quickstart's task and policy, with a learning rate of almost 0. A generator writes so few responses at once that the
+trainer waits for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves
+by `--leave`. All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ log = logging.getLogger(__name__)
 
 LRL = [sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())"]
 WAIT_S = 1800.0
-"""For anything that the run is waited for."""
+"""Deadline of everything that the benchmark waits for."""
 LOOK_S = 1.0
 STANDSTILL = 1e-12
-"""A learning rate at which answers keep their length: at 5e-5 they grow, and tokens a second with them."""
+"""A learning rate at which responses keep their length: at 5e-5 they grow, and tokens a second with them."""
 CALLBACKS = ("WeightSync", "Throughput")
 COUNT = "fleet/reissued"
-"""Of a run in which it stays zero there is none."""
+"""A counter that a run writes only once it is above zero."""
 TAGS = ("time/step", "time/wait", "throughput/generated_tokens_per_s", "fleet/alive", "epoch")
-"""Each step has them all; `epoch` is the last that Lightning writes of a step, so the step's count is there, too."""
+"""Tags of each step; Lightning writes `epoch` last, so all others are there with it."""
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What a record is recognised by."""
+    """Returns the fields by which a record is found."""
     names = ("steps", "groups", "responses", "capacity", "max_lag", "seed")
     return {name: getattr(args, name) for name in names} | {"lr": STANDSTILL}
 
 
 def config_of(args: argparse.Namespace, folder: Path) -> Path:
-    """The quickstart's recipe without an end and without evaluations, which would write tokens too."""
+    """Returns the quickstart's recipe without an end and without evaluations, which would write tokens too."""
     recipe = yaml.safe_load(recipes()["quickstart"].read_text())
     recipe["seed_everything"] = args.seed
     recipe["model"]["init_args"] |= {"lr": STANDSTILL, "schedule": "constant"}
@@ -95,13 +95,13 @@ class Run:
         self.end()
 
     def end(self) -> None:
-        """The run saves a checkpoint and ends. SIGINT would do, but not where this runs in a shell's background."""
+        """Ends the run with a checkpoint. SIGINT would do too, but not in a shell's background."""
         if self.process.poll() is None:
             self.process.terminate()
         self.process.wait(WAIT_S)
 
     def series(self) -> list[dict[str, float]]:
-        """Each step's figures so far, by the tags in `TAGS`."""
+        """Returns each step's figures so far, by the tags in `TAGS`."""
         if not any(self.folder.glob("events.*")):
             return []
         events = self._events = self._events or EventAccumulator(str(self.folder), size_guidance={"scalars": 0})
@@ -118,7 +118,7 @@ class Run:
         ]
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        """Look until `condition` holds; raises RuntimeError if the run ends, TimeoutError if it takes too long."""
+        """Waits until `condition` holds; raises RuntimeError if the run ends, TimeoutError if it takes too long."""
         deadline = time.monotonic() + WAIT_S
         while not condition():
             if self.process.poll() is not None:
@@ -128,7 +128,7 @@ class Run:
             time.sleep(LOOK_S)
 
     def train_on(self, steps: int, alive: int) -> list[dict[str, float]]:
-        """Wait for so many more steps, and return their figures.
+        """Waits for so many more steps, and returns their figures.
 
         Raises:
             RuntimeError: Not all of them had `alive` generators.
@@ -147,7 +147,7 @@ class Run:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The run from its start to its record."""
+    """Makes the run, from its start to its record."""
     with Run(args) as run:
         before = run.train_on(args.steps, alive=1)
         started = time.monotonic()
@@ -176,7 +176,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def phase(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:
-    """Tokens a second over all of `steps`, seconds a step, and the share of the trainer's time that it waited."""
+    """Returns tokens a second over all of `steps`, seconds a step, and the share of the trainer's time in waits."""
     seconds = sum(step["time/step"] for step in steps)
     tokens = sum(step["throughput/generated_tokens_per_s"] * step["time/step"] for step in steps)
     return {
@@ -187,7 +187,7 @@ def phase(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:
 
 
 def trained(run: Path, groups: int) -> dict[str, int]:
-    """What the ledger of the last checkpoint says: groups that its steps trained, and those lost or given up.
+    """Reads the ledger of the last checkpoint: groups that its steps trained, and groups lost or given up.
 
     Returns:
         `trained`, which has to be `expected`; `given_up`.
@@ -203,7 +203,7 @@ def trained(run: Path, groups: int) -> dict[str, int]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The measurement as lines of text."""
+    """Returns the measurement in Markdown."""
     rows = ["| generators | tokens/s | seconds a step | the trainer waited |", "|---|---|---|---|"]
     for name, generators in (("before", "1"), ("with", "2"), ("after", "1 again")):
         found = record[name]
@@ -218,7 +218,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=30, help="with each number of generators (%(default)s)")
     parser.add_argument("--groups", type=int, default=16, help="problems a step (%(default)s)")
@@ -231,16 +231,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure unless it is there, then print the table."""
+    """Measures unless the record is there, then prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if records.find(records.read(args.out), {"settings": settings_of(args)}) is None:
-        command = shlex.join(["python", "-m", "benchmarks.elastic", *words])
-        records.append(args.out, measure(args) | {"command": command})
-    record = records.find(records.read(args.out), {"settings": settings_of(args)})
-    assert record is not None, "it was just written"
-    print(table(record))
+    command = {"command": shlex.join(["python", "-m", "benchmarks.elastic", *words])}
+    settings = {"settings": settings_of(args)}
+    print(table(records.measured(args.out, settings, lambda: measure(args) | command)))
     return 0
 
 

@@ -1,8 +1,7 @@
-"""Responses of lengths that are drawn and not the policy's own: for timing, where a policy that learns would change
-them.
+"""Responses of drawn lengths, for timing: a policy that learns would change its own lengths.
 
 Every response is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
-the run's limit it counts as ended and not as cut. Those of a group that are equally long share a request, the others
+the run's limit it counts as ended and not as cut. Responses of a group with one length share a request, the others
 have one each. A simulation with the same `LengthSampler` has the same responses.
 """
 
@@ -26,12 +25,12 @@ GROUPS = 1_000_000
 
 
 def equal(tokens: int = 64) -> LengthSampler:
-    """All responses have so many tokens."""
+    """Returns lengths of so many tokens for all responses."""
     return Lognormal(tokens, 0.0, tokens)
 
 
 def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
-    """Lognormal, mean 64 after the cut, at most 512 tokens; of 128 responses the longest has about 460.
+    """Returns lognormal lengths, mean 64 after the cut, at most 512 tokens; of 128 responses the longest has about 460.
 
     Args:
         seed: Of the draw.
@@ -41,7 +40,7 @@ def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
 
 
 class Before(LengthSampler):
-    """Other responses to the same prompts, as an epoch before might have drawn them.
+    """Other responses to the same prompts, as an earlier epoch might have drawn them.
 
     Args:
         drawn: The run's own lengths.
@@ -62,7 +61,7 @@ class Before(LengthSampler):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactly(Sampling):
-    """`max_tokens` tokens, whatever they are."""
+    """Sampling of exactly `max_tokens` tokens, past end tokens."""
 
     def as_vllm(self, n: int, written: int) -> dict[str, Any]:
         """See `Sampling.as_vllm`."""
@@ -71,11 +70,11 @@ class Exactly(Sampling):
 
 @contextmanager
 def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
-    """Within it a run's responses have these lengths; enter it before the run starts.
+    """Forces these lengths on the responses of a run; enter it before the run starts.
 
     Args:
         lengths: By prompt and group.
-        prompts: Rows of the data set: group i responses prompt i % prompts.
+        prompts: Rows of the data set: group i answers prompt i % prompts.
     """
     drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone
 

@@ -58,7 +58,7 @@ class Scene:
     max_lag: int = 1
     placement: str = "split"
     steps: float = 1.0
-    """Of the steps of run A: as many as take about its time."""
+    """Multiple of the steps of run A, for about the same duration."""
 
 
 SCENES = {
@@ -71,18 +71,18 @@ FITTED = "A"
 
 
 def described(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """What a run is recognised by in the results."""
+    """Returns the fields by which a run's record is found."""
     settings = {name: getattr(args, name) for name in ("warmup", "max_num_seqs", "micro_batch_tokens")}
     return {"run": name, **asdict(SCENES[name]), "responses": RESPONSES, **settings, "steps": steps_of(args, name)}
 
 
 def steps_of(args: argparse.Namespace, name: str) -> int:
-    """Optimizer steps of a run."""
+    """Returns the optimizer steps of a run."""
     return round(args.steps * SCENES[name].steps)
 
 
 def measure(args: argparse.Namespace, name: str) -> list[Record]:
-    """One run from its start to its end; its timeline."""
+    """Makes one run; returns its timeline."""
     scene, rows, folder = SCENES[name], list(made_up_rows(ROWS)), args.folder / name
     policy = args.folder / "policy"
     make_policy(llama("5m"), [row["question"] for row in rows], policy, "cpu")
@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace, name: str) -> list[Record]:
 def forecast(
     args: argparse.Namespace, name: str, generator: LinearGenerator, trainer: LinearTrainer, prompt_tokens: int
 ) -> list[StepRecord]:
-    """The steps of the run `name` as the simulator sees them."""
+    """Returns the simulated steps of the run `name`."""
     scene = SCENES[name]
     simulation = Simulation(
         generators=[generator] * scene.generators,
@@ -141,24 +141,24 @@ def forecast(
 
 
 def prompt_tokens(timeline: Sequence[Record]) -> int:
-    """Tokens of the run's prompts, in the mean."""
+    """Returns the mean tokens of the run's prompts."""
     groups = [record for record in timeline if isinstance(record, GroupRecord)]
     return round(sum(group.prompt_tokens for group in groups) / len(groups))
 
 
 def medians(steps: Sequence[StepRecord], warmup: int) -> dict[str, float | None]:
-    """The median of each part of a step, without the first ones."""
+    """Returns the median of each part of a step, without the first steps."""
     return {name: records.rounded(median(getattr(step, name) for step in steps[warmup:])) for name in PARTS}
 
 
 def spread(steps: Sequence[StepRecord], warmup: int) -> list[float | None]:
-    """The quarters of the steps' seconds: first, last."""
+    """Returns the first and the third quartile of the steps' seconds."""
     ordered = sorted(step.seconds for step in steps[warmup:])
     return [records.rounded(ordered[len(ordered) // 4]), records.rounded(ordered[-1 - len(ordered) // 4])]
 
 
 def compare(args: argparse.Namespace, name: str, timeline: list[Record], fitted: list[Record]) -> dict[str, Any]:
-    """A run's record: its steps, and their forecast with the costs of run A."""
+    """Returns a run's record: its steps, and their forecast with the costs of run A."""
     generator = fit_generator(fitted, kv_tokens=int(KV_GIB * 2**30 / BYTES_PER_TOKEN))
     trainer = fit_trainer(fitted)
     facts = [record for record in timeline if isinstance(record, StepRecord)]
@@ -177,7 +177,7 @@ def compare(args: argparse.Namespace, name: str, timeline: list[Record], fitted:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forecast", description="Forecast against fact.")
     parser.add_argument("--runs", nargs="+", choices=SCENES, default=list(SCENES), help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps of A and B (%(default)s)")
@@ -189,7 +189,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing, then draw the plot and print the table."""
+    """Runs what is missing, then draws the plot and prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     args.folder = args.folder.resolve()

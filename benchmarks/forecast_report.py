@@ -20,12 +20,12 @@ SHOWN = {
 
 
 def error(row: dict[str, Any], part: str = "seconds") -> float:
-    """How far a forecast is off, as a share of the fact."""
+    """Returns the error of the forecast, as a share of the fact."""
     return row["forecast"][part] / row["fact"][part] - 1
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The runs as a Markdown table: medians of a step's seconds, fact / forecast."""
+    """Returns the runs as a Markdown table: medians of a step's seconds, fact / forecast."""
     lines = [
         "| run | | fact, s a step | its middle half | forecast | off by | waits: fact / forecast | training | sync |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -48,12 +48,12 @@ GROUPED = (
 
 
 def pair(row: dict[str, Any], parts: Sequence[str]) -> tuple[float, float]:
-    """Fact and forecast of the sum of some parts."""
+    """Returns fact and forecast of the sum of some parts."""
     return sum(row["fact"][part] for part in parts), sum(row["forecast"][part] for part in parts)
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Two stacked bars for each run: fact, and forecast beside it."""
+    """Draws two stacked bars for each run: fact, and forecast beside it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")

@@ -14,14 +14,14 @@ BLOCKS = 10
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of the t interval of the mean of at most ten values; NaN for a single one."""
+    """Returns half of the t interval of the mean of at most ten values; NaN for a single one."""
     if len(values) < 2:
         return math.nan
     return T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
 
 
 def accuracy_interval(accuracies: Sequence[float], problems: int) -> tuple[float, float, float]:
-    """Mean, low and high of the accuracies that several seeds reached on the same problems.
+    """Returns mean, low and high of the accuracies of several seeds on the same problems.
 
     The wider of two intervals. By the spread between seeds: t on that many runs, held in [0, 1]. By the problems:
     Wilson's for the mean on `problems` trials, not times the number of seeds, since all seeds answer the same ones.
@@ -35,7 +35,7 @@ def accuracy_interval(accuracies: Sequence[float], problems: int) -> tuple[float
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
-    """Slope of a series per step and half of its 95 % interval, by least squares through the means of ten blocks.
+    """Returns the slope of a series per step and half of its 95 % interval: least squares through means of ten blocks.
 
     Neighbouring steps resemble each other, so they are not so many independent points; blocks much longer than that
     resemblance are. NaN for a series shorter than two steps a block.

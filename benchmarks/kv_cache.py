@@ -1,4 +1,4 @@
-"""What a sync should do with the keys and values of half-written responses: compute them again, or keep the old ones.
+"""Keys and values of half-written responses at a sync: the cost and effect of recomputing and of keeping them.
 
     python -m benchmarks.kv_cache                                 measure and print; about a quarter of an hour
     python -m benchmarks.kv_cache --repeats 1 --short-steps 6 --long-steps 4 --lags 1     a rehearsal
@@ -7,12 +7,11 @@
 `recompute` and `keep` (`WeightSync.keys_and_values`) take turns, for short and long responses, at each lag, on one
 server. The policy is the quickstart's:
 
-- short: the quickstart's sums, responses of 4 to 32 tokens; what is learned is the greedy accuracy on 500 held-out
-  sums.
+- short: the quickstart's sums, responses of 4 to 32 tokens; `learned` is the greedy accuracy on 500 held-out sums.
 - long: the same prompts, but every response has a drawn length (`LONG`; `benchmarks.forced_lengths`), and the reward is
-  the share of sevens in it, which the policy learns in a few steps; what is learned is its mean over the last five.
+  the share of sevens in it, which the policy learns in a few steps; `learned` is its mean over the last five.
 
-A figure is the mean over the steps behind the first `WARM_UP`, then over the repeats.
+A figure is the mean over the steps after the first `WARM_UP`, then over the repeats.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ LEARNING_RATES = {"short": 1e-4, "long": 3e-4}
 GROUPS = {"short": 16, "long": 8}
 RESPONSES = {"short": 16, "long": 8}
 LAST = 5
-"""Steps whose mean reward is what was learned of long responses."""
+"""Number of last steps whose mean reward is what was learned of long responses."""
 FIGURES = {
     "step": "time/step",
     "pause": "time/sync_pause",
@@ -63,7 +62,7 @@ FIGURES = {
     "mismatch_kl": "policy/mismatch_kl",
     "kl": "policy/kl_behaviour",
 }
-"""By its name in the records: the metric."""
+"""The metric of each name in the records."""
 HEAD = (
     "| responses | max_lag | keys and values | step (s) | tokens written a second | read again a step | pause (s) "
     "| mismatch_kl | kl_behaviour, by lag | ess | learned |\n" + "|---" * 11 + "|"
@@ -72,7 +71,7 @@ HEAD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One way to run."""
+    """One combination of settings."""
 
     responses: str
     max_lag: int
@@ -81,18 +80,18 @@ class Cell:
 
 
 def sevens(prompt: str, response: str, **columns: object) -> float:
-    """The share of the response's characters that are a 7."""
+    """Returns the share of the response's characters that are a 7."""
     return response.count("7") / max(1, len(response))
 
 
 class Watch(L.Callback):
-    """Every step's metrics."""
+    """Keeps the metrics of every step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Note those of the step that has just ended; for lags that it had no token of there are older ones, too."""
+        """Keeps the metrics of the step that has just ended; a lag without a token in it keeps older ones."""
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         now = {f"policy/{name}" for name in pl_module.diagnostics.result()}
         old = {name for name in metrics if name.startswith(("policy/by_lag", "policy/mismatch")) and name not in now}
@@ -101,12 +100,12 @@ class Watch(L.Callback):
         self.steps.append(kept | {"learned": fmean(rewards)})
 
     def mean(self, metric: str) -> float | None:
-        """Over the steps that count and had it."""
+        """Returns the mean over the counted steps that had the metric."""
         values = [step[metric] for step in self.steps[WARM_UP:] if metric in step]
         return records.rounded(fmean(values)) if values else None
 
     def by_lag(self) -> dict[str, float | None]:
-        """KL per token of each lag."""
+        """Returns the KL per token of each lag."""
         lags = sorted(
             {int(name.split("/")[2]) for step in self.steps for name in step if "by_lag" in name and "policy" in name}
         )
@@ -114,7 +113,7 @@ class Watch(L.Callback):
 
 
 def longer_policy(folder: Path) -> Path:
-    """The quickstart's policy with room for long responses; its rotary positions go on."""
+    """Returns the folder of the quickstart's policy with more rotary positions, for long responses."""
     policy = folder / "policy"
     if not policy.exists():
         shutil.copytree(policy_of(0), policy)
@@ -124,7 +123,7 @@ def longer_policy(folder: Path) -> Path:
 
 
 def measure(server: LentServer, cell: Cell, policy: Path, folder: Path, seed: int) -> dict[str, Any]:
-    """One run."""
+    """Makes one run."""
     L.seed_everything(seed, verbose=False)
     short, watch, last = cell.responses == "short", Watch(), held_out(10**6)
     trainer = L.Trainer(
@@ -160,14 +159,14 @@ def measure(server: LentServer, cell: Cell, policy: Path, folder: Path, seed: in
 
 
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
-    """The two settings next to each other, all else more slowly."""
+    """Yields all combinations; the two settings of `keys_and_values` alternate fastest."""
     steps = {"short": args.short_steps, "long": args.long_steps}
     for responses, max_lag, how in product(args.responses, args.lags, get_args(KeysAndValues)):
         yield Cell(responses=responses, max_lag=max_lag, keys_and_values=how, steps=steps[responses])
 
 
 def sweep(args: argparse.Namespace, command: str) -> None:
-    """All cells, and so again in each repeat."""
+    """Measures all combinations once per repeat."""
     policy = longer_policy(args.folder)
     settings = lrl.ServerSettings(
         max_model_len=PROMPT_TOKENS + LONGEST, max_num_seqs=CAPACITY, dtype=args.dtype, kv_cache_gib=1.0
@@ -181,12 +180,12 @@ def sweep(args: argparse.Namespace, command: str) -> None:
 
 
 def described(cell: Cell, dtype: str, repeat: int) -> dict[str, Any]:
-    """What a record is recognised by."""
+    """Returns the fields by which a record is found."""
     return {**vars(cell), "dtype": dtype, "repeat": repeat}
 
 
 def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> str:
-    """A line of the table."""
+    """Returns a line of the table."""
 
     def mean(name: str) -> float | None:
         values = [run[name] for run in runs if run[name] is not None]
@@ -203,7 +202,7 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_cache", description=__doc__.splitlines()[0])
     parser.add_argument("--responses", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="(%(default)s)")
     parser.add_argument("--lags", nargs="+", type=int, default=[1, 4], help="values of max_lag (%(default)s)")
@@ -219,7 +218,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, unless only to print; then print."""
+    """Measures, unless it only prints; then prints."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     if "OMP_NUM_THREADS" in os.environ:

@@ -16,24 +16,24 @@ COLUMNS = 3
 
 
 def steps_to(row: Row, goal: float = GOAL) -> int | None:
-    """Steps at the first evaluation that found at least `goal`; None if none did."""
+    """Returns the steps at the first evaluation that reached `goal`, or None."""
     return next((found["step"] for found in row["evaluations"] if found["accuracy"] >= goal), None)
 
 
 def final(row: Row) -> float:
-    """Accuracy at the last evaluation; for a run that diverged, the last one before."""
+    """Returns the accuracy at the last evaluation; for a run that diverged, the last one before."""
     return row["evaluations"][-1]["accuracy"]
 
 
 def seen_lag(row: Row) -> float:
-    """Mean lag of all trained tokens, in versions."""
+    """Returns the mean lag of all trained tokens, in versions."""
     pairs = zip(row["series"]["lag_mean"], row["series"]["tokens"], strict=True)
     known = [(lag, tokens) for lag, tokens in pairs if lag is not None]
     return sum(lag * tokens for lag, tokens in known) / max(1, sum(tokens for _, tokens in known))
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Markdown: final accuracy, what it took to reach the goal, and what the runs saw on their way."""
+    """Returns the tables in Markdown: final accuracy, the cost of the goal, and lag and distance on the way."""
     sections: dict[str, Callable[[Sequence[Row]], str]] = {
         "Final accuracy, mean over seeds (95 % interval)": accuracy_cell,
         f"Steps to accuracy {GOAL} (responses trained until then), mean over the seeds that reached it": goal_cell,
@@ -46,7 +46,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> str:
-    """Objectives down, lags across; `cell` sums up the runs of one place."""
+    """Returns a table with objectives down and lags across; `cell` sums up the runs of one cell."""
     lags = sorted({row["max_lag"] for row in rows})
     lines = ["| objective | " + " | ".join(f"max_lag {lag}" for lag in lags) + " |", "|---" * (len(lags) + 1) + "|"]
     for objective in dict.fromkeys(row["objective"] for row in rows):
@@ -56,19 +56,19 @@ def table(rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> str:
 
 
 def chosen(rows: Sequence[Row], objective: str, lag: int) -> list[Row]:
-    """The runs of one place of the table."""
+    """Returns the runs of one cell of the table."""
     return [row for row in rows if row["objective"] == objective and row["max_lag"] == lag]
 
 
 def accuracy_cell(cell: Sequence[Row]) -> str:
-    """Mean and interval; how many runs diverged."""
+    """Returns mean and interval, and how many runs diverged."""
     mean, low, high = accuracy_interval([final(row) for row in cell], cell[0]["evaluations"][-1]["problems"])
     diverged = sum(row["diverged_at"] is not None for row in cell)
     return f"{mean:.3f} ({low:.3f} to {high:.3f})" + (f", {diverged} of {len(cell)} diverged" if diverged else "")
 
 
 def goal_cell(cell: Sequence[Row]) -> str:
-    """Mean steps and answers; how many seeds reached the goal, if not all."""
+    """Returns mean steps and responses, and how many seeds reached the goal, if not all."""
     steps = [found for row in cell if (found := steps_to(row)) is not None]
     if not steps:
         return f"0 of {len(cell)}"
@@ -79,13 +79,13 @@ def goal_cell(cell: Sequence[Row]) -> str:
 
 
 def lag_cell(cell: Sequence[Row]) -> str:
-    """Mean lag over tokens and seeds, and the largest of all."""
+    """Returns the mean lag over tokens and seeds, and the largest of all."""
     largest = max((lag for row in cell for lag in row["series"]["lag_max"] if lag is not None), default=0.0)
     return f"{fmean(map(seen_lag, cell)):.2f} ({largest:.0f})"
 
 
 def paired_with(rows: Sequence[Row]) -> Callable[[Sequence[Row]], str]:
-    """A cell that compares each run with the one of its seed and objective at the smallest lag.
+    """Returns a cell function that compares each run with the run of its seed and objective at the smallest lag.
 
     Seeds differ more from each other than lags do: the differences within a seed have the narrower interval.
     """
@@ -103,7 +103,7 @@ def paired_with(rows: Sequence[Row]) -> Callable[[Sequence[Row]], str]:
 
 
 def series_cell(cell: Sequence[Row], name: str, worst: Callable[[list[float]], float]) -> str:
-    """Mean over steps and seeds of a series, and its worst step."""
+    """Returns the mean over steps and seeds of a series, and its worst step."""
     values = [value for row in cell for value in row["series"][name] if value is not None]
     if not values:
         return ""
@@ -111,7 +111,7 @@ def series_cell(cell: Sequence[Row], name: str, worst: Callable[[list[float]], f
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """One panel of accuracy over steps for each lag, and one of final accuracy over lags."""
+    """Draws one panel of accuracy over steps for each lag, and one of final accuracy over lags."""
     from matplotlib.figure import Figure
 
     lags = sorted({row["max_lag"] for row in rows})
@@ -140,7 +140,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def _draw_curves(axes: Any, cell: Sequence[Row], color: str) -> None:
-    """Mean over seeds with the band from the lowest to the highest; where a seed has no evaluation, the others'."""
+    """Draws the mean over seeds with the band from lowest to highest, at each step over the evaluated seeds."""
     by_step: dict[int, list[float]] = {}
     for row in cell:
         for found in row["evaluations"]:
@@ -155,7 +155,7 @@ def _draw_curves(axes: Any, cell: Sequence[Row], color: str) -> None:
 def _draw_final(
     axes: Any, rows: Sequence[Row], lags: Sequence[int], objective: str, number: int, objectives: int
 ) -> None:
-    """Final accuracy with its interval at each lag, the objectives beside each other."""
+    """Draws final accuracy with its interval at each lag, the objectives side by side."""
     shift = 0.15 * (number - (objectives - 1) / 2)
     cells = [(place, chosen(rows, objective, lag)) for place, lag in enumerate(lags)]
     cells = [(place, cell) for place, cell in cells if cell]

@@ -1,10 +1,10 @@
-"""How much lag each objective bears: the quickstart's task with a growing bound on lag, one objective after the other.
+"""How much lag each objective tolerates: the quickstart's task with a growing bound on lag, objective by objective.
 
     python -m benchmarks.lag_sweep                 run what is missing, then draw and print
     python -m benchmarks.lag_sweep --plot-only     draw and print what is there
 
-All runs follow one another on one vLLM server. Each appends a line to `--out` when it is done, and what is there with
-the same settings is not run again: the sweep can be ended at any time and goes on where it was.
+All runs use one vLLM server, one after another. Each appends a line to `--out` when it is done, and a run whose line is
+there is not repeated: the sweep can be stopped at any time and continues later.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ OBJECTIVES: dict[str, dict[str, float]] = {
     "PPO": {"epsilon_low": 0.2, "epsilon_high": 0.2},
     "DecoupledPPO": {"epsilon_low": 0.2, "epsilon_high": 0.2, "max_weight": 5.0},
 }
-"""By class in `lrl.objectives`: its arguments."""
+"""Arguments of each objective in `lrl.objectives`."""
 ORDERS = {"seeds": ("seed", "max_lag", "objective"), "objectives": ("objective", "max_lag", "seed")}
-"""What changes most slowly, first. With the seeds outermost, early rows already cover the whole table."""
+"""Orders of the runs, slowest first. With the seeds outermost, early rows already cover the whole table."""
 SERIES = ("reward", "tokens", "lag_mean", "lag_max", "ess", "clip_fraction", "kl_behaviour", "ratio_max")
 BY_LAG = ("share", "contribution", "ess", "clip_fraction", "kl_behaviour")
 DIVERGED = "the gradient norm is"
-"""In the message of the policy's error when a step's gradient is not finite."""
+"""Part of the policy's error when a step's gradient is not finite."""
 
 
 class History(L.Callback):
-    """Every step's reward, lag and distance from the policies that wrote its tokens."""
+    """Keeps every step's reward, lag and distance from the policies that wrote its tokens."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.probe_difference = 0.0
-        """Largest that a sync's probe has seen, in nats."""
+        """Largest difference of a probe so far, in nats."""
         self.wait_s = 0.0
         """Seconds that the trainer waited for rollouts."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Note the step that has just ended."""
+        """Keeps the figures of the step that has just ended."""
         stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         rewards = [rollout.reward for group in stream.groups for rollout in group.scored]
         facts = {"reward": fmean(rewards)} if rewards else {}
@@ -77,11 +77,11 @@ class History(L.Callback):
         self.probe_difference = max(self.probe_difference, sync.probes.difference if sync else 0.0)
 
     def series(self) -> dict[str, list[float | None]]:
-        """Each number of `SERIES` by step; None where a step had none."""
+        """Returns each number of `SERIES` by step; None for a step without one."""
         return {name: [records.rounded(step.get(name)) for step in self.steps] for name in SERIES}
 
     def by_lag(self) -> dict[str, dict[str, float | None]]:
-        """For every lag its tokens' numbers of `BY_LAG`, each the mean over the steps that had such tokens."""
+        """Returns for every lag the numbers of `BY_LAG`, each the mean over the steps with tokens of that lag."""
         found: dict[str, dict[str, float | None]] = {}
         names = {name for step in self.steps for name in step if name.startswith("by_lag/")}
         for lag in sorted({int(name.split("/")[1]) for name in names}):
@@ -92,7 +92,7 @@ class History(L.Callback):
 
 
 def wanted(args: argparse.Namespace) -> Iterator[tuple[str, RunSettings]]:
-    """The runs of the table, in the order asked for."""
+    """Yields the runs of the table, in the requested order."""
     values = {"seed": args.seeds, "max_lag": args.lags, "objective": args.objectives}
     order = ORDERS[args.order]
     for combination in product(*(values[name] for name in order)):
@@ -112,12 +112,12 @@ def wanted(args: argparse.Namespace) -> Iterator[tuple[str, RunSettings]]:
 
 
 def described(objective: str, settings: RunSettings) -> dict[str, Any]:
-    """What a run is recognised by in the results."""
+    """Returns the fields by which a run's record is found."""
     return {"objective": objective, "arguments": OBJECTIVES[objective], **asdict(settings)}
 
 
 def measure(server: LentServer, objective: str, settings: RunSettings, folder: Path, every: int) -> dict[str, Any]:
-    """One run from its start to its record; a run that diverges has one, too."""
+    """Makes one run and its record, also for a run that diverges."""
     history = History()
     evaluation = held_out(every)
     run_folder = folder / f"{objective}-lag{settings.max_lag}-seed{settings.seed}"
@@ -147,7 +147,7 @@ def measure(server: LentServer, objective: str, settings: RunSettings, folder: P
 
 
 def sweep(args: argparse.Namespace, command: str) -> None:
-    """Run what is missing."""
+    """Runs what is missing."""
     found = records.read(args.out)
     missing = [run for run in wanted(args) if records.find(found, described(*run)) is None]
     logging.info("%d runs are missing", len(missing))
@@ -173,7 +173,7 @@ def sweep(args: argparse.Namespace, command: str) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.lag_sweep", description="How much lag each objective bears."
     )
@@ -192,7 +192,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing, then draw the plot and print the tables of all runs with these settings."""
+    """Runs what is missing, then draws the plot and prints the tables of all runs with these settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -1,15 +1,15 @@
-"""How well the longest answers are known before they are written, on real prompts and without a generator.
+"""How well the longest responses are predicted before they are written, on real prompts and without a generator.
 
     python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl
     python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model Qwen/Qwen2.5-0.5B
     python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model random --lr 1e-3
 
-The answers are the data set's own solutions. Every prompt comes once, in steps, and each is expected before its length
-is learnt, as in the first epoch of a run. Beside it stand chance, the bare length of the prompt, and table 4 of
-StreamRL (2504.15930), whose prompts, answers and ranker are others.
+The responses are the data set's own solutions. Every prompt comes once, in steps, and is predicted before its length is
+learnt, as in the first epoch of a run. The table also has chance, the length of the prompt alone, and table 4 of
+StreamRL (2504.15930), with other prompts, responses and another ranker.
 
-With `--model`, n-grams and this language model rank together (`LanguageModelRanker`), and it is waited for after each
-step. `random` is a made-up one of 0.9 million random weights: it knows no language but what the lengths teach it.
+With `--model`, n-grams and this language model rank together (`LanguageModelRanker`), and the benchmark waits for the
+model after each step. `random` is a model of 0.9 million random weights: it learns from the lengths alone.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ RANDOM: dict[str, Any] = {
 RANDOM |= {"num_key_value_heads": 4, "max_position_embeddings": 1024, "tie_word_embeddings": True}
 """Shape of the made-up model."""
 WORDS = re.compile(r"\d|[^\W\d]+|\S")
-"""Words, single digits and signs: what stands for tokens when no tokenizer is given."""
+"""Words, single digits and signs: the tokens when no tokenizer is given."""
 
 
 def main() -> None:
-    """Learn step by step and print the table."""
+    """Learns step by step and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, required=True, help="JSON lines, one a prompt")
     parser.add_argument("--prompt", default="question", help="column (%(default)s)")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def tokens_of(tokenizer: str | None) -> Callable[[str], list[int]]:
-    """Text to token ids."""
+    """Returns the function from text to token ids."""
     if tokenizer is not None:
         from transformers import AutoTokenizer
 
@@ -94,7 +94,7 @@ def tokens_of(tokenizer: str | None) -> Callable[[str], list[int]]:
 
 
 def read(path: Path, prompt: str, answer: str, encode: Callable[[str], list[int]]) -> list[Group]:
-    """A group with one answer of the right length for each row."""
+    """Returns a group with one response of the right length for each row."""
     groups = []
     for index, line in enumerate(path.read_text().splitlines()):
         row = json.loads(line)
@@ -105,7 +105,7 @@ def read(path: Path, prompt: str, answer: str, encode: Callable[[str], list[int]
 
 
 def make_ranker(settings: argparse.Namespace, groups: list[Group], folder: str) -> Ranker:
-    """The ranker of these settings; a made-up model goes to `folder`."""
+    """Returns the ranker of these settings; a made-up model goes to `folder`."""
     if settings.model is None:
         return NgramRanker()
     if settings.model != "random":
@@ -120,7 +120,7 @@ def make_ranker(settings: argparse.Namespace, groups: list[Group], folder: str) 
 def learn(
     groups: list[Group], step: int, learn_first: int, ranker: Ranker
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Expect and learn, step by step.
+    """Predicts and learns, step by step.
 
     Returns:
         Recall of the longest 20, 10 and 5 % by the way of ranking; medians of the processor's microseconds for a guess
@@ -147,7 +147,7 @@ def learn(
 
 
 def wait_for(ranker: Ranker) -> float:
-    """Seconds until a language model is done with what it was given."""
+    """Waits until a language model has learned everything it was given; returns the seconds."""
     began = time.perf_counter()
     if isinstance(ranker, LanguageModelRanker):
         ranker.wait(3600)
@@ -155,7 +155,7 @@ def wait_for(ranker: Ranker) -> float:
 
 
 def recalls(counted: list[Group], expected: list[float]) -> dict[str, list[float]]:
-    """Recall by the way of ranking; `expected` is lrl's."""
+    """Returns the recall of each way of ranking; `expected` is lrl's."""
     truth = np.array([float(group.num_tokens) for group in counted])
     ways = {
         "length of the prompt": np.array([float(len(group.prompt.token_ids)) for group in counted]),

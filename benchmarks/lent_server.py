@@ -1,7 +1,7 @@
-"""A vLLM server that many runs use, one after the other: a run then costs no start of a server, half a minute each.
+"""A vLLM server that many runs use, one after another: this saves the start of a server, half a minute each.
 
-Every run syncs its own weights at its start, so what the server held before does not matter, as long as all runs have
-policies of one architecture.
+Every run syncs its own weights at its start, so the earlier weights of the server do not matter, as long as all runs
+have policies of one architecture.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from lrl.generators.server import Server
 
 
 class LentServer(Server):
-    """A server on the CPU that a run starts if it does not run, and never stops."""
+    """A server on the CPU that a run starts if it is not running, and never stops."""
 
     def start(self) -> None:
-        """Start it, unless it runs already."""
+        """Starts the server unless it is running already."""
         if not self.alive:
             super().start()
 
     def stop(self) -> None:
-        """It goes on running for the next run; `end` stops it."""
+        """Does nothing: the server stays for the next run; `end` stops it."""
 
     def end(self) -> None:
-        """Stop it, and wait until no process of it is left."""
+        """Stops the server, and waits until no process of it is left."""
         super().stop()
 
 
 class Borrowing(lrl.AsyncSingleDevice):
-    """The strategy with lent servers in the place of its own.
+    """The strategy with lent servers instead of servers that it starts.
 
     Args:
         server: The server.
@@ -60,7 +60,7 @@ class Borrowing(lrl.AsyncSingleDevice):
 
 @contextmanager
 def lent_servers(count: int, model: Path, settings: lrl.ServerSettings, folder: Path) -> Iterator[list[LentServer]]:
-    """Servers of one run at a time, which start with their first run and end with this context.
+    """Lends servers to one run at a time; they start with their first run and end with this context.
 
     Args:
         count: How many.
@@ -79,6 +79,6 @@ def lent_servers(count: int, model: Path, settings: lrl.ServerSettings, folder: 
 
 @contextmanager
 def lent_server(model: Path, settings: lrl.ServerSettings, folder: Path) -> Iterator[LentServer]:
-    """One alone; see `lent_servers`."""
+    """Lends one server; see `lent_servers`."""
     with lent_servers(1, model, settings, folder) as servers:
         yield servers[0]

@@ -2,10 +2,10 @@
 
     python -m benchmarks.llamarl_table
 
-The paper's batch, lengths, layouts and number formats are not known to us (docs/planning.md), so one workload serves
-all rows: 2,048 responses a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most 4,096.
-These are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in view.
-All other constants are `lrl.planning`'s.
+The paper's batch, lengths, layouts and number formats are not known to us (docs/results/planning.md), so one workload
+serves all rows: 2,048 responses a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most
+4,096. These are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in
+view. All other constants are `lrl.planning`'s.
 
 Each row has four designs: in turn with one layout for both sides (the baseline of the paper's theory), in turn with
 weights laid out anew in between, apart in bfloat16, and apart with float8 generators allowed.
@@ -31,14 +31,14 @@ LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 
 
 def llama(layers: int, hidden: int, heads: int, ffn: int) -> dict[str, Any]:
-    """The config of a Llama 3.1 (2407.21783, table 3)."""
+    """Returns the config of a Llama 3.1 (2407.21783, table 3)."""
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": ffn}
     return LLAMA | sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the paper's table, as second-hand sources have it."""
+    """A line of the paper's table, from second-hand sources."""
 
     model: str
     config: dict[str, Any]
@@ -52,7 +52,7 @@ ROWS = (
     Row("70B", llama(80, 8192, 64, 28672), 256, 82.32, 20.67),
     Row("405B", llama(126, 16384, 128, 53248), 1024, 635.8, 59.5),
 )
-"""70B: its number of devices is not stated; 256 is assumed."""
+"""The number of devices for 70B is not stated; 256 is assumed."""
 CHOSEN = {"responses": 2048, "mean": 600, "max": 4096, "prompt": 200}
 CHANGES: tuple[dict[str, int], ...] = (
     {},
@@ -64,20 +64,20 @@ CHANGES: tuple[dict[str, int], ...] = (
     {"responses": 4096},
     {"prompt": 1000},
 )
-"""The chosen workload, and what else is tried."""
+"""The chosen workload, and the other ones."""
 DESIGNS = ("one layout, in turn", "in turn", "apart", "apart, fp8")
 OFF = 0.25
-"""Beyond this a row is explained on the page."""
+"""A row that is further off is explained on the page."""
 
 
 def workload(responses: int, mean: int, max: int, prompt: int) -> Workload:
-    """Groups of four."""
+    """Returns the workload, with groups of four."""
     lengths = parse_lengths(f"lognormal:mean={mean},max={max}")
     return Workload(prompts=responses // 4, responses=4, prompt_tokens=prompt, lengths=lengths)
 
 
 def forecasts(row: Row, work: Workload) -> dict[str, Plan]:
-    """The fastest plan of each design."""
+    """Returns the fastest plan of each design."""
     cluster, shape = parse_cluster(f"{row.devices}xH100"), read_shape(row.config)
     plain, eight_bits = Layouts(shape, work), Layouts(shape, work, ("bf16", "fp8"))
     found = (
@@ -95,7 +95,7 @@ def _one_layout(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
 
 
 def record(row: Row, change: dict[str, int]) -> dict[str, Any]:
-    """One row under one workload."""
+    """Returns one row under one workload."""
     settings = CHOSEN | change
     work = workload(**settings)
     plans = forecasts(row, work)
@@ -113,7 +113,7 @@ def record(row: Row, change: dict[str, int]) -> dict[str, Any]:
 
 
 def told(plan: Plan) -> str:
-    """A plan in a few words."""
+    """Describes a plan in a few words."""
     training, generation = plan.training, plan.generation
     devices = f"{training.devices} + {generation.devices}" if plan.placement == "split" else f"{training.devices}"
     layouts = f"trainer TP {training.costs.tp}, {generation.generators} generators of TP {generation.costs.tp}"
@@ -121,14 +121,15 @@ def told(plan: Plan) -> str:
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """Markdown: the paper's step times beside ours, what the baseline's imply, and other workloads."""
+    """Returns the tables in Markdown: the paper's step times beside ours, the baseline's implied times, other
+    workloads."""
     chosen = [records.find(found, {"model": row.model, "workload": CHOSEN}) for row in ROWS]
     paired = [(row, one) for row, one in zip(ROWS, chosen, strict=True) if one is not None]
     return "\n\n".join([main_table(paired), implied_table(paired), sensitivity_table(found)])
 
 
 def main_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
-    """Step times and ratios."""
+    """Returns step times and ratios."""
     heads = ("paper, synchronous", DESIGNS[0], DESIGNS[1], "paper, asynchronous", DESIGNS[2], DESIGNS[3])
     lines = [f"| model, devices | {' | '.join(heads)} | ratio: paper | ours |", "|---" * 9 + "|"]
     for row, one in paired:
@@ -141,14 +142,14 @@ def main_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
 
 
 def off(ours: float, paper: float) -> str:
-    """Seconds, and how far from the paper's; bold beyond `OFF`."""
+    """Returns seconds, and the deviation from the paper's; bold beyond `OFF`."""
     share = ours / paper - 1
     text = f"{ours:.3g} ({share:+.0%})"
     return f"**{text}**" if abs(share) > OFF else text
 
 
 def implied_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
-    """What a token would have to take in the baseline's generation if the rest of its step were as forecast."""
+    """Returns the time of a token in the baseline's generation if the rest of its step were as forecast."""
     lines = ["| model | baseline's generation, s | ms a token of the longest response | ours, ms |", "|---" * 4 + "|"]
     for row, one in paired:
         rest, longest = row.synchronous_s - one["training_s"][DESIGNS[0]], one["workload"]["max"]
@@ -158,7 +159,7 @@ def implied_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
 
 
 def sensitivity_table(found: list[dict[str, Any]]) -> str:
-    """Turns with one layout, and apart, under other workloads."""
+    """Returns turns with one layout, and apart, under other workloads."""
     lines = ["| workload | " + " | ".join(f"{row.model}: in turn / apart" for row in ROWS) + " |", "|---" * 4 + "|"]
     for change in CHANGES:
         name = ", ".join(f"{what} {value:,}" for what, value in change.items()) or "as above"
@@ -171,7 +172,7 @@ def sensitivity_table(found: list[dict[str, Any]]) -> str:
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Step times of paper and planner as bars, one panel a design."""
+    """Draws step times of paper and planner as bars, one panel a design."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -195,7 +196,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Forecast what is missing, then draw and print."""
+    """Forecasts what is missing, then draws and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results/llamarl_table.jsonl"), help="(%(default)s)"

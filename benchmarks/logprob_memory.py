@@ -34,7 +34,7 @@ PARTS = ("log-probs", "gradient of hidden states", "gradient of head")
 
 
 def main() -> None:
-    """Run what the command line asks for: a table, or (internally) one turn or the comparison."""
+    """Runs what the command line asks for: a table, or (internally) one turn or the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--vocabulary", type=int, default=128_256)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def table(settings: argparse.Namespace) -> str:
-    """All turns, the comparison, and their Markdown."""
+    """Makes all turns and the comparison, and returns their Markdown."""
     turns: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(settings.repeats):
@@ -83,13 +83,13 @@ def table(settings: argparse.Namespace) -> str:
 
 
 def fresh(words: list[str]) -> dict[str, float]:
-    """Run this file again with the user's settings and these words, in a process of its own."""
+    """Runs this file again in a fresh process, with the user's settings and these words."""
     command = [sys.executable, "-m", "benchmarks.logprob_memory", *sys.argv[1:], *words]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def turn(settings: argparse.Namespace) -> dict[str, float]:
-    """One forward and backward pass in this process: seconds, and gigabytes at the peak."""
+    """Makes one forward and backward pass in this process; returns seconds, and gigabytes at the peak."""
     torch.set_num_threads(settings.threads)
     draw = torch.Generator().manual_seed(0)
     hidden = torch.randn(settings.tokens, settings.hidden, generator=draw).requires_grad_()
@@ -114,13 +114,13 @@ def turn(settings: argparse.Namespace) -> dict[str, float]:
 
 
 def naive(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The formula as it stands."""
+    """Computes log-probs by `log_softmax` over all logits."""
     logits = torch.nn.functional.linear(hidden, weight)
     return logits.log_softmax(-1).gather(-1, labels[:, None]).squeeze(-1)
 
 
 def compare(folder: Path) -> dict[str, float]:
-    """Largest difference of each tensor, over the largest number of the naive one."""
+    """Returns the largest difference of each tensor, over the largest number of the naive one."""
     gaps = {}
     for name in PARTS:
         wanted, got = (torch.load(folder / f"{way} {name}", mmap=True) for way in WAYS)
@@ -129,7 +129,7 @@ def compare(folder: Path) -> dict[str, float]:
 
 
 def processor() -> str:
-    """The processor's name, as Linux gives it."""
+    """Returns the processor's name, from Linux."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
 

@@ -3,8 +3,8 @@
     python -m benchmarks.mismatch                  float32 and bfloat16 generators, 500 steps each
     python -m benchmarks.mismatch --plot-only      draw and print what is there
 
-The quickstart's task with `max_lag: 0`: every token was written by the very weights that train on it, so a difference
-is one between two programs and number formats. The trainer computes in float32 throughout.
+The quickstart's task with `max_lag: 0`: the weights that write a token also train on it, so a difference is one between
+two programs and number formats. The trainer computes in float32 throughout.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Watched(lrl.PolicyModule):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.differences: list[Tensor] = []
-        """Of the step that trains: float32 [n], nats, one tensor a micro-batch."""
+        """Of the current step: float32 [n], nats, one tensor a micro-batch."""
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """See `PolicyModule.forward`."""
@@ -75,7 +75,7 @@ class Watch(L.Callback):
         self.all: list[Tensor] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Take the step's differences from the policy."""
+        """Takes the step's differences from the policy."""
         step = torch.cat(pl_module.differences)
         pl_module.differences.clear()
         self.steps.append(summary(step))
@@ -83,7 +83,7 @@ class Watch(L.Callback):
 
 
 def summary(differences: Tensor) -> dict[str, float]:
-    """Of log pi - log mu, [n] in nats: mean and spread; quantiles and maximum of its size; KL(mu || pi) by k3.
+    """Returns, of log pi - log mu, [n] in nats: mean and spread; quantiles and maximum of its size; KL(mu || pi) by k3.
 
     In float64: near 0 the three terms of k3 nearly cancel.
     """
@@ -100,7 +100,7 @@ def summary(differences: Tensor) -> dict[str, float]:
 
 
 def measure(dtype: str, settings: RunSettings, folder: Path) -> dict[str, Any]:
-    """One long run with a generator of that format."""
+    """Makes one long run with a generator of that format."""
     watch = Watch()
     evaluation = held_out(settings.steps)
     folder = folder / dtype
@@ -119,7 +119,7 @@ def measure(dtype: str, settings: RunSettings, folder: Path) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: one line for each format, nats throughout."""
+    """Returns the table in Markdown: one line for each format, nats throughout."""
     return "\n".join([HEAD, *map(_line, rows)])
 
 
@@ -140,7 +140,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Sizes of the differences over steps on the left, KL on the right, both on a logarithmic axis."""
+    """Draws sizes of the differences over steps on the left, KL on the right, both on a logarithmic axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -165,7 +165,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.mismatch", description="Log-probs of generator and trainer, compared."
     )
@@ -180,7 +180,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the formats that are missing, then draw the plot and print the table."""
+    """Measures the formats that are missing, then draws the plot and prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.model_families
 
-A tiny model of the family, with random weights four times those a new one begins with, is opened as a run opens it, in
-float32 on the CPU. What comes of it goes into the table of docs/models.md, which this writes anew.
+A tiny model of the family, with random weights four times those of a new one, is opened as a run opens it, in float32
+on the CPU. The outcomes replace the table of docs/models.md.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ ROW = re.compile(r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<why>[^
 
 
 class Outcome(NamedTuple):
-    """What comes of a family."""
+    """The outcome for a family."""
 
     responses: str
     """`PACKED`, `ALONE`, `REFUSED` or `NOT_TRIED`."""
     why: str = ""
-    """Of the last two."""
+    """Of `REFUSED` and `NOT_TRIED`."""
 
 
 def try_family(family: str, folder: Path, scale: float = SCALE) -> tuple[Outcome, PreTrainedModel | None]:
-    """What comes of a tiny model of it, and the model if it can be trained.
+    """Returns the outcome of a tiny model of the family, and the model if it can be trained.
 
     Args:
         family: A `model_type`.
-        folder: Where the model is put.
+        folder: Of the model.
         scale: See `save_tiny`.
     """
     try:
@@ -56,7 +56,7 @@ def try_family(family: str, folder: Path, scale: float = SCALE) -> tuple[Outcome
 
 
 def _reason(refusal: str) -> str:
-    """What a refusal says of the family, without the model's folder, its class, figures and the remedy."""
+    """Returns the reason of a refusal, without the model's folder, its class, figures and the remedy."""
     said = refusal.partition(": ")[2]
     if "changes its logits" in said:
         return "its head is more than a matrix, or changes its logits in a way that `LogitTransform` does not know"
@@ -77,12 +77,12 @@ def _cell(text: str) -> str:
 
 
 def read_table() -> dict[str, Outcome]:
-    """The outcomes in the docs, by family."""
+    """Returns the outcomes in the docs, by family."""
     return {row["family"]: Outcome(row["responses"], row["why"]) for row in ROW.finditer(PAGE.read_text())}
 
 
 def write_table(outcomes: dict[str, Outcome]) -> None:
-    """Puts them into the docs: the table is the last thing on its page, behind a line that counts them."""
+    """Writes the outcomes into the docs: the table is the last part of its page, after a line that counts them."""
     counts = [
         sum(outcome.responses == responses for outcome in outcomes.values()) for responses in (PACKED, ALONE, REFUSED)
     ]
@@ -96,7 +96,7 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
 
 
 def main() -> None:
-    """Try every family."""
+    """Tries every family."""
     outcomes = {}
     for family in FAMILIES:
         with TemporaryDirectory() as folder:

@@ -26,18 +26,18 @@ class Oracle:
         self._all = np.sort(drawn.ravel())
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Tokens of a whole response, the mean of those to the prompt; more than `written`."""
+        """Returns the tokens of a whole response, the mean of those to the prompt; more than `written`."""
         return max(float(self._expected[prompt.id]), written + 1.0)
 
     def quantile(self, share: float) -> float:
-        """The length, in tokens, that this share of the responses does not exceed."""
+        """Returns the length, in tokens, that this share of the responses does not exceed."""
         return float(np.quantile(self._all, share, method="inverted_cdf"))
 
     @property
     def mean(self) -> float:
-        """Tokens of a response on the average."""
+        """Mean tokens of a response."""
         return float(self._found.mean())
 
     def recall(self, share: float) -> float:
-        """Of the longest `share` of the prompts, the share that is expected among as many."""
+        """Returns, of the longest `share` of the prompts, the share that is expected among as many."""
         return recall(self._expected, self._found, share)

@@ -1,4 +1,4 @@
-"""How well writing and training overlap: a step's seconds beside those of either side alone, on the same machine.
+"""How well generation and training overlap: a step's seconds beside those of either side alone, on the same machine.
 
     python -m benchmarks.overlap                                  measure, draw and print
     python -m benchmarks.overlap --repeats 1 --steps 2            a rehearsal
@@ -6,7 +6,7 @@
 
 A policy of 5 million random weights, 8 prompts x 16 responses a step, all responses of 64 tokens or long-tailed
 (`benchmarks.timed_run`). It is trained in float32 and written with in bfloat16, as in lrl's recipes, or in `--dtype`.
-The five systems follow one another, and so again in each repeat:
+The five systems alternate in each repeat:
 
 - asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the longest response
   (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
@@ -49,16 +49,16 @@ from lrl.training.model import Dtype
 
 ALONE = ("writing", "training")
 MAX_LAG = {"equal": 2, "long-tailed": 6}
-"""Of the asynchronous run, by the lengths of its responses: enough for the longest one."""
+"""Of the asynchronous run, by the lengths of its responses: wide enough for the longest one."""
 WARM_UP = 8
 """First steps of every run that do not count."""
 PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
-"""What the table says of a step beside its seconds, and how."""
+"""Columns of the table beside a step's seconds, and their format."""
 HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) | on a core (s) |"
 
 
 def systems(lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS, dtype: Dtype = "bfloat16") -> dict[str, System]:
-    """What is compared with these lengths, by its name in the records; `training` has no server."""
+    """Returns the systems to compare at these lengths, by their names in the records; `training` has no server."""
     max_lag = MAX_LAG[lengths]
     cores = len(os.sched_getaffinity(0))
     half = max(1, cores // 2)
@@ -75,7 +75,7 @@ def systems(lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS, dtype: D
 
 
 def measure(args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str) -> dict[str, float]:
-    """Mean seconds a step of one system, and their parts."""
+    """Returns the mean seconds a step of one system, and their parts."""
     system, draws = systems(lengths, args.micro_batch_tokens, args.dtype)[name], LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace, servers: dict[System, LentServer], name: s
 
 
 def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """The runs of every system and lengths, in the order they were made: repeats outermost."""
+    """Makes the runs of every system and lengths: repeats outermost."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {
         (ls, name): [] for ls in args.lengths for name in args.systems
     }
@@ -106,25 +106,25 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
 
 
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
-    """What a record is recognised by."""
+    """Returns the fields by which a record is found."""
     shared: dict[str, Any] = {"steps": args.steps, "repeats": args.repeats, "warm_up": WARM_UP}
     shared |= {"micro_batch_tokens": args.micro_batch_tokens, "dtype": args.dtype}
     return {"system": name, "lengths": lengths, "max_lag": MAX_LAG[lengths], **shared}
 
 
 def record(args: argparse.Namespace, lengths: str, name: str, runs: list[dict[str, float]]) -> dict[str, Any]:
-    """One system at one kind of lengths: least, median and most of the repeats."""
+    """Returns the record of one system at one kind of lengths: least, median and most of the repeats."""
     parts = {part: spread([run[part] for run in runs]) for part in runs[0]}
     return described(args, lengths, name) | parts
 
 
 def spread(values: Sequence[float]) -> list[float | None]:
-    """Least, median and most."""
+    """Returns least, median and most."""
     return [records.rounded(value) for value in (min(values), median(values), max(values))]
 
 
 def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Markdown, and below it the ratios."""
+    """Returns the table in Markdown, and below it the ratios."""
     lines = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
     for (lengths, name), row in rows.items():
         least, middle, most = row["step"]
@@ -146,7 +146,7 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 
 def draw(rows: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
-    """A bar for each system, grouped by lengths; the line on it is the spread."""
+    """Draws a bar for each system, grouped by lengths; the line on it is the spread."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -169,7 +169,7 @@ def draw(rows: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=2, help="of every system (%(default)s)")
     parser.add_argument("--steps", type=int, default=16, help="of a run that count (%(default)s)")
@@ -190,7 +190,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, unless only to draw; then draw and print."""
+    """Measures, unless it only draws; then draws and prints."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     if "OMP_NUM_THREADS" in os.environ:

@@ -1,12 +1,12 @@
-"""What a sync's probe can see: how far two programs are apart by rounding, and how far weights that are some steps old.
+"""What a sync's probe can see: the difference of two programs by rounding, and that of weights some steps old.
 
     python -m benchmarks.probe_noise                                       measure and print
     python -m benchmarks.probe_noise --steps 20 --dtypes bfloat16       a rehearsal
     python -m benchmarks.probe_noise --print-only                          print what is there
 
 A policy is trained for `--steps` steps of AdamW by random advantages, in float32. Each version is sent to a real
-generator by shared memory and probed, as in a run. Then the probes are gone through again as if the generator had
-taken no weights after some version, for several of these, with the rule that a run has (`lrl.weights.yardstick`).
+generator by shared memory and probed, as in a run. Then the probes are evaluated again as if the generator had
+taken no weights after some version, for several of these, with the rule of a run (`lrl.weights.yardstick`).
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ POLICIES = ("random", "quickstart")
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)
 AGES = (1, 10, 100)
 STOPS = (1, 2, 5, 10, 20)
-"""Versions after which the generator is taken to have stopped."""
+"""Versions after which the generator is assumed to have stopped."""
 TOKENS = 47
-"""The probe's, as many as the quickstart's generators have room for beside one that is written."""
+"""Of the probe: as many as fit into the quickstart's generators beside one that is written."""
 HEAD = (
     "| policy | generator | lr | rounding | least | most | 1 step old | 10 | 100 "
     "| log-probs that a step changed, at least | caught after (steps) |\n" + "|---" * 11 + "|"
 )
 
 Probed = list[tuple[list[float], list[float]]]
-"""Of each version: what the policy computed, and what the generator did."""
+"""For each version: the policy's log-probs, and the generator's."""
 
 
 def folder_of(policy: str, folder: Path) -> Path:
-    """The quickstart's warmed-up policy, or the same before its warm-up."""
+    """Returns the folder of the quickstart's warmed-up policy, or of the same before its warm-up."""
     if policy == "quickstart":
         return policy_of(0)
     torch.manual_seed(0)
@@ -64,7 +64,7 @@ def folder_of(policy: str, folder: Path) -> Path:
 
 
 def step(network: Any, optimizer: torch.optim.Optimizer, sums: list[Tensor]) -> None:
-    """One of AdamW, for or against eight sums at random."""
+    """Makes one step of AdamW, for or against eight sums at random."""
     losses = []
     for tokens in random.sample(sums, 8):
         logprobs = network(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])
@@ -76,7 +76,7 @@ def step(network: Any, optimizer: torch.optim.Optimizer, sums: list[Tensor]) -> 
 
 
 def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
-    """Train, send and probe."""
+    """Trains, sends and probes."""
     random.seed(0)
     module = lrl.PolicyModule(str(policy))
     module.configure_model()
@@ -104,7 +104,8 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
 
 
 def caught_after(found: Probed, dtype: str, stop: int) -> int | None:
-    """Versions that a generator missed until the rule said so; None if it never did. `stop` 0: it misses none."""
+    """Returns the versions that a generator missed until the rule noticed; None if it never did. `stop` 0: it misses
+    none."""
     yardstick = Yardstick(dtype)
     for version, (policy, generator) in enumerate(found):
         fault = yardstick.fault(policy, found[stop - 1][1] if stop and version >= stop else generator)
@@ -114,7 +115,7 @@ def caught_after(found: Probed, dtype: str, stop: int) -> int | None:
 
 
 def record(found: Probed, dtype: str) -> dict[str, Any]:
-    """What the probes of one run show."""
+    """Returns the results of the probes of one run."""
     if (alarm := caught_after(found, dtype, 0)) is not None:
         logging.warning("a false alarm at version %d", alarm - 1)
     noise = [off(policy, generator) for policy, generator in found]
@@ -132,12 +133,12 @@ def record(found: Probed, dtype: str) -> dict[str, Any]:
 
 
 def described(policy: str, dtype: str, lr: float, steps: int) -> dict[str, Any]:
-    """What a record is recognised by."""
+    """Returns the fields by which a record is found."""
     return {"policy": policy, "dtype": dtype, "lr": lr, "steps": steps}
 
 
 def measure(args: argparse.Namespace, command: str) -> None:
-    """A server for each policy and dtype, a run for each learning rate."""
+    """Measures with a server for each policy and dtype, a run for each learning rate."""
     for policy in args.policies:
         folder = folder_of(policy, args.folder)
         for dtype in args.dtypes:
@@ -152,7 +153,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Returns the table in Markdown."""
     lines = [HEAD]
     for row in rows:
         noise = [f"{value:.1e}" for value in row["noise"]]
@@ -168,7 +169,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.probe_noise", description=__doc__.splitlines()[0])
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="(%(default)s)")
     dtypes = ["float32", "bfloat16"]
@@ -181,7 +182,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, unless only to print; then print."""
+    """Measures, unless it only prints; then prints."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

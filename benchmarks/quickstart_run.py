@@ -1,4 +1,4 @@
-"""One short run of the quickstart's task on a lent server: what the benchmarks of learning have in common.
+"""One short run of the quickstart's task on a lent server: the common part of the benchmarks of learning.
 
 The task, the policy and its warm-up are the quickstart's. Warmed-up policies are kept where the quickstart keeps them.
 """
@@ -31,7 +31,7 @@ PROBE_TOLERANCE = {"float32": 1e-2, "bfloat16": None}
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What a run is made of, beside its objective.
+    """The settings of a run, except its objective.
 
     Args:
         seed: Of warm-up, order of the problems, and torch.
@@ -53,12 +53,12 @@ class RunSettings:
 
 
 def policy_of(seed: int) -> Path:
-    """The warmed-up policy of a seed; made in about a minute if it is not there."""
+    """Returns the folder of a seed's warmed-up policy; makes it in about a minute if it is not there."""
     return make_policy(POLICIES / f"policy-seed{seed}", seed)
 
 
 def server_settings(dtype: str = "float32") -> lrl.ServerSettings:
-    """Settings of a server that fits the task."""
+    """Returns the settings of a server that fits the task."""
     return lrl.ServerSettings(
         max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
         max_num_seqs=CAPACITY,
@@ -68,7 +68,7 @@ def server_settings(dtype: str = "float32") -> lrl.ServerSettings:
 
 
 def make_trainer(server: LentServer, settings: RunSettings, callbacks: Sequence[L.Callback], folder: Path) -> L.Trainer:
-    """A trainer on the lent server; `callbacks` come after WeightSync and Throughput."""
+    """Returns a trainer on the lent server; `callbacks` come after WeightSync and Throughput."""
     sync = WeightSync(probe_tolerance=PROBE_TOLERANCE[server.settings.dtype])
     return L.Trainer(
         accelerator="cpu",
@@ -88,7 +88,7 @@ def make_trainer(server: LentServer, settings: RunSettings, callbacks: Sequence[
 def make_module(
     settings: RunSettings, objective: Objective, kind: type[lrl.PolicyModule] = lrl.PolicyModule, **more: Any
 ) -> lrl.PolicyModule:
-    """The seed's policy as a module of the class `kind` with `more` arguments; seeds everything else, too."""
+    """Returns the seed's policy as a module of the class `kind` with `more` arguments; seeds everything else, too."""
     L.seed_everything(settings.seed, verbose=False)
     return kind(
         str(policy_of(settings.seed)),
@@ -101,7 +101,7 @@ def make_module(
 
 
 def make_data(settings: RunSettings, **more: Any) -> lrl.RolloutDataModule:
-    """The quickstart's training problems and reward, with `more` arguments."""
+    """Returns the quickstart's training problems and reward, with `more` arguments."""
     return lrl.RolloutDataModule(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed),
         rewards=[correct],
@@ -123,10 +123,10 @@ class Standstill(Evaluation):
     """
 
     seconds = 0.0
-    """That the trainer has waited for evaluations so far."""
+    """Seconds that the trainer has waited for evaluations so far."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Evaluate when it is time; after the last step `on_train_end` does."""
+        """Evaluates when it is due; after the last step `on_train_end` does."""
         if trainer.global_step % self.every_n_steps == 0 and trainer.global_step != trainer.max_steps:
             self.run(trainer)
 
@@ -139,6 +139,7 @@ class Standstill(Evaluation):
 
 
 def held_out(every_n_steps: int) -> Standstill:
-    """Greedy accuracy on the 500 held-out problems: before the first step, every so many, and after the last one."""
+    """Returns the greedy accuracy callback on the 500 held-out problems: before the first step, every so many, at the
+    end."""
     problems = lrl.Prompts("lrl.quickstart.task:held_out", name="held_out", shuffle=False)
     return Standstill(problems, every_n_steps=every_n_steps)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.quickstart_seeds [--seeds 0 1 2 3 4] [--out FILE]
 
-Each run is the command a newcomer types, from the warm-up on: a policy that an earlier run has warmed up is made again.
+Each run is the command of a new user, from the warm-up on: a policy that an earlier run has warmed up is made again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Row:
 
 
 def run(seed: int) -> Row:
-    """Train with one seed and read what the run has written."""
+    """Trains with one seed and reads the run's files."""
     shutil.rmtree(Path("runs/quickstart") / f"policy-seed{seed}", ignore_errors=True)
     version = f"seeds-{seed}"
     shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
@@ -61,7 +61,7 @@ def run(seed: int) -> Row:
 
 
 def memory(process: psutil.Process) -> int:
-    """Bytes of a process and all below it, shared pages counted once."""
+    """Returns the bytes of a process and all its descendants, shared pages counted once."""
     total = 0
     for one in [process, *process.children(recursive=True)]:
         try:
@@ -72,7 +72,7 @@ def memory(process: psutil.Process) -> int:
 
 
 def accuracies(folder: Path) -> list[tuple[float, float, float]]:
-    """Accuracy, low and high of each evaluation, in the order of steps; from the answers themselves."""
+    """Returns accuracy, low and high of each evaluation, in the order of steps; from the responses themselves."""
     from lrl.evaluation import mean_interval
 
     found = []
@@ -83,7 +83,7 @@ def accuracies(folder: Path) -> list[tuple[float, float, float]]:
 
 
 def main() -> None:
-    """Run the seeds and print the table."""
+    """Runs the seeds and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path, help="append the rows to this file as they come")

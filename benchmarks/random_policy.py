@@ -1,7 +1,7 @@
-"""A policy of a real model's size with random weights, and a load that needs no download.
+"""A policy of a real model's size with random weights, and a load without a download.
 
 Such a policy practically never ends a response: every response has the full length, and every step the same work. The
-reward is a hash of the response, so that advantages differ. Nothing can be learned from it; it is for timing.
+reward is a hash of the response, so that advantages differ. It is for timing; there is nothing to learn.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def llama(size: str) -> LlamaConfig:
-    """The shape of the policy `size`."""
+    """Returns the shape of the policy `size`."""
     ends = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
     return LlamaConfig(**SHAPES[size], **ends, max_position_embeddings=4096, dtype="bfloat16")
 
 
 def num_parameters(config: LlamaConfig) -> int:
-    """Parameters of a Llama of this shape, a tied head counted once; nothing is allocated."""
+    """Returns the parameters of a Llama of this shape, a tied head counted once; nothing is allocated."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())
 
 
 def made_up_rows(count: int = 1024) -> Iterator[dict[str, str]]:
-    """Word problems in the form of GSM8K, always the same."""
+    """Yields word problems in the form of GSM8K, always the same."""
     rng = random.Random(0)
     for _ in range(count):
         a, b, c = rng.randrange(2, 90), rng.randrange(2, 20), rng.randrange(2, 12)
@@ -61,7 +61,7 @@ def made_up_rows(count: int = 1024) -> Iterator[dict[str, str]]:
 
 
 def make_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE learned from `texts`, filled up with words no text has: a random policy draws any token."""
+    """Returns a byte-level BPE learned from `texts`, filled up with made-up words: a random policy draws any token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -79,7 +79,7 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizer
 
 
 def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device: str) -> None:
-    """Write a policy with random weights and its tokenizer; one that is there already is kept."""
+    """Writes a policy with random weights and its tokenizer; keeps one that is there already."""
     if folder.exists():
         return
     unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -92,5 +92,5 @@ def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device:
 
 
 def hashed(prompt: str, response: str, **columns: Any) -> float:
-    """A reward from 0 to 1, as good as drawn by lot."""
+    """Returns a reward from 0 to 1 that is a hash of the response."""
     return zlib.crc32(response.encode()) / 2**32

@@ -38,7 +38,7 @@ Round = Sequence[Rows[TrainedResponse]]
 
 
 def pass_cost(rows: Rows[TrainedResponse]) -> float:
-    """Of one forward and backward pass."""
+    """Returns the cost of one forward and backward pass."""
     lengths = [[len(piece) for piece in row] for row in rows]
     padded = len(rows) * max(map(sum, lengths), default=0)
     return padded + sum(length**2 for row in lengths for length in row) / LONGEST
@@ -56,13 +56,13 @@ def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[R
 
 
 def in_turn(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
-    """The micro-batches of one rank, dealt to so many."""
+    """Returns the micro-batches of one rank, dealt to so many."""
     alone = [rows for (rows,) in rounds_of(groups, 1)]
     return [alone[first : first + ranks] for first in range(0, len(alone), ranks)]
 
 
 def free(rounds: Sequence[Round], ranks: int) -> float:
-    """When the last rank is done, each going on as soon as rank 0 has begun the round."""
+    """Returns the end of the last rank; each rank continues as soon as rank 0 has begun the round."""
     began, done = 0.0, [0.0] * ranks
     for each in rounds:
         for rank, rows in enumerate(each):
@@ -72,12 +72,12 @@ def free(rounds: Sequence[Round], ranks: int) -> float:
 
 
 def in_lockstep(rounds: Sequence[Round]) -> float:
-    """The same, if a round ends with its slowest rank."""
+    """Returns the end of the last rank if a round ends with its slowest rank."""
     return sum(max(map(pass_cost, each)) for each in rounds)
 
 
 def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedResponse]]:
-    """The groups of a step."""
+    """Returns the groups of a step."""
     lengths = Lognormal(MEAN / math.exp(SIGMA**2 / 2), SIGMA, LONGEST, seed=seed)
     return [
         [TrainedResponse(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, RESPONSES)]
@@ -86,7 +86,7 @@ def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedRespon
 
 
 def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | int]:
-    """Means over some steps."""
+    """Returns means over some steps."""
     found: dict[str, list[float]] = {"rounds": [], "lrl": [], "in_lockstep": [], "in_turn": []}
     for seed in range(steps):
         groups = step(ranks, groups_per_rank, seed)
@@ -102,7 +102,7 @@ def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compute, write and print."""
+    """Computes, writes and prints."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rank_balance", description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=8, help="of a step, for each rank (%(default)s)")

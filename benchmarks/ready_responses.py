@@ -1,5 +1,4 @@
-"""Training alone: the steps of a timed run with responses that are there already. Nothing is awaited, nothing
-synced."""
+"""Training alone: the steps of a timed run with responses that are there already, without waits and syncs."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from lrl.types import Group, Rollout
 def train_alone(
     system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path, *also: L.Callback
 ) -> list[Timed]:
-    """The times of the same steps when all of their responses are there at once: no server runs for it."""
+    """Returns the times of the same steps with all of their responses there at once; no server runs for it."""
     data = ReadyResponses(policy, lengths, system.micro_batch_tokens)
     torch.set_num_threads(system.trainer_threads)
     quiet_trainer(steps, folder, callbacks=[data.supervisor, *also]).fit(make_module(policy), data)
@@ -61,7 +60,7 @@ class ReadyResponses(L.LightningDataModule):
         self.vocabulary = llama("5m").vocab_size
 
     def train_dataloader(self) -> StepLoader:
-        """More steps than any run has."""
+        """Returns more steps than any run has."""
         return StepLoader(10**6, self._next_step)
 
     def _next_step(self) -> StepStream:
@@ -97,5 +96,5 @@ class Laps(L.Callback):
         self._core = OnCore()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Note the step that has just ended."""
+        """Keeps the times of the step that has just ended."""
         self.times.append(Timed(self.stopwatch.lap(), on_core=self._core.lap()))

@@ -45,7 +45,7 @@ HEAD = (
 
 
 class Divided(SkewnessAware):
-    """The rule with a number of generators for the long responses that is given.
+    """The policy with a given number of generators for the long responses.
 
     Args:
         long_generators: That number.
@@ -62,7 +62,7 @@ class Divided(SkewnessAware):
 
 
 class Ends(Oracle):
-    """Names the longest response of either part where the rule asks for P90 and P50 of all."""
+    """An oracle that names the longest response of either part when the policy asks for P90 and P50 of all."""
 
     def quantile(self, share: float) -> float:
         """See `Oracle.quantile`."""
@@ -78,7 +78,7 @@ RULES: dict[str, Callable[[DecodeLatency], DispatchPolicy]] = {
     "SkewnessAware-5%": lambda decode_latency: SkewnessAware(long_tail=0.05, decode_latency=decode_latency),
 }
 BEST = {"BestDivision": 0.2, "BestDivision-5%": 0.05}
-"""By the share of the responses that is long."""
+"""The share of the responses that is long."""
 CASES = [BASE, "LeastLoaded:nothing"]
 CASES += [f"{rule}:{knows}" for knows in ("oracle", "ranker") for rule in list(RULES)[2:]]
 CASES += ["SkewnessAware:ends"]
@@ -86,7 +86,7 @@ CASES += ["SkewnessAware:ends"]
 
 @cache
 def told(knows: str, longest: int, seed: int) -> Oracle:
-    """What a rule that `knows` this is told of lengths."""
+    """Returns the lengths for a policy that `knows` this."""
     kind = Ends if knows == "ends" else Oracle
     return kind(drawn(longest, seed), PROMPTS, blur=BLUR[knows])
 
@@ -117,7 +117,7 @@ def generation_s(model: Model, make: Callable[[], DispatchPolicy], oracle: Oracl
 
 @cache
 def case_s(model: Model, case: str, longest: int, seed: int) -> float:
-    """Seconds of a step's generation in a case."""
+    """Returns the seconds of a step's generation in a case."""
     rule, knows = case.split(":")
     oracle = told(knows, longest, seed)
     if rule in BEST:
@@ -128,14 +128,14 @@ def case_s(model: Model, case: str, longest: int, seed: int) -> float:
 
 
 def floor_s(model: Model, longest: int, seed: int) -> float:
-    """Seconds of the longest response, alone on a generator."""
+    """Returns the seconds of the longest response, alone on a generator."""
     tokens = told("oracle", longest, seed).quantile(1.0)
     first, last = model.decode_s(1, PROMPT_TOKENS), model.decode_s(1, PROMPT_TOKENS + int(tokens) - 1)
     return model.prefill_s(PROMPT_TOKENS) + tokens / 2 * (first + last)
 
 
 def measure(name: str, case: str, longest: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One cell: seconds, and the ratio to random FIFO, over all seeds."""
+    """Returns one cell: seconds, and the ratio to random FIFO, over all seeds."""
     whole = MODELS[name]
     model = replace(whole, reads_contexts=args.contexts, generators=whole.generators // args.fewer)
     seeds = range(args.seeds)
@@ -156,13 +156,13 @@ def measure(name: str, case: str, longest: int, args: argparse.Namespace) -> dic
 
 
 def recalls(longest: int, seeds: int) -> str:
-    """How well the blurred lengths are ranked."""
+    """Returns the recall of the noisy lengths."""
     found = [fmean(told("ranker", longest, seed).recall(tail) for seed in range(seeds)) for tail in (0.2, 0.1, 0.05)]
     return f"ranker, limit {longest:,}: recall {found[0]:.2f}, {found[1]:.2f}, {found[2]:.2f} (paper: 0.87, 0.82, 0.76)"
 
 
 def line(record: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     least, middle, most = record["ratio"]
     paper = "{:.2f}, {:.2f}".format(*PAPER[record["model"]]) if record["longest"] == 20_000 else ""
     cells = [record["model"], f"{record['longest']:,}", record["case"], f"{record['seconds']:.1f}", f"{middle:.2f}"]
@@ -171,7 +171,7 @@ def line(record: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate every model, limit and case, and print the table."""
+    """Simulates every model, limit and case, and prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulated_skewness", description="StreamRL's figure 9 in the simulator."

@@ -6,7 +6,7 @@
 
 Four scenes of one workload, PPO with responses of at most 20,000 tokens: both sides take turns on all devices with
 random FIFO; the same with `SkewnessAware`; each side on devices of its own, training while responses are still written;
-and with a lag of 1. `SkewnessAware` has lengths that are blurred to the recall of the paper's ranker.
+and with a lag of 1. `SkewnessAware` has lengths with noise, down to the recall of the paper's ranker.
 
 Generators are from `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s, with
 its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: switching between
@@ -73,11 +73,11 @@ class PPOTrainer:
     passes: float
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
-        """All passes of a micro-batch."""
+        """Returns the seconds of all passes of a micro-batch."""
         return self.passes / PASSES * self.one.micro_batch_s(tokens, tokens_squared)
 
     def update_s(self) -> float:
-        """Of actor and critic."""
+        """Returns the seconds for actor and critic."""
         return 2 * self.one.update_s()
 
     @property
@@ -86,12 +86,12 @@ class PPOTrainer:
         return self.one.pause_overlaps
 
     def sync_s(self) -> float:
-        """Of the actor alone."""
+        """Returns the seconds for the actor alone."""
         return self.one.sync_s()
 
 
 def simulate(scene: Scene, cluster: Cluster, args: argparse.Namespace) -> dict[str, Any]:
-    """One scene: seconds of a step and of its two sides, the means of the measured steps."""
+    """Simulates one scene; returns seconds of a step and of its two sides, the means of the measured steps."""
     turns = scene.placement == "shared"
     writing = DEVICES if turns else args.generation
     training = DEVICES if turns else DEVICES - args.generation
@@ -136,7 +136,7 @@ def make_rule(scene: Scene, model: Model, args: argparse.Namespace) -> DispatchP
 
 
 def line(found: dict[str, Any], first: float) -> str:
-    """A row of the table; `first` is the first scene's seconds of a step."""
+    """Returns a row of the table; `first` is the first scene's seconds of a step."""
     turns = found["generation"] == found["training"] == DEVICES
     devices = str(DEVICES) if turns else f"{found['generation']} + {found['training']}"
     seconds = [f"{found[name]:.0f}" for name in ("step_s", "generation_s", "train_s")]
@@ -145,7 +145,7 @@ def line(found: dict[str, Any], first: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate the four scenes and print the table."""
+    """Simulates the four scenes and prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_table3", description=__doc__.splitlines()[0])
     parser.add_argument("--generation", type=int, default=80, help="devices that generate, when apart (%(default)s)")

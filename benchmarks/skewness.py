@@ -71,14 +71,14 @@ class TakesResponses(lrl.PolicyModule):
 
 
 class Waits(L.Callback):
-    """Keeps the seconds that the trainer waited for each step's groups; it stands behind `Throughput`."""
+    """Keeps the seconds that the trainer waited for each step's groups; put it after `Throughput`."""
 
     def __init__(self, throughput: Throughput) -> None:
         self.throughput = throughput
         self.seconds: list[float] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Note the step that has just ended."""
+        """Keeps the wait of the step that has just ended."""
         self.seconds.append(self.throughput.times.wait)
 
 
@@ -91,7 +91,7 @@ def generate(
     data: dict[str, Any],
     oracle: Oracle | None = None,
 ) -> list[float]:
-    """A run that trains every prompt once, if the steps are of `args.groups`: the seconds of each step's generation.
+    """Trains every prompt once, if the steps are of `args.groups`; returns the seconds of each step's generation.
 
     Args:
         servers: Its generators.
@@ -138,7 +138,7 @@ def generate(
 
 
 def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
-    """The line through the milliseconds of a token with so many responses on each generator, in the fastest step."""
+    """Fits a line through the milliseconds of a token with so many responses on each generator, in the fastest step."""
     batches = [batch for batch in BATCHES if batch <= args.places]
     per_token = []
     for batch in batches:
@@ -151,13 +151,13 @@ def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> Decode
 
 
 def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
-    """Milliseconds of a token of one group, while nothing else is written."""
+    """Returns the milliseconds of a token of one group, while nothing else is written."""
     seconds = generate(servers, args, equal(EQUAL_TOKENS), 1, args.responses, {"dispatch": RoundRobin()})
     return 1e3 * min(seconds) / EQUAL_TOKENS
 
 
 def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: str) -> None:
-    """All cases in turn, `args.repeats` times; a record for each run."""
+    """Measures all cases in turn, `args.repeats` times; appends a record for each run."""
     on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))  # with lag, steps are written ahead of their waits
     decode_latency, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
     drawn = long_tailed(args.seed, args.prompt_share)
@@ -186,19 +186,19 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace, command: st
 
 
 def longest(drawn: Drawn, args: argparse.Namespace) -> list[int]:
-    """Tokens of each step's longest response."""
+    """Returns the tokens of each step's longest response."""
     steps = [range(step * args.groups, (step + 1) * args.groups) for step in range(args.steps)]
     return [max(max(drawn.of(group, group, args.responses)) for group in step) for step in steps]
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What a record is recognised by."""
+    """Returns the fields by which a record is found."""
     names = ("steps", "groups", "responses", "places", "max_lag", "prompt_share", "seed")
     return {name: getattr(args, name) for name in names}
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.skewness", description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=CASES, help="rule:what it knows of lengths (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="of a run; its prompts are trained once (%(default)s)")
@@ -216,7 +216,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, then draw and print all that is there with these settings."""
+    """Measures, then draws and prints all records with these settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

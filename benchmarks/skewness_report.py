@@ -12,34 +12,35 @@ KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
 
 
 def cases_of(rows: Sequence[Row]) -> list[str]:
-    """The cases, in the order of their first run; ratios are to the first."""
+    """Returns the cases, in the order of their first run; ratios are to the first."""
     return list(dict.fromkeys(row["case"] for row in rows))
 
 
 def title(case: str) -> str:
-    """What a reader calls a case."""
+    """Returns the name of a case in the table."""
     rule, knows = case.split(":")
     return rule + KNOWS[knows]
 
 
 def seconds(rows: Sequence[Row], case: str) -> dict[int, float]:
-    """repeat -> mean seconds of a step; a repeat that was run again counts as it was last."""
+    """Returns repeat -> mean seconds of a step; of a repeated repeat the last one counts."""
     return {row["repeat"]: fmean(row["seconds"]) for row in rows if row["case"] == case}
 
 
 def ratios(rows: Sequence[Row], case: str) -> list[float]:
-    """The case's seconds over those of the first case in the same repeat."""
+    """Returns the case's seconds over those of the first case in the same repeat."""
     base, own = seconds(rows, cases_of(rows)[0]), seconds(rows, case)
     return [own[repeat] / base[repeat] for repeat in sorted(own) if repeat in base]
 
 
 def floor(rows: Sequence[Row]) -> float:
-    """Mean seconds of a step's longest group while nothing else is written, at the measured time of a token."""
+    """Returns the mean seconds of a step's longest group alone, at the measured time of a token."""
     return fmean(fmean(row["longest"]) * row["alone_ms"] / 1e3 for row in rows)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: seconds of a step's generation and their ratio to the first case's, medians of the repeats."""
+    """Returns the table in Markdown: seconds of a step's generation and their ratio to the first case's, medians of the
+    repeats."""
     lines = ["| rule | seconds a step | ratio |", "|---|---|---|"]
     for case in cases_of(rows):
         lines.append(f"| {title(case)} | {spread(list(seconds(rows, case).values()))} | {spread(ratios(rows, case))} |")
@@ -50,14 +51,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median (least to most)."""
+    """Returns median (least to most)."""
     if not values:
         return ""
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A bar for each case, a dot for each of its runs, and the floor as a line."""
+    """Draws a bar for each case, a dot for each of its runs, and the floor as a line."""
     from matplotlib.figure import Figure
 
     cases = cases_of(rows)

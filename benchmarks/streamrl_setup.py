@@ -34,7 +34,7 @@ PTL_MS = (8.4, 8.7, 8.9, 9.0, 9.4, 10.2, 11.7, 15.2, 22.0, 37.0)
 H800_BYTES, H800_FLOPS, H800_BYTES_PER_S = 80e9, 989.5e12, 3.35e12
 SIGMA = 0.9
 RANKER_BLUR = 0.2
-"""With it the longest 20 % of these lengths are found at the rate of the paper's ranker (table 4: 0.87)."""
+"""Noise with which the longest 20 % of these lengths are found at the rate of the paper's ranker (table 4: 0.87)."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class Model:
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of a token: 8 heads of 128 numbers of 2 bytes, for both, in each layer."""
+        """Bytes of keys and values of a token: 8 heads of 128 numbers of 2 bytes, for both, in each layer."""
         return self.layers * 2 * 8 * 128 * 2
 
     @property
     def kv_tokens(self) -> int:
-        """What is left of 90 % of the memory."""
+        """Tokens that fit into the rest of 90 % of the memory."""
         return int((0.9 * H800_BYTES * self.devices - 2 * self.parameters) / self.token_bytes)
 
     @property
     def slower(self) -> float:
-        """A device's weights over those of the 7B model's."""
+        """Ratio of a device's weights to those of the 7B model."""
         return self.parameters / self.devices / 7e9
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
-        """Figure 6, for this model's weights; and reading contexts, if asked for."""
+        """Returns the seconds of figure 6, for this model's weights; and of reading contexts, if asked for."""
         by_batch = float(np.interp(responses, BATCH_SIZES, PTL_MS)) / 1e3 * self.slower
         return by_batch + self._reading_s(context_tokens) * self.reads_contexts
 
@@ -72,7 +72,7 @@ class Model:
         return self.token_bytes * context_tokens / (H800_BYTES_PER_S * self.devices)
 
     def prefill_s(self, tokens: int) -> float:
-        """Two operations for each parameter and token."""
+        """Returns the seconds of two operations for each parameter and token."""
         return 2 * self.parameters * tokens / (0.5 * H800_FLOPS * self.devices)
 
     def sync_pause_s(self) -> float:
@@ -80,7 +80,8 @@ class Model:
         return self.pause_s
 
     def decode_latency(self, answer_tokens: float) -> DecodeLatency:
-        """What a rule is told of it, with responses of so many tokens on the average: they are half written."""
+        """Returns the latency model for a dispatch policy, with responses of so many tokens on average: they are half
+        written."""
         seven = DecodeLatency()
         reading_ms = 1e3 * self._reading_s(PROMPT_TOKENS + answer_tokens / 2) * self.reads_contexts
         return DecodeLatency(seven.step_ms * self.slower, seven.response_ms * self.slower + reading_ms)
@@ -90,12 +91,12 @@ MODELS = {"7B": Model(7e9, 28, 1, 20), "32B": Model(32e9, 64, 4, 10), "72B": Mod
 
 
 def drawn(longest: int, seed: int) -> LengthSampler:
-    """The responses' lengths."""
+    """Returns the responses' lengths."""
     return Lognormal(longest / 8, SIGMA, longest, prompt_share=0.0, seed=seed)
 
 
 class Random(LeastLoaded):
-    """Random FIFO: every generator gets as many prompts, which ones is chance, and writes them as they come."""
+    """Random FIFO: every generator gets as many prompts, chosen at random, and writes them as they come."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ older.
     python -m benchmarks.tba                 run what is missing, then print
     python -m benchmarks.tba --seeds 0 1     only these
 
-Every run follows on one vLLM server, as in `benchmarks/lag_sweep.py`; finished ones are not run again.
+All runs use one vLLM server, as in `benchmarks/lag_sweep.py`; finished ones are not repeated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEAD = "| seed | before | after | mean lag | largest lag | seconds |\n|---|---|-
 
 
 def described(args: argparse.Namespace, seed: int) -> tuple[RunSettings, dict[str, Any]]:
-    """A run's settings, and what it is recognised by in the results."""
+    """Returns a run's settings, and the fields by which its record is found."""
     settings = RunSettings(
         seed=seed,
         max_lag=args.max_lag,
@@ -51,7 +51,7 @@ def described(args: argparse.Namespace, seed: int) -> tuple[RunSettings, dict[st
 
 
 def measure(server: LentServer, args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """One run from its start to its record."""
+    """Makes one run, from its start to its record."""
     settings, description = described(args, seed)
     history, evaluation = History(), held_out(args.evaluate_every)
     trainer = make_trainer(server, settings, [evaluation, history], args.folder / f"seed{seed}")
@@ -68,7 +68,7 @@ def measure(server: LentServer, args: argparse.Namespace, seed: int) -> dict[str
 
 
 def row(record: dict[str, Any]) -> str:
-    """A run as a line of the table."""
+    """Returns a run as a line of the table."""
     first, last = record["evaluations"][0]["accuracy"], record["evaluations"][-1]["accuracy"]
     lags = [lag for lag in record["series"]["lag_mean"] if lag is not None]
     largest = max(lag for lag in record["series"]["lag_max"] if lag is not None)
@@ -77,7 +77,7 @@ def row(record: dict[str, Any]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tba", description="TBA with its replay buffer.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--max-lag", type=int, default=8, help="of fresh responses (%(default)s)")
@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing, then print the table."""
+    """Runs what is missing, then prints the table."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -1,6 +1,6 @@
-"""A short run whose time is all that counts: a policy of 5 million random weights, and answers of forced lengths.
+"""A short run for timing: a policy of 5 million random weights, and responses of forced lengths.
 
-What the benchmarks of time have in common: the policy and its prompts, a run on a lent server, and the seconds of every
+The common part of the benchmarks of time: the policy and its prompts, a run on a lent server, and the seconds of every
 step. `benchmarks.ready_responses` is the same training without a server.
 """
 
@@ -30,15 +30,15 @@ from lrl.training.model import Dtype
 LENGTHS: dict[str, LengthSampler] = {"equal": equal(), "long-tailed": long_tailed()}
 """Of responses: 64 tokens each; lognormal, mean 64, at most 512."""
 GROUPS, RESPONSES = 8, 16
-"""Prompts of a step, and answers to each: 128 a step."""
+"""Prompts of a step, and responses to each: 128 a step."""
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 512
 MICRO_BATCH_TOKENS = 1024
-"""Of this policy; what its layers make of so many tokens is little beyond a core's own cache."""
+"""Of this policy; its layers' output of so many tokens is little beyond a core's own cache."""
 CAPACITY = 256
 """Responses that a server writes at once."""
 LR = 1e-6
 WARM_UP = 3
-"""First steps of a run that do not count, unless told: the pipeline fills, and AdamW makes its state."""
+"""First steps of a run that do not count, by default: the pipeline fills, and AdamW makes its state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,11 @@ class System:
 
 @dataclass(slots=True)
 class Timed(StepTimes):
-    """A step's times, and how much of them its trainer could compute."""
+    """A step's times, and the share in which its trainer could compute."""
 
     on_core: float = 0.0
-    """CPU seconds of the trainer's own thread; with one thread what it trains and does not wait for a core."""
+    """CPU seconds of the trainer's own thread; with one thread the time in which it trains and does not wait for a
+    core."""
 
 
 class OnlyTakes(lrl.PolicyModule):
@@ -87,7 +88,7 @@ class OnlyTakes(lrl.PolicyModule):
 
 
 class OnlyAtTheStart(WeightSync):
-    """One sync before the first step. Afterwards only the permission to admit more prompts goes to the controller."""
+    """Syncs once, before the first step. Later only the permission to admit more prompts goes to the controller."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """See `WeightSync.on_train_batch_end`."""
@@ -109,43 +110,43 @@ class Steps(L.Callback):
         self._core = OnCore()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """By now the strategy has set them."""
+        """Sets the threads: by now the strategy has set them."""
         torch.set_num_threads(self.threads)
         self._core.lap()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Note the step that has just ended."""
+        """Keeps the times of the step that has just ended."""
         times = self.throughput.times
         self.times.append(Timed(times.trainer, times.generators, times.sync_pause, self._core.lap()))
 
 
 class OnCore:
-    """CPU seconds of the thread that asks."""
+    """CPU seconds of the calling thread."""
 
     def __init__(self) -> None:
         self._before = time.thread_time()
 
     def lap(self) -> float:
-        """The seconds since the last lap."""
+        """Returns the seconds since the last lap."""
         before, self._before = self._before, time.thread_time()
         return self._before - before
 
 
 def policy_5m(folder: Path) -> Path:
-    """The policy, made if it is not there."""
+    """Returns the policy, made if it is not there."""
     path = folder / "policy-5m"
     make_policy(llama("5m"), [row["prompt"] for row in problems()], path, "cpu")
     return path
 
 
 def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -> lrl.PolicyModule:
-    """The policy as a module, in float32."""
+    """Returns the policy as a module, in float32."""
     return kind(str(policy), lr=LR, dtype="float32")
 
 
 @contextmanager
 def servers_for(systems: Sequence[System], policy: Path, folder: Path) -> Iterator[dict[System, LentServer]]:
-    """The server of each system, while it lasts; alike ones share one. That which is not used sleeps."""
+    """Yields the server of each system; systems of the same kind share one. An unused server sleeps."""
     lent: dict[tuple[int, Dtype], LentServer] = {}
     with ExitStack() as stack:
         for threads, dtype in dict.fromkeys((system.server_threads, system.dtype) for system in systems):
@@ -167,7 +168,7 @@ def run(
     warm_up: int = WARM_UP,
     first: Sequence[L.Callback] = (),
 ) -> list[Timed]:
-    """The times of so many steps of one run, those behind the warm-up; `first` are callbacks before its own.
+    """Returns the times of so many steps of one run, those after the warm-up; `first` are callbacks before its own.
 
     Raises:
         RuntimeError: A signal ended the run before that.
@@ -200,7 +201,7 @@ def run(
 
 
 def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
-    """A trainer on the CPU that writes nothing."""
+    """Returns a trainer on the CPU that writes nothing."""
     return L.Trainer(
         accelerator="cpu",
         max_steps=steps,
@@ -215,11 +216,11 @@ def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
 
 
 def means(times: Sequence[Timed]) -> dict[str, float]:
-    """Mean seconds a step: all of it, and its parts. With a median every other step could wait and nobody would see."""
+    """Returns mean seconds a step and of its parts. A median would hide waits of every other step."""
     parts = ("step", "wait", "train", "sync", "sync_pause", "on_core")
     return {part: fmean(getattr(one, part) for one in times) for part in parts}
 
 
 def told(mean: dict[str, float]) -> str:
-    """`means` in a line of a log."""
+    """Returns `means` as a line of a log."""
     return ", ".join(f"{part} {seconds:.2f} s" for part, seconds in mean.items())

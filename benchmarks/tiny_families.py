@@ -1,7 +1,7 @@
 """Every family of causal language models that transformers has, with random weights and two or three layers.
 
 A family's own default config is made small: each size that has a name below gets that size, and of layers of different
-kinds one of each kind is kept. What a family needs beside that is in `NEEDS`.
+kinds one of each kind is kept. Further needs of a family are in `NEEDS`.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 
 def save_tiny(family: str, folder: Path, scale: float = 1.0, seed: int = 0, **settings: Any) -> Path:
-    """Writes a tiny model of a family; raises whatever transformers raises where that cannot be built.
+    """Writes a tiny model of a family; raises the error of transformers if it cannot be built.
 
     Args:
         family: A `model_type`.
-        folder: Where to.
+        folder: The output.
         scale: Factor on the weights of matrices, over what a new model begins with.
         seed: Of the weights.
         **settings: Of the config, over those that make it small.
@@ -124,7 +124,7 @@ def _small(default: PreTrainedConfig, needs: dict[str, Any]) -> PreTrainedConfig
 
 
 def _layers(default: PreTrainedConfig) -> dict[str, Any]:
-    """Of the settings that are lists with an entry for each layer: one layer of each kind, at least two."""
+    """Returns, of the settings that are lists with an entry for each layer, one layer of each kind, at least two."""
     depths = [name for name in _own(type(default), _DEPTHS) if type(getattr(default, name, None)) is int]
     lists = {
         name: value
@@ -141,10 +141,10 @@ def _layers(default: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _small_entry(entry: Any) -> Any:
-    """A layer's width is made small like any other."""
+    """Makes a layer's width small like any other."""
     return 48 if type(entry) is int and entry > 256 else entry
 
 
 def _own(kind: type[PreTrainedConfig], names: Any) -> Iterator[str]:
-    """The names that a config itself has for them."""
+    """Yields the config's own names for them."""
     return (kind.attribute_map.get(name, name) for name in names)

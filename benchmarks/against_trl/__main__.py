@@ -3,34 +3,35 @@
     python -m benchmarks.against_trl                 run what is missing, then draw and print
     python -m benchmarks.against_trl --plot-only     draw and print what is there
 
-Three systems with three seeds each, one run after the other, seeds outermost. A run that is done has its rows in
-`--out`, one for each scored step, and is not run again.
+Three systems with three seeds each, one run after another, seeds outermost. A finished run has its rows in `--out`, one
+for each scored step, and is not repeated.
 
-What is the same on all sides:
+The same on all sides:
 
 - per seed the warmed-up policy of the quickstart, in float32, with its own tokenizer, which puts `<bos>` before the
-  prompt; the very token ids are compared before TRL trains
+  prompt; the token ids are compared before TRL trains
 - the training problems, in the same order: each step takes the same 16 prompts (lrl with `max_lag: 1` may take a group
   a step earlier or later)
-- 16 prompts x 16 answers a step at temperature 1, without top-k and top-p; at most 32 tokens, the end token included
+- 16 prompts x 16 responses a step at temperature 1, without top-k and top-p; at most 32 tokens, the end token included
 - reward 1 or 0 by the same function; advantage = reward minus the group's mean, not divided by a deviation
-- the loss of a step is the sum over its answer tokens divided by their number; one update per batch; no KL term
+- the loss of a step is the sum over its response tokens divided by their number; one update per batch; no KL term
 - AdamW, learning rate, its rise and fall by the same formula, no weight decay, gradient norm clipped at 1
 - 60 steps; every tenth policy is saved, which the clocks of both sides include, and scored afterwards by one piece of
-  code: greedy answers to the 500 held-out problems
+  code: greedy responses to the 500 held-out problems
 
-What is not the same:
+Different:
 
 - Objective: TRL's is the clipped surrogate of PPO and lrl's is AIPO. On-policy both have the gradient of the plain
   policy gradient; the difference is at work in lrl with `max_lag: 1` alone.
-- Generation: TRL answers with transformers' `generate`, lrl with a vLLM server. TRL can use vLLM, but not without CUDA:
-  its server mode moves weights by NCCL and refuses any other device, and the mode within the trainer's process loads
-  weights in a way that leaves the output head of vLLM's CPU build as it was (`lrl/weights/shared_memory_engine.py`).
-  Its third way, transformers' continuous batching, runs on a CPU and is slower there: 1.1 s for a step's 256 answers,
-  and `generate` 0.3 s. So the seconds compare generation engines at least as much as trainers.
-- Threads: each side has those it is fastest with. TRL has all cores for generating and for training, one after the
-  other (on two cores 0.7 s a step; with one thread 1.1 s). In lrl trainer and generator have half of the cores each
-  (at `max_lag: 0` 1.9 s a step; with two threads each 2.2 s).
+- Generation: TRL generates with transformers' `generate`, lrl with a vLLM server. TRL can use vLLM, but not without
+  CUDA: its server mode moves weights by NCCL and refuses any other device, and the mode within the trainer's process
+  loads weights in a way that leaves the output head of vLLM's CPU build as it was
+  (`lrl/weights/shared_memory_engine.py`). Its third way, transformers' continuous batching, runs on a CPU and is slower
+  there: 1.1 s for a step's 256 responses, and `generate` 0.3 s. So the seconds compare generation engines at least as
+  much as trainers.
+- Threads: each side has the number with which it is fastest. TRL has all cores for generating and for training, one
+  after the other (on two cores 0.7 s a step; with one thread 1.1 s). In lrl trainer and generator have half of the
+  cores each (at `max_lag: 0` 1.9 s a step; with two threads each 2.2 s).
 - Start-up is left out of the seconds and listed apart: lrl starts a vLLM server.
 """
 
@@ -47,7 +48,7 @@ from benchmarks.against_trl.settings import STEPS, SYSTEMS
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run what is missing, draw and print."""
+    """Runs what is missing, draws and prints."""
     chosen = _arguments(words)
     for seed in chosen.seeds:
         for system in chosen.systems:

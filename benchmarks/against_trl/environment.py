@@ -1,7 +1,7 @@
 """TRL's own environment, made on first use. The project's is not touched, and TRL needs nothing of lrl's.
 
-Torch, transformers and whatever else both need have the versions of `requirements/cpu.txt`, so that no difference
-between the two comes from there.
+Torch, transformers and other packages of both have the versions of `requirements/cpu.txt`, so they make no difference
+between the two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def trl_python(folder: Path) -> Path:
-    """The Python that has TRL; installs it, in some minutes, if the folder does not hold this version."""
+    """Returns the Python that has TRL; installs it, in some minutes, if the folder does not hold this version."""
     python, stamp = folder / "bin" / "python", folder / f"trl-{TRL}"
     if not stamp.exists():
         shutil.rmtree(folder, ignore_errors=True)

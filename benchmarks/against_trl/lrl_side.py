@@ -19,18 +19,18 @@ from lrl.callbacks import WeightSync
 
 
 class Measure(L.Callback):
-    """Notes the time of every step and keeps policies. Put it behind `WeightSync`: a step ends with its sync."""
+    """Keeps the time of every step, and policies. Put it after `WeightSync`: a step ends with its sync."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.clock = Clock(job)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The generators have the first weights and begin to write."""
+        """Starts the clock: the generators have the first weights and begin to write."""
         self.clock.start(psutil.Process().create_time())
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """A step is done and synced."""
+        """Writes the step to the clock: it is done and synced."""
         step_stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.clock.step_done(trainer.global_step, sum(len(group.rollouts) for group in step_stream.groups))
         if self.job.is_checkpoint(trainer.global_step):
@@ -38,7 +38,7 @@ class Measure(L.Callback):
 
 
 def train(job: Job) -> None:
-    """Train the job's policy."""
+    """Trains the job's policy."""
     L.seed_everything(job.seed)
     policy = lrl.PolicyModule(
         job.policy,

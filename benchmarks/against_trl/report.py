@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: accuracy at each measured step, the seconds of training and of starting; means over seeds."""
+    """Returns a Markdown table: accuracy at each measured step, seconds of training and starting; means over seeds."""
     steps = sorted({row["step"] for row in rows})
     heads = ["system", "seeds", *(f"step {step}" for step in steps[:-1]), f"step {steps[-1]} (95 % interval)"]
     heads += ["training (s)", "one step (s)", "start (s)"]
@@ -27,7 +27,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _cells(rows: Sequence[Row], steps: Sequence[int]) -> list[str]:
-    """One system's cells."""
+    """Returns one system's cells."""
     at = {step: [row for row in rows if row["step"] == step] for step in steps}
     last = at[steps[-1]]
     mean, low, high = accuracy_interval(_column(last, "accuracy"), TEST_ROWS)
@@ -43,7 +43,7 @@ def _cells(rows: Sequence[Row], steps: Sequence[int]) -> list[str]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Accuracy over samples and over seconds: the mean over seeds, and each seed thin behind it."""
+    """Draws accuracy over samples and over seconds: the mean over seeds, and each seed thin behind it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

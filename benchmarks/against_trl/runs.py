@@ -1,4 +1,4 @@
-"""One run after the other: prepare it, start its side as a process, score what it has saved, append its rows."""
+"""Runs, one after another: preparation, a process for its side, scores of its saved policies, rows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ POLICIES = Path("runs/quickstart")
 
 
 def is_done(out: Path, system: str, seed: int, steps: int) -> bool:
-    """Whether the run's last row is there."""
+    """Returns whether the run's last row is there."""
     last = {"system": system, "seed": seed, "steps": steps, "step": steps}
     return records.find(records.read(out), last) is not None
 
 
 def measure(system: str, seed: int, steps: int, out: Path, folder: Path) -> None:
-    """Train one system with one seed, score its policies, append a row for each.
+    """Trains one system with one seed, scores its policies, appends a row for each.
 
     Raises:
         subprocess.CalledProcessError: The run failed; nothing is appended.
@@ -44,7 +44,7 @@ def measure(system: str, seed: int, steps: int, out: Path, folder: Path) -> None
 
 
 def prepare(system: str, seed: int, steps: int, folder: Path) -> Job:
-    """Make the policy if it is not there, the file of prompts, and an empty folder for the run."""
+    """Makes the policy if it is not there, the file of prompts, and an empty folder for the run."""
     policy = make_policy(POLICIES / f"policy-seed{seed}", seed)
     run = folder / f"{system}-seed{seed}-{steps}"
     shutil.rmtree(run, ignore_errors=True)
@@ -55,7 +55,7 @@ def prepare(system: str, seed: int, steps: int, folder: Path) -> Job:
 
 
 def write_prompts(path: Path, policy: Path, seed: int, number: int) -> Path:
-    """The first `number` prompts in the order of this seed, with the token ids that a generator gets."""
+    """Writes the first `number` prompts in the order of this seed, with the token ids that a generator gets."""
     source = lrl.Prompts("lrl.quickstart.task:problems", seed=seed)
     source.load(open_tokenizer(str(policy)), settings.PROMPT_TOKENS)
     prompts = [source[index] for index in range(number)]
@@ -65,7 +65,7 @@ def write_prompts(path: Path, policy: Path, seed: int, number: int) -> Path:
 
 
 def train(system: str, job: Job, folder: Path) -> None:
-    """Run the job in the environment of its side, with the threads that suit it best (see `__main__`)."""
+    """Runs the job in the environment of its side, with the threads that suit it best (see `__main__`)."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     if system == "trl":
         python, side = str(trl_python(folder.resolve() / "venv")), "trl_side"

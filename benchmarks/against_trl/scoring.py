@@ -13,7 +13,7 @@ from lrl.quickstart.task import correct, held_out
 
 @torch.no_grad()
 def accuracy(folder: Path) -> float:
-    """Share of the held-out problems that the policy answers rightly with its likeliest tokens."""
+    """Returns the share of the held-out problems that the policy answers rightly with its likeliest tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rows = held_out()
@@ -35,5 +35,5 @@ def accuracy(folder: Path) -> float:
 
 
 def until_end(token_ids: list[int], eos: int) -> list[int]:
-    """An answer without the padding behind its end token."""
+    """Returns a response without the padding after its end token."""
     return token_ids[: token_ids.index(eos) + 1] if eos in token_ids else token_ids

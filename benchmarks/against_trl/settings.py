@@ -1,4 +1,4 @@
-"""What both sides share. Both environments import it, so it needs nothing but Python.
+"""The settings of both sides. Both environments import it, so it needs only Python.
 
 Learning rate, schedule, batch and lengths are those of `recipes/quickstart.yaml`; the rest are the defaults of
 `lrl.PolicyModule`.
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Literal, Self
 
 SYSTEMS = {"trl": "TRL GRPOTrainer", "lrl-0": "lrl, max_lag 0", "lrl-1": "lrl, max_lag 1"}
-"""What is compared, with its name in the table."""
+"""The systems, with their names in the table."""
 MAX_LAG = {"trl": 0, "lrl-0": 0, "lrl-1": 1}
 
 STEPS = 60
 GROUPS = 16
 """Prompts of one optimizer step."""
 ROLLOUTS = 16
-"""Answers to each prompt."""
+"""Responses to each prompt."""
 PROMPT_TOKENS = 16
 """Longest prompt."""
 ANSWER_TOKENS = 32
-"""Longest answer, its end token included."""
+"""Longest response, its end token included."""
 TEMPERATURE = 1.0
 
 LR = 1e-4
@@ -56,20 +56,20 @@ class Job:
 
     @classmethod
     def read(cls, argument: str) -> Self:
-        """The job in a side's argument."""
+        """Returns the job in a side's argument."""
         return cls(**json.loads(argument))
 
     @property
     def clock(self) -> Path:
-        """What `Clock` writes."""
+        """The file that `Clock` writes."""
         return Path(self.folder) / "clock.jsonl"
 
     def checkpoint(self, step: int) -> Path:
-        """Folder of the policy after `step` optimizer steps; the warmed-up one for 0."""
+        """Returns the folder of the policy after `step` optimizer steps; the warmed-up one for 0."""
         return Path(self.folder) / f"step-{step:03d}" if step else Path(self.policy)
 
     def is_checkpoint(self, step: int) -> bool:
-        """Whether the policy is kept after this step."""
+        """Returns whether the policy is kept after this step."""
         return step in checkpoints(self.steps)
 
 
@@ -78,24 +78,24 @@ class SpeedJob(Job):
     """One run that is only timed, by a policy of random weights; its clock has a line for each step."""
 
     lengths: str
-    """JSON: for each step the tokens of each answer, in the order of the prompts."""
+    """JSON: for each step the tokens of each response, in the order of the prompts."""
     groups: int
     """Prompts of a step."""
     rollouts: int
-    """Answers to each."""
+    """Responses to each."""
     lr: float
     """Learning rate."""
     pieces: int
-    """Of a step, trained one after another."""
+    """Number of parts of a step, trained one after another."""
 
 
 def checkpoints(steps: int) -> list[int]:
-    """The steps at which a run of `steps` is scored."""
+    """Returns the steps at which a run of `steps` is scored."""
     return sorted({*range(0, steps, CHECKPOINT_STEPS), steps})
 
 
 def finish_reason(token_ids: Sequence[int], eos: int) -> str:
-    """`stop` if an answer ended by itself, else `length`."""
+    """Returns `stop` if a response ended by itself, else `length`."""
     return "stop" if token_ids and token_ids[-1] == eos else "length"
 
 
@@ -108,7 +108,7 @@ class Clock:
         self._samples = 0
 
     def start(self, process_began: float) -> None:
-        """Training begins now.
+        """Starts the clock: training begins now.
 
         Args:
             process_began: Time of the epoch, in seconds, at which this side's process was started.
@@ -117,7 +117,7 @@ class Clock:
         self._started = time.monotonic()
 
     def step_done(self, step: int, samples: int) -> None:
-        """Step number `step` (from 1) is done and took `samples` answers."""
+        """Notes that step number `step` (from 1) is done and took `samples` responses."""
         self._samples += samples
         self._write({"step": step, "samples": self._samples, "seconds": time.monotonic() - self._started})
 

@@ -1,18 +1,18 @@
-"""lrl against TRL's GRPOTrainer at 5 million parameters: answers a second, with answers of forced lengths.
+"""lrl against TRL's GRPOTrainer at 5 million parameters: responses a second, with responses of forced lengths.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed                          measure, then print
     OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2    a rehearsal
     python -m benchmarks.against_trl.speed --print-only                                     print what is there
 
-The sides follow one another, and so again in each repeat. The same on both: a policy of random weights trained in
-float32, the prompts of every step, 8 x 16 answers a step, the number of tokens of each (all 64, or long-tailed with
+The sides alternate in each repeat. Both have the same: a policy of random weights trained in
+float32, the prompts of every step, 8 x 16 responses a step, the number of tokens of each (all 64, or long-tailed with
 mean 64 and at most 512), the reward, AdamW, one update a step and the gradient clipped at 1; the other settings are
-those of `python -m benchmarks.against_trl`. TRL answers with transformers' `generate`, see there for the reason. The
+those of `python -m benchmarks.against_trl`. TRL generates with transformers' `generate`, see there for the reason. The
 counted steps of both sides are the same ones; the first of TRL's and the first three of lrl's do not count.
 
 Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them in the ways of
-`SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads sleep, as `lrl fit` has them do;
-TRL's spin, which is OpenMP's default and with which it is faster (3.9 s a step in the place of 4.2 s). A figure is the
+`SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads sleep, as with `lrl fit`;
+TRL's spin, OpenMP's default, with which it is faster (3.9 s a step instead of 4.2 s). A figure is the
 mean over a run's counted steps, then least, median and most of the repeats. The ratio is that of the medians, for the
 fastest of lrl's ways and of TRL's.
 """
@@ -64,7 +64,7 @@ SYSTEMS = {
 }
 """lrl's ways to divide the cores. All train in float32; those in bfloat16 write in it, as its recipes do."""
 TRL_PIECES = {"trl": 1, "trl-pieces": 8}
-"""TRL's ways to train a step: whole, and in pieces of 16 answers, which with 64 tokens are lrl's micro-batches."""
+"""TRL's ways to train a step: whole, and in pieces of 16 responses, which with 64 tokens are lrl's micro-batches."""
 TRL_WARM_UP = 1
 PARTS = ("step", "writing", "wait", "train", "sync")
 HEAD = (
@@ -77,17 +77,18 @@ HEAD = (
 def measure_lrl(
     args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
 ) -> dict[str, float]:
-    """Mean seconds of lrl's counted steps. While it trains it writes, so `writing` has no seconds of its own."""
+    """Returns the mean seconds of lrl's counted steps. It writes while it trains, so `writing` has no seconds of its
+    own."""
     system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
     times = timed_run.run(system, servers[system], policy, LENGTHS[lengths], args.steps, args.folder)
     return timed_run.means(times) | {"writing": 0.0}
 
 
 def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, float]:
-    """Mean seconds of TRL's counted steps; what is not writing is training, rewards and advantages included.
+    """Returns the mean seconds of TRL's counted steps: writing plus training, rewards and advantages included.
 
     Raises:
-        RuntimeError: An answer had another length than it was given.
+        RuntimeError: A response did not have its drawn length.
     """
     job, drawn = make_job(args, lengths, TRL_PIECES[name])
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
@@ -102,7 +103,7 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
 
 
 def make_job(args: argparse.Namespace, lengths: str, pieces: int = 1) -> tuple[SpeedJob, list[list[int]]]:
-    """TRL's run, whose counted steps are those of lrl; and the tokens of each answer by step."""
+    """Returns TRL's run, with lrl's counted steps, and the tokens of each response by step."""
     folder = (args.folder / f"trl-{lengths}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     first = (WARM_UP - TRL_WARM_UP) * GROUPS
@@ -120,7 +121,7 @@ def make_job(args: argparse.Namespace, lengths: str, pieces: int = 1) -> tuple[S
 
 
 def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """The runs of every side at all lengths: repeats outermost, then lengths, then sides."""
+    """Makes the runs of every side at all lengths: repeats outermost, then lengths, then sides."""
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     policy = timed_run.policy_5m(args.folder)
     ways = [SYSTEMS[name] for name in args.systems if name in SYSTEMS]
@@ -136,20 +137,20 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
 
 
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
-    """What a record is recognised by."""
+    """Returns the fields by which a record is found."""
     tokens = {"micro_batch_tokens": SYSTEMS[name].micro_batch_tokens} if name in SYSTEMS else {}
     return {"system": name, "lengths": lengths, "steps": args.steps, "repeats": args.repeats, **tokens}
 
 
 def record(runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Least, median and most of the repeats, and answers a second of the median."""
+    """Returns least, median and most of the repeats, and responses a second of the median."""
     found = {part: [run[part] for run in runs] for part in PARTS}
     spread = {part: [records.rounded(f(values)) for f in (min, median, max)] for part, values in found.items()}
     return spread | {"answers_per_s": records.rounded(GROUPS * RESPONSES / median(found["step"])), "trl": TRL}
 
 
 def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Markdown, and below it the ratios."""
+    """Returns the table in Markdown, and below it the ratios."""
     lines = [HEAD]
     for (lengths, name), row in rows.items():
         least, middle, most = row["step"]
@@ -167,7 +168,7 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.against_trl.speed", description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
@@ -182,7 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, unless only to print; then print."""
+    """Measures, unless it only prints; then prints."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(words)
     if "OMP_NUM_THREADS" in os.environ:

@@ -2,8 +2,8 @@
 
 Of lrl it imports the task, the reward and the formula of the learning rate; none of them needs lrl's dependencies.
 
-`loss_type="dapo"` with one batch per optimizer step is the sum of token losses over all answer tokens of the step, end
-tokens included, as in lrl. TRL's rate would start at 0 and its optimizer be another object; so both are made here.
+`loss_type="dapo"` with one batch per optimizer step is the sum of token losses over all response tokens of the step,
+end tokens included, as in lrl. TRL's rate would start at 0 and its optimizer be another object; so both are made here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lrl.training.schedule import lr_factor
 
 
 class Reward:
-    """lrl's reward under TRL's signature; counts the answers it has seen.
+    """lrl's reward under TRL's signature; counts its responses.
 
     Args:
         eos: The end token.
@@ -51,7 +51,7 @@ class Reward:
 
 
 class Measure(TrainerCallback):
-    """Notes the time of every step and keeps policies."""
+    """Keeps the time of every step, and policies."""
 
     def __init__(self, job: Job, reward: Reward) -> None:
         self.job, self.reward = job, reward
@@ -59,11 +59,11 @@ class Measure(TrainerCallback):
         self._counted = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The first step begins."""
+        """Starts the clock: the first step begins."""
         self.clock.start(psutil.Process().create_time())
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any, processing_class: Any, **_: Any) -> None:
-        """A step is done."""
+        """Writes the step to the clock."""
         self.clock.step_done(state.global_step, self.reward.seen - self._counted)
         self._counted = self.reward.seen
         if self.job.is_checkpoint(state.global_step):
@@ -79,7 +79,7 @@ def config(
     answer_tokens: int = settings.ANSWER_TOKENS,
     pieces: int = 1,
 ) -> GRPOConfig:
-    """The trainer's settings; a whole step is one batch, which is written at once and trained in so many pieces."""
+    """Returns the trainer's settings; a whole step is one batch, written at once and trained in so many pieces."""
     return GRPOConfig(
         output_dir=job.folder,
         use_cpu=True,
@@ -108,7 +108,7 @@ def config(
 
 
 def train(job: Job) -> None:
-    """Train the job's policy."""
+    """Trains the job's policy."""
     tokenizer = AutoTokenizer.from_pretrained(job.policy)
     model = AutoModelForCausalLM.from_pretrained(job.policy, dtype=torch.float32)
     rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]

@@ -1,7 +1,7 @@
 """TRL's side of the comparison of speed, in TRL's own environment. `speed` starts it; its argument is a `SpeedJob`.
 
-The trainer's settings are those of the comparison of learning. TRL ends an answer at the end token alone, so that token
-is forbidden before an answer's drawn length and forced at it: every answer has as many tokens as lrl's.
+The trainer's settings are those of the comparison of learning. TRL ends a response at the end token alone, so that
+token is forbidden before a response's drawn length and forced at it: every response has as many tokens as lrl's.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.random_policy import hashed
 
 
 class Exactly(LogitsProcessor):
-    """Ends each answer at its own length.
+    """Ends each response at its drawn length.
 
     Args:
         prompt_tokens: Of the padded prompts.
-        lengths: Tokens of each answer, the end token included.
+        lengths: Tokens of each response, the end token included.
         eos: The end token.
     """
 
@@ -35,7 +35,7 @@ class Exactly(LogitsProcessor):
         self.prompt_tokens, self.lengths, self.eos = prompt_tokens, torch.tensor(lengths), eos
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores [answers, vocabulary] of the next token."""
+        """Changes the scores [responses, vocabulary] of the next token."""
         scores = scores.clone()
         scores[:, self.eos] = -torch.inf
         last = self.lengths == input_ids.shape[1] - self.prompt_tokens + 1
@@ -54,10 +54,10 @@ class Reward:
 
 
 class Timed(GRPOTrainer):
-    """TRL's trainer; its answers have the job's lengths, and the seconds of writing them are kept."""
+    """TRL's trainer with the job's response lengths; keeps the seconds of writing."""
 
     def force(self, lengths: list[list[int]]) -> None:
-        """From here on the answers have these lengths, a list for each step."""
+        """Sets the lengths of the coming responses, a list for each step."""
         self.written_s, self.tokens, arriving, generate = 0.0, 0, iter(lengths), self.model.generate
 
         def forced(input_ids: torch.Tensor, **more: Any) -> Any:
@@ -76,7 +76,7 @@ class Timed(GRPOTrainer):
 
 
 class Measure(TrainerCallback):
-    """Writes a line for each step: seconds of all of it, of writing answers, and the tokens of these."""
+    """Writes a line for each step: its seconds, the seconds of writing responses, and their tokens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,11 +84,11 @@ class Measure(TrainerCallback):
         self._since = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The first step begins; the others begin where one ends."""
+        """Starts the clock at the first step; the others begin where one ends."""
         self._since = self._since or time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A step is done."""
+        """Writes the step."""
         now, trainer = time.monotonic(), self.trainer
         line = {"step": now - self._since, "writing": trainer.written_s, "tokens": trainer.tokens}
         self._since = now
@@ -97,7 +97,7 @@ class Measure(TrainerCallback):
 
 
 def train(job: SpeedJob) -> None:
-    """Train the job's policy, and time it."""
+    """Trains the job's policy, and times it."""
     tokenizer = AutoTokenizer.from_pretrained(job.policy)
     model = AutoModelForCausalLM.from_pretrained(job.policy, dtype=torch.float32)
     rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]

@@ -1,13 +1,21 @@
-"""What is left of a run when parts of it are killed or frozen: real runs of the quickstart's task, broken on purpose.
+"""Fault injection: real runs of the quickstart's task, broken on purpose, and what is left of them.
+
+    python -m benchmarks.chaos generators|trainer|sync|soak|rewards [--help]
 
 Every fault is real: a signal to a process, a connection that is cut, a damaged file, a file system without room.
 
-victim.py       the run that is broken; it resumes by itself and writes down what it trains
-settings.py     what it is made of
-journal.py      its lines
-witness.py      the callback and the thread that write them
-launch.py       starts it from outside, kills it, looks for what it leaves
-faults.py       how a generator or a reward worker is broken from outside
-lineage.py      which steps survived, and whether every prompt was trained once
-trainer.py  generators.py  sync.py  soak.py      the measurements; proxy.py breaks the connections of a sync
+target.py      the run that is broken; it resumes from its own checkpoint
+recorder.py    its callbacks that write the journal
+journal.py     the journal: writing, reading, which steps survived, whether every prompt was trained once
+launch.py      a target from outside: its settings, start, kill, leftovers
+faults.py      signals to generators and reward workers, and their order
+footprint.py   memory, files, threads and processes of a run
+generators.py  trainer.py  soak.py    the experiments on a target
+
+sync.py        the experiment on syncs
+sync_faults.py its plan, and the callback that brings one fault to each sync
+proxy.py       breaks the connections of a sync
+token_proof.py computes every trained token again
+
+rewards.py     the experiment on rewards; faulty_reward.py has its faults
 """

@@ -1,9 +1,11 @@
-"""What a run takes of the machine at one moment, seen from outside."""
+"""The resources of a run at one moment: from outside (`footprint`), and the heap of a process from inside (`held`)."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -21,12 +23,14 @@ NAMES = (
     "processes",
     "shm_mib",
 )
-"""What `footprint` gives: of the trainer's process, and of it with all below it. Sockets are counted apart from files:
-there are more or fewer with the requests at that moment."""
+"""Keys of `footprint`: of the trainer's process, and of it with all its descendants. Sockets are counted apart from
+files: their number follows the requests at that moment."""
+HELD_NAMES = ("trainer_heap_mib", "trainer_python_blocks")
+"""Keys of `held`."""
 
 
 def footprint(trainer: int) -> dict[str, float]:
-    """Memory, open files, threads and processes of a run, and what is in shared memory, whoever put it there.
+    """Measures memory, open files, threads and processes of a run, and all use of shared memory by any process.
 
     Memory of all processes counts a shared page once.
 
@@ -53,7 +57,7 @@ def footprint(trainer: int) -> dict[str, float]:
 
 
 def descriptors(pid: int) -> tuple[int, int]:
-    """How many files and how many sockets a process has open, in one look: two looks would see different requests.
+    """Counts the open files and the open sockets of a process, in one look: two looks would see different requests.
 
     Raises:
         FileNotFoundError: The process has ended.
@@ -64,3 +68,24 @@ def descriptors(pid: int) -> tuple[int, int]:
             links.append(os.readlink(descriptor))
     sockets = sum(link.startswith("socket:") for link in links)
     return len(links) - sockets, sockets
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's struct mallinfo2 (malloc.h, from 2.33 on): all in bytes but the numbers of blocks."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "free", "keep")
+    ]
+
+
+def held() -> dict[str, float]:
+    """Measures this process: MiB that malloc has given out, mapped ones included, and blocks that Python has given out.
+
+    Resident memory is more, and follows it only roughly: the C library keeps freed memory for later.
+    """
+    mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
+    mallinfo2.restype = _Mallinfo2
+    found = mallinfo2()
+    heap = (found.uordblks + found.hblkhd) / 2**20
+    return dict(zip(HELD_NAMES, (round(heap, 2), float(sys.getallocatedblocks())), strict=True))

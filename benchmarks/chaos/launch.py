@@ -1,11 +1,12 @@
-"""A victim seen from outside: started, waited for, killed, and looked for afterwards.
+"""A target from outside: its settings, its start, its end, and what it leaves.
 
-A mark in the environment finds every process that a victim has started, by whatever way. What stays in /dev/shm is
-what came after the start, and is mapped by no process any more.
+A mark in the environment finds every process that a target has started. Its leftovers in /dev/shm are the files that
+came after its start and that no process maps any more.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -14,36 +15,112 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from benchmarks.chaos.journal import Line, Reader
-from benchmarks.chaos.settings import VictimSettings
 from lrl.generators.supervisor import mapped
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
 MARK = "LRL_CHAOS_MARK"
 LOOK_S = 0.1
+WAIT_S = 900.0
+"""Deadline of everything that an experiment waits for."""
 TORCHS_CACHE = "torchinductor_"
-"""Torch keeps what it compiled in the temporary folder, for the next process; any run leaves that."""
+"""Torch keeps its compiled code in the temporary folder, for the next process; any run leaves that."""
 GONE_S = 20.0
-"""Within so many seconds of a kill nothing of the victim may be left."""
+"""Within so many seconds of a kill nothing of the target may be left."""
+HELP = {
+    "steps": "optimizer steps",
+    "groups": "problems a step",
+    "responses": "to each",
+    "capacity": "responses a generator writes at once",
+    "checkpoint_every": "steps between checkpoints",
+    "lr": "learning rate; with 0 the policy, and with it the work of a step, stays the same",
+    "seed": "of the run and of the faults",
+    "heartbeat_s": "of the strategy",
+    "sync_deadline_s": "of a sync's phase",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSettings:
+    """The settings of a target, and its command line.
+
+    Args:
+        folder: Of its journal, checkpoint, log and responses.
+        steps: Optimizer steps; -1 is until the file `stop` is in the folder.
+        steps_per_epoch: The data set is cut to so many steps; 0 takes all training problems.
+        groups: Problems a step.
+        responses: Responses to each.
+        max_lag: See `lrl.RolloutDataModule`.
+        capacity: Responses a generator writes at once; far below `groups * responses`, generators are never idle.
+        seed: Of warm-up, order of the problems, and torch.
+        lr: Peak learning rate.
+        schedule: `linear` falls to 0 at the last step; without a last step it has to be `constant`.
+        checkpoint_every: Steps between checkpoints.
+        evaluate: Whether held-out problems are answered at the end.
+        heartbeat_s: See `lrl.AsyncSingleDevice`.
+        sync_deadline_s: See `WeightSync.deadline_s`.
+    """
+
+    folder: str
+    steps: int = 60
+    steps_per_epoch: int = 30
+    groups: int = 8
+    responses: int = 16
+    max_lag: int = 2
+    capacity: int = 32
+    seed: int = 0
+    lr: float = 1e-4
+    schedule: str = "linear"
+    checkpoint_every: int = 1
+    evaluate: bool = True
+    heartbeat_s: float = 5.0
+    sync_deadline_s: float = 10.0
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of `python -m benchmarks.chaos.target`."""
+        return [f"--{name}={value}" for name, value in asdict(self).items()]
+
+    @property
+    def described(self) -> dict[str, object]:
+        """The fields by which a record is found: all but the folder."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
+
+
+def add_settings(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Adds the settings of a target that an experiment leaves open, with its defaults, and its two deadlines: a machine
+    with other work to do needs longer ones."""
+    for name, default in {**defaults, "seed": 0, "heartbeat_s": 5.0, "sync_deadline_s": 10.0}.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(default), default=default, help=f"{HELP[name]} (%(default)s)")
+
+
+def settings_of(args: argparse.Namespace, **fixed: Any) -> TargetSettings:
+    """Returns the settings that `add_settings` has read, with those that the experiment fixes."""
+    fixed.setdefault("folder", str(args.folder.resolve()))
+    names = {field.name for field in fields(TargetSettings)} - set(fixed)
+    return TargetSettings(**fixed, **{name: value for name, value in vars(args).items() if name in names})
 
 
 class Ended(RuntimeError):
-    """A victim ended while it was not to; the message has the end of its output."""
+    """A target ended too early or with an error; the message has the end of its output."""
 
 
-class Victim:
-    """One launch of a victim; leaving its context kills it, should it still run.
+class Target:
+    """One launch of a target; leaving its context kills it if it still runs.
 
     Args:
-        settings: What it is made of.
+        settings: Of the run.
     """
 
-    def __init__(self, settings: VictimSettings) -> None:
+    def __init__(self, settings: TargetSettings) -> None:
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = Reader(self.folder / "journal.jsonl")
@@ -56,14 +133,14 @@ class Victim:
         environment = os.environ | {"PYTHONPATH": path, MARK: self.mark, "TMPDIR": str(self.scratch)}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.chaos.victim", *settings.words],
+                [sys.executable, "-m", "benchmarks.chaos.target", *settings.words],
                 cwd=ROOT,
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
 
-    def __enter__(self) -> Victim:
+    def __enter__(self) -> Target:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -72,12 +149,12 @@ class Victim:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def lines(self, event: str) -> list[Line]:
-        """What this launch has written of one kind so far."""
+        """Returns the lines of one kind that this launch has written so far."""
         self.journal.refresh()
         return [line for line in self.journal.of(event) if line["launch"] == self.number]
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        """Look until `condition` holds.
+        """Waits until `condition` holds.
 
         Raises:
             Ended: The process has ended.
@@ -86,13 +163,13 @@ class Victim:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self.process.poll() is not None:
-                raise Ended(self._told(f"ended with exit status {self.process.returncode} before {what}"))
+                raise Ended(self._error(f"ended with exit status {self.process.returncode} before {what}"))
             if time.monotonic() > deadline:
-                raise TimeoutError(self._told(f"did not get to {what} within {timeout_s:g} s"))
+                raise TimeoutError(self._error(f"did not get to {what} within {timeout_s:g} s"))
             time.sleep(LOOK_S)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for its good end.
+        """Waits for its good end.
 
         Raises:
             Ended: It ended with an error.
@@ -101,21 +178,22 @@ class Victim:
         try:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(self._told(f"did not end within {timeout_s:g} s")) from error
+            raise TimeoutError(self._error(f"did not end within {timeout_s:g} s")) from error
         if status:
-            raise Ended(self._told(f"ended with exit status {status}"))
+            raise Ended(self._error(f"ended with exit status {status}"))
 
     def kill(self) -> None:
-        """SIGKILL to the trainer's process; the others learn of it by themselves."""
+        """Sends SIGKILL to the trainer's process alone; the other processes notice by themselves."""
         self.process.kill()
         self.process.wait()
 
     def leftovers(self) -> dict[str, object]:
-        """What is left of an ended victim, after `GONE_S` seconds or as soon as nothing is.
+        """Returns what is left of an ended target, after `GONE_S` seconds or as soon as nothing is, and removes its
+        temporary folder.
 
         Returns:
             `gone_s` until the last process and file in shared memory went, or None; `processes` and `shared` that
-            stayed, by name; `temporary_files` in its temporary folder, torch's cache left out; the folder is removed.
+            stayed, by name; `temporary_files` in its temporary folder, except torch's cache.
         """
         ended = time.monotonic()
         while (processes := self._living()) or (shared := self._shared()):
@@ -145,13 +223,13 @@ class Victim:
         shutil.rmtree(self.scratch)
         return {"temporary_files": left}
 
-    def _told(self, what: str) -> str:
+    def _error(self, what: str) -> str:
         tail = "\n".join(self.output.read_text(errors="replace").splitlines()[-20:])
-        return f"Launch {self.number} of the victim {what}. The end of {self.output}:\n{tail}"
+        return f"Launch {self.number} of the target {what}. The end of {self.output}:\n{tail}"
 
 
 def _inode(path: Path) -> int | None:
-    """None if the file has gone meanwhile."""
+    """Returns None if the file has gone meanwhile."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""A small HTTP proxy before a generator: it passes everything on, and breaks what it is told to break.
+"""A small HTTP proxy in front of a generator: it passes every request on, and breaks the requests of its fault.
 
-It runs on a thread of its own, so a fault on the way is one that neither trainer nor generator knows of beforehand.
+It runs on its own thread; neither trainer nor generator knows of a fault beforehand.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ HOST = "127.0.0.1"
 DEADLINE_S = 10.0
 """For starting and closing a proxy."""
 PROBE_SALT = "probe-"
-"""A probe's `cache_salt` begins so; no other request's does."""
+"""Start of a probe's `cache_salt`, and of no other request's."""
 
 Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged", "replaced"]
 KINDS: dict[Kind, str] = {
     "cut": "the connection is cut before anything is passed on",
-    "refused": "the proxy responses 503",
-    "silent": "nothing is passed on and nothing answered",
+    "refused": "the proxy answers 503",
+    "silent": "nothing is passed on, and there is no answer",
     "late": "passed on when the deadline is over",
     "unanswered": "passed on, and the connection is cut in the place of the answer",
-    "lie": "the proxy responses 200 with an empty object and passes nothing on",
+    "lie": "the proxy answers 200 with an empty object and passes nothing on",
     "damaged": "a byte of the file of weights is flipped after its checksum was taken",
     "replaced": "a tensor of the file is zero, and the checksum is that of the new file",
 }
@@ -43,7 +43,7 @@ KINDS: dict[Kind, str] = {
 
 @dataclass
 class Fault:
-    """What a proxy does to requests of one phase.
+    """A fault of a proxy for the requests of one phase.
 
     Args:
         phase: The route without its query, or `probe`.
@@ -55,21 +55,21 @@ class Fault:
     kind: Kind
     times: int = 1
     hits: list[float] = field(default_factory=list)
-    """When it hit, in seconds of `time.monotonic`."""
+    """Times of its hits, in seconds of `time.monotonic`."""
 
 
 class Proxy:
-    """A proxy before one server.
+    """A proxy in front of one server.
 
     Args:
         target: Address of the server.
-        late_s: Seconds after which a `late` request is passed on, and a `silent` one let go.
+        late_s: Seconds after which a `late` request is passed on, and a `silent` one dropped.
     """
 
     def __init__(self, target: str, late_s: float) -> None:
         self.target, self.late_s = target, late_s
         self.fault: Fault | None = None
-        """What it breaks; None breaks nothing."""
+        """The fault that is active, if any."""
         self._late: set[asyncio.Task[Any]] = set()
         self._loop = LoopThread()
         self._session: aiohttp.ClientSession | None = None
@@ -77,7 +77,7 @@ class Proxy:
         self.url: str = self._loop.wait(self._start(), DEADLINE_S, "starting a proxy")
 
     def close(self) -> None:
-        """End the proxy; idempotent."""
+        """Ends the proxy; idempotent."""
         if not self._loop.closed:
             self._loop.wait(self._end(), DEADLINE_S, "closing a proxy")
             self._loop.close()
@@ -122,7 +122,7 @@ class Proxy:
         return await breaks[fault.kind](request, body)
 
     async def _pass_on(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """The server's answer, piece by piece as it comes."""
+        """Passes the request on and streams the server's answer back."""
         try:
             async with self._ask(request, body) as answer:
                 response = web.StreamResponse(status=answer.status)
@@ -156,7 +156,7 @@ class Proxy:
         return await self._cut(request, body)
 
     async def _pass_on_late(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """On a task of its own, which lives on when the client has gone."""
+        """Passes the request on in a task that outlives the client's connection."""
 
         async def later() -> None:
             await asyncio.sleep(self.late_s)
@@ -182,7 +182,7 @@ class Proxy:
     async def _with_other_file(
         self, request: web.Request, body: bytes, spoil: Callable[[Path, Path, int], int]
     ) -> web.StreamResponse:
-        """Pass an update on with a spoilt copy in the place of its file: the other generators load the file itself."""
+        """Passes an update on with a damaged copy instead of its file: the other generators load the file itself."""
         update = json.loads(body)
         info = update["update_info"]
         file = Path(info["file"])
@@ -196,14 +196,14 @@ class Proxy:
 
 
 def phase_of(path: str, body: bytes) -> str:
-    """The phase of a sync that a request belongs to: its route, or `probe`."""
+    """Returns the phase of a sync that a request belongs to: its route, or `probe`."""
     if path == GENERATE and str(json.loads(body).get("cache_salt", "")).startswith(PROBE_SALT):
         return "probe"
     return path
 
 
 def flip_a_byte(file: Path, copy: Path, checksum_of_file: int) -> int:
-    """Copy `file` with one bit of its last number changed; the checksum stays."""
+    """Copies `file` with one bit of its last number changed; returns the checksum of the original."""
     content = bytearray(file.read_bytes())
     content[-1] ^= 0x40  # the exponent, in every format of floating point
     copy.write_bytes(content)
@@ -211,7 +211,7 @@ def flip_a_byte(file: Path, copy: Path, checksum_of_file: int) -> int:
 
 
 def zero_a_tensor(file: Path, copy: Path, checksum_of_file: int) -> int:
-    """Copy `file` with its last matrix set to zero; the checksum of the copy."""
+    """Copies `file` with its last matrix set to zero; returns the checksum of the copy."""
     tensors = load_file(file)
     name = max(name for name, tensor in tensors.items() if tensor.ndim == 2)
     save_file(tensors | {name: torch.zeros_like(tensors[name])}, copy)

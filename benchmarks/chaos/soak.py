@@ -1,25 +1,23 @@
 """A long run at its highest speed with a fault a minute, and whether anything of it grows: memory, files, threads.
 
-    ONEDNN_PRIMITIVE_CACHE_CAPACITY=32 python -m benchmarks.chaos.soak --steps 2000 --every-s 60
-    python -m benchmarks.chaos.soak --steps 30 --every-s 20 --settle 5 --sample-s 1      a rehearsal
+    ONEDNN_PRIMITIVE_CACHE_CAPACITY=32 python -m benchmarks.chaos soak --steps 2000 --every-s 60
+    python -m benchmarks.chaos soak --steps 30 --every-s 20 --settle 5 --sample-s 1      a rehearsal
 
-A fault kills or freezes a random part of a random generator, or kills a reward worker. The steps that do not count, the
-first 200, have had one of each kind by then, of all generators at once: what is made once in a run is made there, and
-what a fault leaves behind is seen at its second time. Slopes are of the samples in which all generators served: a lost
-one takes its memory with it. They are by least squares, with 95 % intervals. The policy stands still (`--lr 0`): one
-that learns writes responses of other lengths, and memory follows them. And vLLM's products of matrices keep a kernel
-for each number of tokens that they have met, at most 1,024 of them: a generator then grows for 1,000 steps behind each
-of its starts. The variable bounds that cache, so that what else grows can be seen.
+A fault kills or freezes a random part of a random generator, or kills a reward worker. The first 200 steps do not
+count. They have one fault of each kind, of all generators at once: they hold what is made once in a run, and the
+leftovers of a fault show at its second time. Slopes are of the samples in which all generators served: a lost one takes
+its memory with it. They are by least squares, with 95 % intervals. The policy does not change (`--lr 0`): one that
+learns writes responses of other lengths, and memory follows them. vLLM's matrix products keep a kernel for each number
+of tokens that they have met, at most 1,024 of them: a generator then grows for 1,000 steps after each of its starts.
+The variable bounds that cache, to make other growth visible. A measurement that is in the results already is not
+repeated.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-import shlex
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from statistics import fmean
@@ -28,57 +26,56 @@ from typing import Any
 import psutil
 
 from benchmarks import records
-from benchmarks.chaos import footprint, held
-from benchmarks.chaos.launch import LOOK_S, Ended, Victim
-from benchmarks.chaos.lineage import accounted_for, surviving
-from benchmarks.chaos.settings import VictimSettings, add_deadlines
-from benchmarks.chaos.soak_faults import FIRST, Faults
+from benchmarks.chaos import footprint
+from benchmarks.chaos.faults import FIRST, RandomFaults
+from benchmarks.chaos.journal import accounted_for, surviving
+from benchmarks.chaos.launch import LOOK_S, WAIT_S, Ended, Target, TargetSettings, add_settings, settings_of
 from benchmarks.intervals import slope
 
-log = logging.getLogger(__name__)
-
 CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-NAMES = (*footprint.NAMES, *held.NAMES)
+NAMES = (*footprint.NAMES, *footprint.HELD_NAMES)
 """What is watched."""
-
-START_S, STEP_S = 900.0, 300.0
-"""The longest that the start, and a step with its faults, may take."""
+STEP_S = 300.0
+"""Deadline of a step with its faults."""
 HEAD = "| | mean | slope per 1,000 steps | 95 % interval |\n|---|---|---|---|"
 
 
-def settings_of(args: argparse.Namespace) -> VictimSettings:
-    """Small steps, few checkpoints."""
-    return VictimSettings(
-        folder=str(args.folder.resolve()),
-        steps=args.steps,
-        steps_per_epoch=0,
-        groups=args.groups,
-        responses=args.responses,
-        capacity=args.capacity,
-        seed=args.seed,
-        lr=args.lr,
-        schedule="constant",
-        checkpoint_every=args.checkpoint_every,
-        evaluate=False,
-        heartbeat_s=args.heartbeat_s,
-        sync_deadline_s=args.sync_deadline_s,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the settings of this experiment."""
+    parser.add_argument("--every-s", type=float, default=60.0, help="seconds between faults (%(default)s)")
+    parser.add_argument("--sample-s", type=float, default=5.0, help="seconds between samples (%(default)s)")
+    parser.add_argument("--settle", type=int, default=200, help="steps before the slopes begin (%(default)s)")
+    add_settings(parser, steps=2000, groups=2, responses=8, capacity=16, checkpoint_every=20, lr=0.0)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The run from its start to its record."""
-    settings, started = settings_of(args), time.monotonic()
+def run(args: argparse.Namespace) -> int:
+    """Measures unless the record is there, then prints the table."""
+    settings, kept = target_settings(args), os.environ.get(CACHE)
+    asked = {"every_s": args.every_s, "settle": args.settle, "sample_s": args.sample_s, "first": [*map(str, FIRST)]}
+    described = {"asked": asked, "kernels_kept": kept, "settings": settings.described}
+    command = {"command": f"{CACHE}={kept} {args.command}" if kept else args.command}
+    print(table(records.measured(args.out, described, lambda: measure(args, settings) | command)))
+    return 0
+
+
+def target_settings(args: argparse.Namespace) -> TargetSettings:
+    """Returns the settings of a target with small steps."""
+    return settings_of(args, steps_per_epoch=0, schedule="constant", evaluate=False)
+
+
+def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any]:
+    """Makes the run, from its start to its record."""
+    started = time.monotonic()
     shutil.rmtree(settings.folder, ignore_errors=True)
-    with Victim(settings) as victim:
-        victim.wait_for(lambda: victim.lines("step"), START_S, "its first step")
-        faults = Faults(victim, args.every_s, args.seed)
-        samples = watch(victim, faults, args.sample_s)
-        victim.wait(START_S)
-        left = victim.leftovers()
-    lineage, end = surviving(victim.lines("step")), victim.lines("end")[-1]
+    with Target(settings) as target:
+        target.wait_for(lambda: target.lines("step"), WAIT_S, "its first step")
+        faults = RandomFaults(target.process.pid, args.every_s, args.seed)
+        samples = watch(target, faults, args.sample_s)
+        target.wait(WAIT_S)
+        left = target.leftovers()
+    lineage, end = surviving(target.lines("step")), target.lines("end")[-1]
     settled = [sample for sample in samples if sample["whole"] and sample["step"] >= args.settle]
     return {
-        **described(args),
         "faults": dict(faults.counts),
         "seconds": round(time.monotonic() - started, 1),
         "left": left,
@@ -90,44 +87,47 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "samples": len(settled),
         "series": {name: thinned([sample[name] for sample in samples]) for name in ("step", *NAMES)},
         "slopes": {name: trend(settled, name) for name in NAMES},
-        "collected": [{name: line[name] for name in ("step", *held.NAMES)} for line in victim.lines("collected")],
+        "collected": [
+            {name: line[name] for name in ("step", *footprint.HELD_NAMES)} for line in target.lines("collected")
+        ],
     }
 
 
-def watch(victim: Victim, faults: Faults, every_s: float) -> list[dict[str, float]]:
-    """Samples of the run until it ends, with its faults meanwhile.
+def watch(target: Target, faults: RandomFaults, every_s: float) -> list[dict[str, float]]:
+    """Takes samples of the run until it ends, and injects its faults meanwhile.
 
     Raises:
         TimeoutError: A step took longer than `STEP_S` seconds.
     """
     samples: list[dict[str, float]] = []
     due = time.monotonic()
-    while victim.process.poll() is None and not victim.lines("end"):
-        now, newest = time.monotonic(), victim.lines("step")[-1]
+    while target.process.poll() is None and not target.lines("end"):
+        now, newest = time.monotonic(), target.lines("step")[-1]
         if time.time() - newest["time"] > STEP_S:
-            raise TimeoutError(f"Step {newest['step'] + 1} did not end within {STEP_S:g} s; see {victim.folder}.")
-        whole = len(victim.lines("lost")) == 0 or last_event(victim) == "whole"
+            raise TimeoutError(f"Step {newest['step'] + 1} did not end within {STEP_S:g} s; see {target.folder}.")
+        whole = len(target.lines("lost")) == 0 or last_event(target) == "whole"
         try:
             if now >= due:
-                own = {name: newest[name] for name in held.NAMES}
-                samples.append(footprint.footprint(victim.process.pid) | own | {"step": newest["step"], "whole": whole})
+                own = {name: newest[name] for name in footprint.HELD_NAMES}
+                samples.append(footprint.footprint(target.process.pid) | own | {"step": newest["step"], "whole": whole})
                 due = now + every_s
             faults.tick(whole)
         except (psutil.NoSuchProcess, FileNotFoundError):
             break  # the run has ended
         time.sleep(LOOK_S)
-    if victim.process.poll():
-        raise Ended(f"The run ended with exit status {victim.process.returncode}; see {victim.output}.")
+    if target.process.poll():
+        raise Ended(f"The run ended with exit status {target.process.returncode}; see {target.output}.")
     return samples
 
 
-def last_event(victim: Victim) -> str:
-    """Whether the fleet's newest line is of a loss or of all being there."""
-    return max(victim.lines("lost") + victim.lines("whole"), key=lambda line: line["time"])["event"]
+def last_event(target: Target) -> str:
+    """Returns the event of the fleet's newest line: `lost` or `whole`."""
+    return max(target.lines("lost") + target.lines("whole"), key=lambda line: line["time"])["event"]
 
 
 def trend(samples: Sequence[dict[str, float]], name: str) -> dict[str, float | None]:
-    """Mean of a series, its slope per 1,000 steps, and half of that one's 95 % interval; None for too few samples."""
+    """Returns the mean of a series, its slope per 1,000 steps, and half of the slope's 95 % interval; None for too few
+    samples."""
     values = [sample[name] for sample in samples]
     per_sample, half = slope(values)
     steps = samples[-1]["step"] - samples[0]["step"] if samples else 0.0
@@ -137,24 +137,18 @@ def trend(samples: Sequence[dict[str, float]], name: str) -> dict[str, float | N
 
 
 def late(series: dict[str, list[float]], name: str) -> dict[str, float | None]:
-    """The trend of a series over the second half of the steps."""
+    """Returns the trend of a series over the second half of the steps."""
     pairs = zip(series["step"], series[name], strict=True)
     return trend([{"step": step, name: value} for step, value in pairs if step >= series["step"][-1] / 2], name)
 
 
 def thinned(values: list[float], most: int = 400) -> list[float]:
-    """At most so many of them, evenly spread."""
+    """Returns at most so many of them, evenly spread."""
     return values[:: -(-len(values) // most) or 1]
 
 
-def described(args: argparse.Namespace) -> dict[str, Any]:
-    """What a measurement is recognised by."""
-    asked = {"every_s": args.every_s, "settle": args.settle, "sample_s": args.sample_s, "first": [*map(str, FIRST)]}
-    return {"asked": asked, "kernels_kept": os.environ.get(CACHE), "settings": settings_of(args).described}
-
-
 def table(record: dict[str, Any]) -> str:
-    """The measurement as lines of text."""
+    """Returns the measurement in Markdown."""
     rows = []
     for name, found in record["slopes"].items():
         numbers = [found["mean"], found["slope"], None, None]
@@ -173,41 +167,3 @@ def table(record: dict[str, Any]) -> str:
     wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
     rows.append(f"\nFaults: {faults or 'none'}. Prompts trained: {trained['prompts']} ({wrong}). {record['fleet']}")
     return "\n".join([HEAD, *rows])
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000, help="(%(default)s)")
-    parser.add_argument("--every-s", type=float, default=60.0, help="seconds between faults (%(default)s)")
-    parser.add_argument("--sample-s", type=float, default=5.0, help="seconds between samples (%(default)s)")
-    parser.add_argument("--settle", type=int, default=200, help="steps before the slopes begin (%(default)s)")
-    parser.add_argument("--groups", type=int, default=2, help="problems a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=8, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=16, help="responses a generator writes at once (%(default)s)")
-    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps (%(default)s)")
-    lr_help = "learning rate; with 0 the policy, and with it the work of a step, stays what it is (%(default)s)"
-    parser.add_argument("--lr", type=float, default=0.0, help=lr_help)
-    parser.add_argument("--seed", type=int, default=0, help="of the run and of the faults (%(default)s)")
-    add_deadlines(parser)
-    records.add_places(parser, "chaos_soak", plot=False)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure unless it is there, then print the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if records.find(records.read(args.out), described(args)) is None:
-        bound = [f"{CACHE}={os.environ[CACHE]}"] if CACHE in os.environ else []
-        command = shlex.join([*bound, "python", "-m", "benchmarks.chaos.soak", *words])
-        records.append(args.out, measure(args) | {"command": command})
-    record = records.find(records.read(args.out), described(args))
-    assert record is not None, "it was just written"
-    print(table(record))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,58 +1,77 @@
-"""Break the sync: each of its phases in each way, once each, in one run of the quickstart's task with two generators.
+"""Breaks each phase of a sync in each way, once each, in one run of the quickstart's task with two generators.
 
-    python -m benchmarks.chaos.sync            run, record, print the tables
-    python -m benchmarks.chaos.sync --print    only print the tables of the last run that was recorded
+    python -m benchmarks.chaos sync            run, record, print the tables
+    python -m benchmarks.chaos sync --print    only print the tables of the last run that was recorded
 
-Between the trainer and each generator stands a proxy that breaks one request when it is told to. Afterwards every
-trained token is computed again under the weights of the version it names: a token by half-updated weights agrees with
-none.
+A proxy between the trainer and each generator breaks one request at a time. Afterwards every trained token is computed
+again under the weights of the version it names: a token by half-updated weights agrees with none.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 
 import lrl
 from benchmarks import records
-from benchmarks.chaos.proof import Witness
+from benchmarks.chaos.faults import GENERATORS
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.sync_faults import INIT, ON_THE_WAY, PROBE, STAGE, UPDATE, BreakingSync, Planned, make_plan
+from benchmarks.chaos.token_proof import TokenRecorder
 from benchmarks.quickstart_run import RunSettings, make_data, make_module, server_settings
 from lrl.generators.server import Server
 
-GENERATORS = 2
 CAPACITY = 64
 SPARE_STEPS = 6
-"""For generators that were taken out without the plan's saying so, and come back at a sync of their own."""
+"""For generators that were evicted against the plan, and return at an extra sync."""
 TOLERANCE = 0.02
 """Nats. A generator's decode kernel on the CPU and the trainer's forward pass differ by less."""
 HEAD = "| " + " | ".join(["phase", *ON_THE_WAY]) + " |\n" + "|---" * (1 + len(ON_THE_WAY)) + "|"
 HEAD_OF_OTHERS = "| fault | noticed by | after s | outcome |\n|---|---|---|---|"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the settings of this experiment."""
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-4, help="(%(default)s)")
+    parser.add_argument("--deadline", type=float, default=5.0, help="seconds for a phase (%(default)s)")
+    parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds (%(default)s)")
+    phases = [INIT, *UPDATE, "/resume", PROBE, STAGE]
+    parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="only faults of these")
+    parser.add_argument("--kinds", nargs="+", help="only faults of these kinds")
+    parser.add_argument("--print", action="store_true", help="print the last recorded run; run nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs, records and prints; returns 1 if a fault was not noticed, a prompt lost, or a token by no version."""
+    if not args.print:
+        plan = [f for f in make_plan() if f.phase in args.phases and (not args.kinds or f.kind in args.kinds)]
+        records.append(args.out, measure(args, plan) | {"command": args.command})
+    record = records.read(args.out)[-1]
+    wrong = verdict(record)
+    print("\n".join([tables(record), "", summary(record), *wrong]))
+    return 1 if wrong else 0
+
+
 class ProxiedServer(Server):
-    """A server whose address is its proxy's."""
+    """A server behind a proxy: its address is the proxy's."""
 
     proxy: Proxy | None = None
 
     @property
     def url(self) -> str:
-        """Where the trainer finds it."""
+        """The address for the trainer."""
         return super().url if self.proxy is None else self.proxy.url
 
 
 class BehindProxies(lrl.AsyncSingleDevice):
-    """The strategy with a proxy before each generator.
+    """The strategy with a proxy in front of each generator.
 
     Args:
         proxies: Filled when the servers are made: proxy by number of the generator.
@@ -76,14 +95,14 @@ class BehindProxies(lrl.AsyncSingleDevice):
         return servers
 
     def teardown(self) -> None:
-        """Stop the generators, then the proxies."""
+        """Stops the generators, then the proxies."""
         super().teardown()
         for proxy in self._proxies.values():
             proxy.close()
 
 
 def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettings:
-    """Enough steps for one fault a sync, and one more for each generator that comes back."""
+    """Returns settings with a step for each fault, and one more for each generator that returns."""
     steps = len(plan) + sum(fault.takes_out for fault in plan) + SPARE_STEPS
     return RunSettings(
         seed=args.seed, max_lag=2, lr=args.lr, schedule="constant", steps=steps, groups=args.groups, responses=8
@@ -91,8 +110,8 @@ def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettin
 
 
 def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]:
-    """One run from its start to its record."""
-    settings, proxies, witness = run_settings(args, plan), dict[int, Proxy](), Witness()
+    """Makes one run, from its start to its record."""
+    settings, proxies, tokens = run_settings(args, plan), dict[int, Proxy](), TokenRecorder()
     sync = BreakingSync(plan, proxies, settle_s=2 * args.heartbeat + 3.0, deadline_s=args.deadline)
     strategy = BehindProxies(
         proxies,
@@ -105,7 +124,7 @@ def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]
         accelerator="cpu",
         devices=1 + GENERATORS,
         strategy=strategy,
-        callbacks=[witness, sync],
+        callbacks=[tokens, sync],
         max_steps=settings.steps,
         max_epochs=-1,
         logger=False,
@@ -125,18 +144,13 @@ def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]
         "heartbeat_s": args.heartbeat,
         "seconds": round(seconds, 1),
         "not_met": len(sync.left),
-        "proof": witness.verify(policy.network, data.sampling.temperature).record(),
+        "proof": tokens.verify(policy.network, data.sampling.temperature).record(),
         "faults": [outcome.record() for outcome in sync.outcomes],
     }
 
 
-def faults_of(record: dict[str, Any]) -> dict[tuple[str, str, bool], dict[str, Any]]:
-    """The outcomes by phase, kind and whether it stayed."""
-    return {(fault["phase"], fault["kind"], fault["stays"]): fault for fault in record["faults"]}
-
-
 def cell(fault: dict[str, Any] | None) -> str:
-    """An outcome in a table of phases and kinds."""
+    """Returns the cell of an outcome in the table of phases and kinds."""
     if fault is None:
         return ""
     if fault["detected_by"] is None:
@@ -145,8 +159,8 @@ def cell(fault: dict[str, Any] | None) -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
-    """What came of each fault, in Markdown."""
-    found = faults_of(record)
+    """Returns the outcome of each fault, in Markdown."""
+    found = {(fault["phase"], fault["kind"], fault["stays"]): fault for fault in record["faults"]}
     rows = [
         "| " + " | ".join([f"`{phase}`", *(cell(found.get((phase, kind, False))) for kind in ON_THE_WAY)]) + " |"
         for phase in [INIT, *UPDATE, "/resume", PROBE]
@@ -161,7 +175,7 @@ def tables(record: dict[str, Any]) -> str:
 
 
 def verdict(record: dict[str, Any]) -> list[str]:
-    """What is wrong with a run; empty if nothing is."""
+    """Returns the failures of a run; empty if there are none."""
     proof = record["proof"]
     unnoticed = [fault for fault in record["faults"] if fault["detected_by"] is None and not harmless(fault)]
     faults = [f"{fault['kind']} at {fault['phase']} was not noticed" for fault in unnoticed]
@@ -172,12 +186,12 @@ def verdict(record: dict[str, Any]) -> list[str]:
 
 
 def harmless(fault: dict[str, Any]) -> bool:
-    """Whether there is nothing to notice: through shared memory the first handshake does nothing."""
+    """Returns whether there is nothing to notice: through shared memory the first handshake does nothing."""
     return (fault["phase"], fault["kind"]) == (INIT, "lie")
 
 
 def summary(record: dict[str, Any]) -> str:
-    """The proof in a sentence each."""
+    """Returns the token check in sentences."""
     proof = record["proof"]
     return (
         f"{len(record['faults'])} faults in {record['steps']} steps and {record['seconds']:.0f} s; {proof['groups']} "
@@ -186,37 +200,3 @@ def summary(record: dict[str, Any]) -> str:
         f"that were carried, {proof['carried_difference']:.2g} nats. Laid to the version before: "
         f"{proof['under_the_version_before']:.2g} nats."
     )
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos.sync", description="Break the sync.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-4, help="(%(default)s)")
-    parser.add_argument("--deadline", type=float, default=5.0, help="seconds for a phase (%(default)s)")
-    parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds (%(default)s)")
-    phases = [INIT, *UPDATE, "/resume", PROBE, STAGE]
-    parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="only faults of these")
-    parser.add_argument("--kinds", nargs="+", help="only faults of these kinds")
-    parser.add_argument("--print", action="store_true", help="print the last recorded run; run nothing")
-    records.add_places(parser, "chaos_sync", plot=False)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run, record and print; 1 if something was not noticed, lost or by no version."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if not args.print:
-        plan = [f for f in make_plan() if f.phase in args.phases and (not args.kinds or f.kind in args.kinds)]
-        command = shlex.join(["python", "-m", "benchmarks.chaos.sync", *words])
-        records.append(args.out, measure(args, plan) | {"command": command})
-    record = records.read(Path(args.out))[-1]
-    print("\n".join([tables(record), "", summary(record), *verdict(record)]))
-    return 1 if verdict(record) else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,34 +1,39 @@
-"""The faults of `benchmarks.chaos.sync`, and the callback that brings one to each sync and writes down what came of it.
+"""The faults of `benchmarks.chaos.sync`, and the callback that brings one to each sync and records its outcome.
 
-A fault of which the plan says that it takes its generator out waits until all generators serve, and the others go on
-with the one that is left meanwhile; so the whole plan takes a few restarts and not the sum of them.
+A fault that should evict its generator waits until all generators serve; the other faults meanwhile hit the generator
+that is left. So the restarts of generators overlap with the rest of the plan.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import lightning as L
 
-from benchmarks.chaos.full_memory import full_memory
 from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
+from lrl.weights import shared_memory
 
 INIT, PROBE, STAGE = "/init_weight_transfer_engine", "probe", "stage"
 UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
 ON_THE_WAY: tuple[Kind, ...] = get_args(Kind)[:6]
 TAKING_OUT: tuple[Kind, ...] = ("cut", "refused", "silent", "lie")
-"""A resume or a probe that only comes late reaches a generator that is out already."""
+"""A resume or a probe that only comes late reaches a generator that is evicted already."""
 UNHEARD: tuple[Kind, ...] = ("silent", "late")
-"""Who does not answer when it is told to pause stands still."""
+"""A generator that does not answer a pause writes nothing."""
 STAYS = 1_000_000
-"""Requests: more than there are."""
+"""Number of requests: more than there are."""
 WAIT_S = 300.0
 """For a lost generator to come back."""
 SIGNS = {
@@ -42,7 +47,7 @@ SIGNS = {
     " failed: ": "connection",
     "its process has ended": "process",
 }
-"""What stands in the log when something is noticed, and the word for it."""
+"""Parts of a log line that reports a fault, and the word for what noticed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,7 @@ class Planned:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of a fault.
+    """The outcome of a fault.
 
     Args:
         phase: As planned.
@@ -72,11 +77,11 @@ class Outcome:
         stays: As planned.
         version: Of the sync that it hit.
         hits: Requests it hit.
-        detected_by: What noticed it; None if nothing did.
+        detected_by: The check that noticed it; None if none did.
         detected_s: Seconds from its first hit until then.
         outcome: `taken out`, `retried`, `other way` or `no effect`.
-        sync_s: Seconds of the whole sync, its proof included.
-        said: The first line that was logged.
+        sync_s: Seconds of the whole sync, its probe included.
+        said: The first line of the log about it.
     """
 
     phase: str
@@ -91,12 +96,12 @@ class Outcome:
     said: str
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Returns the fields for JSON."""
         return asdict(self)
 
 
 def make_plan() -> list[Planned]:
-    """Every phase with every kind once, and three faults that stay."""
+    """Returns every phase with every kind once, and three faults that stay."""
     plan = [
         Planned(phase=phase, kind=kind, takes_out=phase == "/pause" and kind in UNHEARD)
         for kind in ON_THE_WAY
@@ -110,6 +115,43 @@ def make_plan() -> list[Planned]:
     return plan + [Planned(phase=phase, kind=kind, stays=True, takes_out=True) for phase, kind in stay.items()]
 
 
+SMALL = "1m"
+"""Size of a file system without room for weights."""
+
+
+@contextmanager
+def full_memory(notice: bool) -> Iterator[None]:
+    """Puts a file system of one MiB in the place of /dev/shm, for this process alone.
+
+    Without the right to mount, the check of free space is made to find none.
+
+    Args:
+        notice: Whether the check of free space notices it; if not, the write itself runs out of room.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lrl-full-")))
+        if os.geteuid() == 0 and mounted(folder):
+            stack.callback(subprocess.run, ["umount", str(folder)], check=True)
+            stack.enter_context(mock.patch.object(shared_memory, "SHARED_MEMORY", folder))
+            if not notice:
+                stack.enter_context(mock.patch.object(shared_memory, "_require_room"))
+        else:
+            stack.enter_context(mock.patch.object(shared_memory, "_require_room", _refuse))
+        yield
+
+
+def mounted(folder: Path) -> bool:
+    """Mounts the small file system; returns False if that is not allowed."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def _refuse(folder: Path, needed: int) -> None:
+    """Replaces the check of free space, except for the fallback folder."""
+    if folder == shared_memory.SHARED_MEMORY:
+        raise OSError(f"{folder} has 0 bytes free")
+
+
 class LogLines(logging.Handler):
     """Keeps lrl's warnings with their time, in seconds of `time.monotonic`."""
 
@@ -118,17 +160,17 @@ class LogLines(logging.Handler):
         self.lines: list[tuple[float, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
+        """Keeps one line."""
         self.lines.append((time.monotonic(), record.getMessage()))
 
 
 class BreakingSync(WeightSync):
-    """A `WeightSync` whose every sync meets the next fault of a plan.
+    """A `WeightSync` that injects the next fault of a plan into each sync.
 
     Args:
         plan: The faults.
-        proxies: One before each generator, by its number.
-        settle_s: Seconds that the run waits for a fault to show that the sync itself did not notice.
+        proxies: One in front of each generator, by its number.
+        settle_s: Seconds that the run waits for signs of a fault that the sync itself did not notice.
         **settings: Of `WeightSync`.
     """
 
@@ -140,17 +182,17 @@ class BreakingSync(WeightSync):
         self._log = LogLines()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Listen to what lrl says."""
+        """Attaches the log handler."""
         super().setup(trainer, pl_module, stage)
         logging.getLogger("lrl").addHandler(self._log)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Listen no more."""
+        """Detaches the log handler."""
         super().teardown(trainer, pl_module, stage)
         logging.getLogger("lrl").removeHandler(self._log)
 
     def sync(self, trainer: L.Trainer, policy: Any) -> None:
-        """Sync, and meet a fault on the way if one is left that suits what is there."""
+        """Syncs, with a fault if one is left that suits the present generators."""
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         self.wait_until_verified(trainer, fleet.rollouts)
         fleet._backoffs.clear()  # a generator that is lost every minute by plan would stay away for five minutes
@@ -174,7 +216,7 @@ class BreakingSync(WeightSync):
         self.outcomes.append(self._judge(planned, fault, target, trainer.global_step, sync_s))
 
     def _choose(self, fleet: Any, version: int) -> tuple[Planned, Generator] | None:
-        """The next fault that can be met by the sync to come, and the generator that meets it."""
+        """Returns the next fault that suits the coming sync, and the generator that it hits."""
         pool = fleet.rollouts
         new = [*pool.pending, *(generator for generator in pool.generators if generator.version < 0)]
         if new:
@@ -188,7 +230,7 @@ class BreakingSync(WeightSync):
         return (fitting[0], serving[version % len(serving)]) if fitting else None
 
     def _wait_if_nothing_suits(self, fleet: Any) -> None:
-        """With only such faults left that need all generators, wait until the lost one is back."""
+        """Waits until a lost generator is back if all faults left need all generators."""
         pool, end = fleet.rollouts, time.monotonic() + WAIT_S
         waits = [fault for fault in self.left if fault.phase == INIT or fault.takes_out]
         while waits and len(waits) == len(self.left) and not pool.pending and self._some_out(pool):
@@ -214,9 +256,9 @@ class BreakingSync(WeightSync):
             proxy.fault = None
 
     def _wait_for_a_sign(self, planned: Planned, target: Generator) -> None:
-        """A request that arrives late, or that never arrived, may show only behind the sync; so does a probe.
+        """Waits for a log line about the fault: a late or lost request, or a probe, may show only after the sync.
 
-        Who is to be taken out is waited for: the log says so a moment before it is done.
+        An eviction is waited for: the log reports it a moment before it is done.
         """
         end = time.monotonic() + self._settle_s
         while time.monotonic() < end and target.eviction is None:
@@ -225,7 +267,7 @@ class BreakingSync(WeightSync):
             time.sleep(0.1)
 
     def _said_of(self, planned: Planned, target: Generator) -> list[tuple[float, str]]:
-        """The lines about this fault; meanwhile another generator may come back, and say so."""
+        """Returns the log lines about this fault; the return of another generator may be logged in between."""
         if planned.phase == STAGE:
             return [line for line in self._log.lines if "staging" in line[1]]
         return [line for line in self._log.lines if target.name in line[1].lower()]

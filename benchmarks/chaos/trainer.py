@@ -1,10 +1,10 @@
 """Kills the trainer of a run at random moments and resumes it each time; beside it the same run unbroken.
 
-    python -m benchmarks.chaos.trainer                          20 kills in 60 steps, two epochs
-    python -m benchmarks.chaos.trainer --kills 2 --steps 8      a rehearsal
+    python -m benchmarks.chaos trainer                          20 kills in 60 steps, two epochs
+    python -m benchmarks.chaos trainer --kills 2 --steps 8      a rehearsal
 
 The moments follow from the seed: spread over the run's progress, each a random part of a step later; one in ten falls
-into the start instead. A measurement that is in the results already is not made again.
+into the start instead. A measurement that is in the results already is not repeated.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import shlex
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,18 +20,38 @@ from statistics import median
 from typing import Any
 
 from benchmarks import records
-from benchmarks.chaos.journal import Line
-from benchmarks.chaos.launch import Victim
-from benchmarks.chaos.lineage import surviving, trained_once
-from benchmarks.chaos.settings import VictimSettings, add_deadlines
+from benchmarks.chaos.journal import Line, surviving, trained_once
+from benchmarks.chaos.launch import WAIT_S, Target, TargetSettings, add_settings, settings_of
 
 log = logging.getLogger(__name__)
 
 EPOCHS = 2
-WAIT_S = 900.0
-"""For anything that a launch is waited for."""
 WHILE_STARTING = 10
 """One kill in so many falls into the start of a launch."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the settings of this experiment; `--steps` has to be even, for two epochs."""
+    parser.add_argument("--kills", type=int, default=20, help="(%(default)s)")
+    add_settings(parser, steps=60, groups=16, responses=4, capacity=4)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures what is missing, then prints the table."""
+    if args.steps % EPOCHS or args.steps < 6 or args.kills < 1:
+        raise SystemExit(f"--steps {args.steps} --kills {args.kills}: give an even number from 6 on, and a kill.")
+    command = {"command": args.command}
+    whole, broken = (
+        settings_of(args, folder=str((args.folder / name).resolve()), steps_per_epoch=args.steps // EPOCHS)
+        for name in ("unbroken", "killed")
+    )
+    described = {"asked_kills": 0, "settings": whole.described}
+    unbroken = records.measured(args.out, described, lambda: measure_unbroken(whole) | command)
+    pace = Pace(unbroken["start_s"], unbroken["step_s"])
+    described["asked_kills"] = args.kills
+    killed = records.measured(args.out, described, lambda: measure_killed(args.kills, broken, pace) | command)
+    print(table(killed, unbroken))
+    return 0
 
 
 @dataclass(frozen=True)
@@ -41,9 +59,9 @@ class Moment:
     """When a launch is killed.
 
     Args:
-        step: The run's progress that is waited for; the kill comes in the step behind it.
+        step: The step whose end is waited for; the kill comes in the step after it.
         share: Part of that step, or of the start.
-        starting: Kill while the launch starts, whatever the progress.
+        starting: The kill comes while the launch starts, at any step.
     """
 
     step: int
@@ -53,7 +71,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Pace:
-    """How long things take on this machine, from the unbroken run."""
+    """Durations on this machine, from the unbroken run."""
 
     start_s: float
     """Seconds from the launch until the first version is in the generators."""
@@ -62,7 +80,7 @@ class Pace:
 
 
 def plan(kills: int, steps: int, seed: int) -> list[Moment]:
-    """The moments of a run's kills, in the order of their steps; none is so late that the launch could end before."""
+    """Returns the moments of a run's kills by step; none is so late that the launch could end before."""
     draw = random.Random(seed)
     part = (steps - 3) / kills
     moments = [Moment(int(part * (number + draw.random())), draw.random()) for number in range(kills)]
@@ -71,59 +89,39 @@ def plan(kills: int, steps: int, seed: int) -> list[Moment]:
     return moments
 
 
-def settings_of(args: argparse.Namespace, name: str) -> VictimSettings:
-    """Exactly two epochs, in a folder of their own."""
-    folder = str((args.folder / name).resolve())
-    return VictimSettings(
-        folder=folder,
-        steps=args.steps,
-        steps_per_epoch=args.steps // EPOCHS,
-        groups=args.groups,
-        responses=args.responses,
-        capacity=args.capacity,
-        seed=args.seed,
-        heartbeat_s=args.heartbeat_s,
-        sync_deadline_s=args.sync_deadline_s,
-    )
-
-
-def fresh(settings: VictimSettings) -> VictimSettings:
-    """The same settings, with an empty folder."""
+def measure_unbroken(settings: TargetSettings) -> dict[str, Any]:
+    """Makes one launch, from its start to its record."""
     shutil.rmtree(settings.folder, ignore_errors=True)
-    return settings
+    with Target(settings) as target:
+        target.wait(WAIT_S + 60.0 * settings.steps)
+        left = target.leftovers()
+    steps = target.lines("step")
+    pace = Pace(round(target.lines("start")[0]["time"] - target.started, 1), round(seconds_a_step(steps), 2))
+    return {**asdict(pace), "left": left, **outcome(settings, target.journal.refresh())}
 
 
-def measure_unbroken(args: argparse.Namespace) -> dict[str, Any]:
-    """One launch from its start to its record."""
-    settings = settings_of(args, "unbroken")
-    with Victim(fresh(settings)) as victim:
-        victim.wait(WAIT_S + 60.0 * settings.steps)
-        left = victim.leftovers()
-    steps = victim.lines("step")
-    pace = Pace(round(victim.lines("start")[0]["time"] - victim.started, 1), round(seconds_a_step(steps), 2))
-    return {**described(args, 0), **asdict(pace), "left": left, **outcome(settings, victim.journal.refresh())}
-
-
-def measure_killed(args: argparse.Namespace, pace: Pace) -> dict[str, Any]:
-    """All launches of the run that is killed, and its record."""
-    settings, started = fresh(settings_of(args, "killed")), time.monotonic()
+def measure_killed(times: int, settings: TargetSettings, pace: Pace) -> dict[str, Any]:
+    """Makes all launches of the run that is killed so many `times`, and its record."""
+    started = time.monotonic()
+    minutes = ((times + 1) * pace.start_s + (settings.steps + times) * pace.step_s) / 60
+    log.info("%d kills take about %.0f minutes.", times, minutes)
+    shutil.rmtree(settings.folder, ignore_errors=True)
     kills = []
-    for number, moment in enumerate(plan(args.kills, args.steps, args.seed)):
-        with Victim(settings) as victim:
-            progress = wait_for_moment(victim, moment, pace)
-            victim.kill()
-            kills.append(asdict(moment) | {"launch": victim.number, "progress": progress} | victim.leftovers())
-        log.info("Kill %d of %d: %s", number + 1, args.kills, kills[-1])
-    with Victim(settings) as victim:
-        victim.wait(WAIT_S + 60.0 * settings.steps)
-        left = victim.leftovers()
-    lines = victim.journal.refresh()
+    for number, moment in enumerate(plan(times, settings.steps, settings.seed)):
+        with Target(settings) as target:
+            progress = wait_for_moment(target, moment, pace)
+            target.kill()
+            kills.append(asdict(moment) | {"launch": target.number, "progress": progress} | target.leftovers())
+        log.info("Kill %d of %d: %s", number + 1, times, kills[-1])
+    with Target(settings) as target:
+        target.wait(WAIT_S + 60.0 * settings.steps)
+        left = target.leftovers()
+    lines = target.journal.refresh()
     for kill in kills:
         kill["resumed"] = next(
             line["resumed"] for line in lines if line["event"] == "start" and line["launch"] > kill["launch"]
         )
     return {
-        **described(args, args.kills),
         "kills": kills,
         "seconds": round(time.monotonic() - started, 1),
         "left": left,
@@ -131,31 +129,31 @@ def measure_killed(args: argparse.Namespace, pace: Pace) -> dict[str, Any]:
     }
 
 
-def wait_for_moment(victim: Victim, moment: Moment, pace: Pace) -> int:
-    """Return at the moment of the kill, with the step that the launch had done last; -1 while it starts."""
+def wait_for_moment(target: Target, moment: Moment, pace: Pace) -> int:
+    """Waits for the moment of the kill; returns the last step that the launch has done, -1 while it starts."""
     if moment.starting:
         until = time.monotonic() + moment.share * pace.start_s
         # A start may be quicker than the one that was measured, and the launch must not run on to its end.
-        victim.wait_for(lambda: time.monotonic() > until or victim.lines("start"), WAIT_S, "its start")
-        return progress_of(victim)
-    victim.wait_for(lambda: progress_of(victim) >= moment.step, WAIT_S, f"step {moment.step}")
+        target.wait_for(lambda: time.monotonic() > until or target.lines("start"), WAIT_S, "its start")
+        return progress_of(target)
+    target.wait_for(lambda: progress_of(target) >= moment.step, WAIT_S, f"step {moment.step}")
     time.sleep(moment.share * pace.step_s)
-    return progress_of(victim)
+    return progress_of(target)
 
 
-def progress_of(victim: Victim) -> int:
-    """The last step that this launch has done or has found done; -1 before it knows."""
-    found = [line["step"] - 1 for line in victim.lines("start")] + [line["step"] for line in victim.lines("step")]
+def progress_of(target: Target) -> int:
+    """Returns the last step that this launch has done or has found done; -1 before it knows."""
+    found = [line["step"] - 1 for line in target.lines("start")] + [line["step"] for line in target.lines("step")]
     return max(found, default=-1)
 
 
 def seconds_a_step(steps: Sequence[Line]) -> float:
-    """Median time between the lines of a launch."""
+    """Returns the median time between the lines of a launch."""
     return median(later["time"] - line["time"] for line, later in zip(steps, steps[1:], strict=False))
 
 
-def outcome(settings: VictimSettings, lines: Sequence[Line]) -> dict[str, Any]:
-    """What a whole run has come to, from its journal."""
+def outcome(settings: TargetSettings, lines: Sequence[Line]) -> dict[str, Any]:
+    """Returns the result of a whole run, from its journal."""
     starts = [line for line in lines if line["event"] == "start"]
     lineage = surviving([line for line in lines if line["event"] == "step"])
     end = next(line for line in reversed(lines) if line["event"] == "end")
@@ -173,13 +171,8 @@ def outcome(settings: VictimSettings, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def described(args: argparse.Namespace, kills: int) -> dict[str, Any]:
-    """What a measurement is recognised by."""
-    return {"asked_kills": kills, "settings": settings_of(args, "").described}
-
-
 def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
-    """The measurement as lines of text."""
+    """Returns the measurement in Markdown."""
     kills, trained = record["kills"], record["trained"]
     late = [kill for kill in kills if kill["gone_s"] is None]
     half = sum(kill["resumed"]["responses"] > 0 for kill in kills)
@@ -198,44 +191,3 @@ def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
         "minutes": f"{record['seconds'] / 60:.0f}",
     }
     return "\n".join(["| | |\n|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos.trainer", description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=60, help="two epochs; an even number (%(default)s)")
-    parser.add_argument("--groups", type=int, default=16, help="problems a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=4, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=4, help="responses a generator writes at once (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the run and of the kills (%(default)s)")
-    add_deadlines(parser)
-    records.add_places(parser, "chaos_trainer", plot=False)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what is missing, then print the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
-    if args.steps % EPOCHS or args.steps < 6 or args.kills < 1:
-        raise SystemExit(f"--steps {args.steps} --kills {args.kills}: give an even number from 6 on, and a kill.")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    command = {"command": shlex.join(["python", "-m", "benchmarks.chaos.trainer", *words])}
-    if records.find(records.read(args.out), described(args, 0)) is None:
-        records.append(args.out, measure_unbroken(args) | command)
-    unbroken = records.find(records.read(args.out), described(args, 0))
-    assert unbroken is not None, "it was just written"
-    pace = Pace(unbroken["start_s"], unbroken["step_s"])
-    if records.find(records.read(args.out), described(args, args.kills)) is None:
-        minutes = ((args.kills + 1) * pace.start_s + (args.steps + args.kills) * pace.step_s) / 60
-        log.info("%d kills will take about %.0f minutes.", args.kills, minutes)
-        records.append(args.out, measure_killed(args, pace) | command)
-    killed = records.find(records.read(args.out), described(args, args.kills))
-    assert killed is not None, "it was just written"
-    print(table(killed, unbroken))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""What a run on one GPU takes of its memory, added up before anything is allocated.
+"""The memory of a run on one GPU, added up before anything is allocated.
 
 Weights, gradients and AdamW's moments are bfloat16. That loses small updates, which matters to learning and not to
 speed. In float32 these alone would take 128 GB with the 8 B policy.
@@ -21,14 +21,14 @@ MICRO_BATCH_TOKENS, HEAD_CHUNK_TOKENS = 8192, 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes on the GPU, by what takes them."""
+    """Bytes on the GPU, by purpose."""
 
     weights: int
-    """The policy's. Gradients, both of AdamW's moments and its working space are four times as much again."""
+    """The policy's. Gradients, both of AdamW's moments and its working space take four times as much again."""
     activations: int
     """Of one micro-batch with gradient checkpointing, the head's logits among them."""
     kv_cache: int
-    """Room for every response at full length, so that vLLM never has to preempt one."""
+    """Space for every response at full length, so that vLLM never has to preempt one."""
     staging: int = 2 * GIB
     """Buffers of the transport, on each side."""
     context: int = 2 * GIB
@@ -36,12 +36,12 @@ class MemoryPlan:
 
     @property
     def trainer(self) -> int:
-        """All that the trainer's process takes."""
+        """All memory of the trainer's process."""
         return 5 * self.weights + self.activations + self.staging + self.context
 
     @property
     def generator(self) -> int:
-        """All that vLLM takes."""
+        """All memory of vLLM."""
         return self.weights + self.kv_cache + self.staging + 2 * self.context
 
     def utilization(self, total: int) -> float:
@@ -59,7 +59,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: LlamaConfig) -> MemoryPlan:
-    """What a run with a policy of this shape takes, all of it in bfloat16 but the logits."""
+    """Returns the memory of a run with a policy of this shape, all of it in bfloat16 but the logits."""
     layers, hidden, head_dim = config.num_hidden_layers, config.hidden_size, config.head_dim
     checkpoints = MICRO_BATCH_TOKENS * layers * hidden * 2
     one_layer = MICRO_BATCH_TOKENS * (10 * hidden + 4 * config.intermediate_size) * 2 * 2  # forward and backward

@@ -1,7 +1,7 @@
 """Trainer and vLLM on one GPU: how long a step and its sync take, how fast both sides are, and what fits.
 
-A real `Trainer.fit` of a policy with random weights. A sync is held against a plain copy of the same bytes within the
-GPU: the least that moving them can cost.
+A real `Trainer.fit` of a policy with random weights. A sync is compared with a plain copy of the same bytes within the
+GPU: the lower bound of moving them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Recorder(L.Callback):
         self.device_bytes = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Note the step that has just ended."""
+        """Keeps the times of the step that has just ended."""
         times, stream = self.throughput.times, trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.steps.append(
             StepRecord(
@@ -88,7 +88,7 @@ class Recorder(L.Callback):
 
 
 def copy_seconds(num_bytes: int, repeats: int = 10) -> float:
-    """Median seconds of a copy of `num_bytes` within the GPU, by CUDA events."""
+    """Returns the median seconds of a copy of `num_bytes` within the GPU, by CUDA events."""
     source = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
     target = torch.zeros_like(source)
     seconds = []
@@ -105,7 +105,7 @@ def copy_seconds(num_bytes: int, repeats: int = 10) -> float:
 def make_run(
     folder: Path, rows: list[dict[str, Any]], transport: str, steps: int, utilization: float
 ) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
-    """Trainer, policy, data and recorder of a run, ready for `fit`."""
+    """Returns trainer, policy, data and recorder of a run, ready for `fit`."""
     throughput = Throughput()
     recorder = Recorder(throughput)
     server = lrl.ServerSettings(gpu_memory_utilization=utilization, max_num_seqs=CONCURRENT_RESPONSES)
@@ -137,13 +137,13 @@ def make_run(
 
 
 def medians(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """The median of each number over the measured steps."""
+    """Returns the median of each number over the measured steps."""
     measured = [asdict(step) for step in steps[MEASURED]]
     return {name: statistics.median(step[name] for step in measured) for name in measured[0]}
 
 
 def table(result: dict[str, Any]) -> str:
-    """A result as a Markdown table, with date, versions and command below it."""
+    """Returns a result as a Markdown table, with date, versions and command below it."""
     columns = {
         "policy": result["size"],
         "transport": result["transport"],
@@ -165,7 +165,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def measure(args: argparse.Namespace, command: str) -> dict[str, Any]:
-    """One run from nothing to its result."""
+    """Makes one run; returns its result."""
     config = llama(args.size)
     plan = plan_memory(config)
     utilization = plan.utilization(torch.cuda.mem_get_info()[1])
@@ -198,7 +198,7 @@ def measure(args: argparse.Namespace, command: str) -> dict[str, Any]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog=" ".join(COMMAND), description="Trainer and vLLM on one GPU, random weights.")
     parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="the policy (%(default)s)")
     parser.add_argument("--transport", choices=["ipc", "nccl"], default="ipc", help="how weights travel (%(default)s)")
@@ -217,7 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, append the result to `--out` as a line of JSON, and print it as a table."""
+    """Measures, appends the result to `--out` as a line of JSON, and prints it as a table."""
     parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(words)

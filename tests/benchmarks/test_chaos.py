@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos import faults, generators, launch, soak, trainer
-from benchmarks.chaos.journal import Journal, Reader
-from benchmarks.chaos.lineage import accounted_for, surviving, trained_once
-from benchmarks.chaos.settings import VictimSettings
+from benchmarks import records
+from benchmarks.chaos import __main__ as chaos
+from benchmarks.chaos import faults, generators, launch, rewards, soak, trainer
+from benchmarks.chaos.journal import Journal, Reader, accounted_for, surviving, trained_once
+from benchmarks.chaos.launch import TargetSettings
 
 PROMPTS = 4
 
@@ -103,16 +104,16 @@ def test_each_part_is_killed_and_frozen_in_turn_and_both_generators_at_last() ->
     assert not any(a.freeze and b.freeze for a, b in zip(found, found[1:], strict=False))
 
 
-def test_settings_reach_the_victim_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_reach_the_target_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     from jsonargparse import ArgumentParser
 
-    settings = soak.settings_of(soak.make_parser().parse_args(["--steps", "30"]))
+    settings = soak.target_settings(chaos.make_parser("soak").parse_args(["--steps", "30"]))
     parser = ArgumentParser()
-    parser.add_class_arguments(VictimSettings)
-    assert VictimSettings(**vars(parser.parse_args(settings.words))) == settings
+    parser.add_class_arguments(TargetSettings)
+    assert TargetSettings(**vars(parser.parse_args(settings.words))) == settings
 
 
-# ---- what a victim leaves
+# ---- what a target leaves
 
 
 def test_a_line_that_is_half_written_is_not_read_before_it_is_whole(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_line_that_is_half_written_is_not_read_before_it_is_whole(tmp_path: Pa
 
 
 @pytest.fixture
-def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.Victim]:
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.Target]:
     """A launch whose process is another program: it ends at once, and a child of it stays."""
     monkeypatch.setattr(launch, "GONE_S", 1.0)
     real = subprocess.Popen
@@ -139,7 +140,7 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.V
         return real([sys.executable, "-c", script], **more)
 
     monkeypatch.setattr(launch.subprocess, "Popen", start)
-    with launch.Victim(VictimSettings(folder=str(tmp_path))) as one:
+    with launch.Target(TargetSettings(folder=str(tmp_path))) as one:
         yield one
         one.process.wait(120)
     for process in launch.psutil.process_iter():
@@ -148,27 +149,27 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.V
                 process.kill()
 
 
-def test_a_process_that_outlives_its_victim_is_found(victim: launch.Victim) -> None:
-    victim.process.wait(120)
-    (victim.scratch / "left").touch()
-    left = victim.leftovers()
-    assert left["gone_s"] is None and left["temporary_files"] == ["left"] and not victim.scratch.exists()
+def test_a_process_that_outlives_its_target_is_found(target: launch.Target) -> None:
+    target.process.wait(120)
+    (target.scratch / "left").touch()
+    left = target.leftovers()
+    assert left["gone_s"] is None and left["temporary_files"] == ["left"] and not target.scratch.exists()
 
 
-def test_a_file_in_shared_memory_that_nobody_has_mapped_is_found(victim: launch.Victim) -> None:
+def test_a_file_in_shared_memory_that_nobody_has_mapped_is_found(target: launch.Target) -> None:
     path = launch.SHM / f"lrl-chaos-{os.getpid()}"
     path.touch()
     try:
-        assert path.name in victim._shared()
+        assert path.name in target._shared()
     finally:
         path.unlink()
-    assert path.name not in victim._shared()
+    assert path.name not in target._shared()
 
 
-def test_a_victim_that_ends_early_is_an_error_with_the_end_of_its_output(victim: launch.Victim) -> None:
+def test_a_target_that_ends_early_is_an_error_with_the_end_of_its_output(target: launch.Target) -> None:
     with pytest.raises(launch.Ended, match="ended with exit status 0 before its first step"):
-        victim.wait_for(lambda: False, 30.0, "its first step")
-    victim.leftovers()
+        target.wait_for(lambda: False, 30.0, "its first step")
+    target.leftovers()
 
 
 def environment(process: Any) -> dict[str, str]:
@@ -179,6 +180,22 @@ def environment(process: Any) -> dict[str, str]:
 
 
 def test_the_commands_of_the_docs_are_understood() -> None:
-    assert trainer.make_parser().parse_args(["--kills", "2", "--steps", "8"]).kills == 2
-    assert not generators.make_parser().parse_args(["--kills", "1", "--freezes", "1", "--no-both"]).both
-    assert soak.make_parser().parse_args(["--steps", "2000", "--every-s", "60"]).every_s == 60
+    assert chaos.make_parser("trainer").parse_args(["--kills", "2", "--steps", "8"]).kills == 2
+    assert not chaos.make_parser("generators").parse_args(["--kills", "1", "--freezes", "1", "--no-both"]).both
+    assert chaos.make_parser("soak").parse_args(["--steps", "2000", "--every-s", "60"]).every_s == 60
+    assert chaos.make_parser("sync").parse_args(["--print"]).print
+    assert chaos.make_parser("rewards").parse_args(["--kinds", "crash", "nan"]).kinds == ["crash", "nan"]
+
+
+@pytest.mark.parametrize("words", [["generators"], ["trainer"], ["soak"], ["sync", "--print"], ["rewards"]])
+def test_a_recorded_measurement_is_printed_and_not_repeated(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(launch.ROOT)
+    monkeypatch.setenv(soak.CACHE, "32")
+    monkeypatch.setattr(records, "append", None)
+    monkeypatch.setattr(rewards, "lent_server", None)
+    for experiment in (generators, trainer, soak):
+        monkeypatch.setattr(experiment, "Target", None)
+    chaos.main(words)
+    assert "|---|" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The proxy that breaks a sync, and the proof behind it."""
+"""The proxy that breaks a sync, and the check of every token after it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from aiohttp import web
 from safetensors.torch import load_file, save_file
 
 from benchmarks.chaos import sync
-from benchmarks.chaos.full_memory import full_memory
-from benchmarks.chaos.proof import Witness
 from benchmarks.chaos.proxy import Fault, Kind, Proxy, phase_of
-from benchmarks.chaos.sync_faults import INIT, ON_THE_WAY, PROBE, UPDATE, Outcome, make_plan
+from benchmarks.chaos.sync_faults import INIT, ON_THE_WAY, PROBE, UPDATE, Outcome, full_memory, make_plan
+from benchmarks.chaos.token_proof import TokenRecorder
 from lrl.generators.client import GENERATE, GeneratorClient, GeneratorError
 from lrl.runtime.event_loop import LoopThread
 from lrl.types import Group, Prompt, Rollout
@@ -176,13 +175,13 @@ def logprob(first: float, temperature: float = 1.0) -> float:
     return first / temperature - math.log(math.exp(first / temperature) + 1.0)
 
 
-def witness_of(*rollouts: Rollout, step: int = 2) -> Witness:
+def recorded_tokens(*rollouts: Rollout, step: int = 2) -> TokenRecorder:
     """Versions 0, 1, 2 give token 0 the logit 0, 1, 2."""
-    witness = Witness()
-    witness.weights = {version: Fixed(float(version)).state_dict() for version in range(3)}
+    tokens = TokenRecorder()
+    tokens.weights = {version: Fixed(float(version)).state_dict() for version in range(3)}
     prompt = Prompt(id=4, token_ids=[1, 1], text="")
-    witness.groups = [(step, Group(index=0, prompt=prompt, rollouts=list(rollouts)))]
-    return witness
+    tokens.groups = [(step, Group(index=0, prompt=prompt, rollouts=list(rollouts)))]
+    return tokens
 
 
 def rollout(logprobs: list[float], versions: list[int]) -> Rollout:
@@ -191,40 +190,40 @@ def rollout(logprobs: list[float], versions: list[int]) -> Rollout:
 
 def test_tokens_by_the_versions_they_name_are_proved_and_the_version_before_is_told_apart() -> None:
     responses = rollout([logprob(0.0), logprob(1.0)], [0, 1]), rollout([logprob(2.0)], [2])
-    proof = witness_of(*responses).verify(Fixed(0.0), 1.0)
+    proof = recorded_tokens(*responses).verify(Fixed(0.0), 1.0)
     assert proof.tokens == 3 and proof.difference < 1e-5 and proof.largest_lag == 2 and proof.missing == 0
     assert proof.under_the_version_before == pytest.approx(logprob(1.0) - logprob(0.0), abs=1e-5)
 
 
 def test_a_token_by_half_updated_weights_is_found_with_its_version() -> None:
-    proof = witness_of(rollout([logprob(0.0), logprob(0.5)], [0, 1])).verify(Fixed(0.0), 1.0)
+    proof = recorded_tokens(rollout([logprob(0.0), logprob(0.5)], [0, 1])).verify(Fixed(0.0), 1.0)
     assert proof.difference == pytest.approx(logprob(1.0) - logprob(0.5), abs=1e-5) and proof.worst_version == 1
 
 
 def test_only_a_carried_answer_may_be_by_a_newer_version_than_it_names() -> None:
-    proof = witness_of(rollout([logprob(2.0)], [1])).verify(Fixed(0.0), 1.0)
+    proof = recorded_tokens(rollout([logprob(2.0)], [1])).verify(Fixed(0.0), 1.0)
     assert proof.difference == pytest.approx(logprob(2.0) - logprob(1.0), abs=1e-5)
 
 
 def test_a_carried_answer_may_be_younger_than_it_says_and_no_older() -> None:
     for written_by, within in ((2.0, True), (0.0, False)):
         carried = rollout([logprob(written_by)], [1])
-        witness = witness_of(carried)
-        witness._carried.append(carried)
-        proof = witness.verify(Fixed(0.0), 1.0)
+        tokens = recorded_tokens(carried)
+        tokens._carried.append(carried)
+        proof = tokens.verify(Fixed(0.0), 1.0)
         assert (proof.carried, proof.difference) == (1, 0.0)
         assert (proof.carried_difference < 1e-5) is within
 
 
 def test_a_prompt_that_is_trained_twice_or_left_out_is_missing() -> None:
-    witness = witness_of(rollout([logprob(2.0)], [2]))
-    group = witness.groups[0][1]
-    witness.groups.append((2, group))
-    assert witness.verify(Fixed(0.0), 1.0).missing == 2  # place 0 is there twice, place 1 never
+    tokens = recorded_tokens(rollout([logprob(2.0)], [2]))
+    group = tokens.groups[0][1]
+    tokens.groups.append((2, group))
+    assert tokens.verify(Fixed(0.0), 1.0).missing == 2  # place 0 is there twice, place 1 never
 
 
 def recorded(**fault: Any) -> dict[str, Any]:
-    proof = witness_of(rollout([logprob(2.0)], [2])).verify(Fixed(0.0), 1.0).record()
+    proof = recorded_tokens(rollout([logprob(2.0)], [2])).verify(Fixed(0.0), 1.0).record()
     usual = {"phase": "/pause", "kind": "cut", "stays": False, "version": 1, "hits": 1, "detected_by": "connection"}
     usual |= {"detected_s": 0.04, "outcome": "retried", "sync_s": 0.5, "said": "..."}
     return {"not_met": 0, "steps": 3, "seconds": 1.0, "proof": proof, "faults": [Outcome(**usual | fault).record()]}

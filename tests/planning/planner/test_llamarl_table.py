@@ -1,4 +1,4 @@
-"""The figures of docs/planning.md agree with the planner."""
+"""The figures of docs/results/planning.md agree with the planner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import decode_curve, records
 from benchmarks import llamarl_table as table
 
 RESULTS = records.read(Path(__file__).parents[3] / "benchmarks/results/llamarl_table.jsonl")
-PAGE = (Path(__file__).parents[3] / "docs/planning.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/results/planning.md").read_text()
 
 
 def test_recorded_results_agree_with_the_planner() -> None:

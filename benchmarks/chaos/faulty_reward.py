@@ -1,6 +1,6 @@
-"""The quickstart's reward with a fault that strikes a share of the answers, the same ones in every run.
+"""The quickstart's reward with a fault that strikes a share of the responses, the same ones in every run.
 
-Every reward worker that is replaced imports this module, so it imports nothing heavy.
+Reward workers import this module when they start, and hundreds of them are replaced: it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "wrong_type": lambda: "1.0",
     "wrong_shape": lambda: [1.0],
 }
-"""By the kind that they are to be counted as."""
+"""By the kind that the pool counts them as."""
 
 
 class Faulty(Reward):
@@ -52,9 +52,9 @@ class Faulty(Reward):
 
     Args:
         kind: Of the fault, from `FAULTS`; empty for none.
-        share: Of the answers, 0 to 1.
-        seed: Which answers.
-        marks: Folder in which an answer that was struck leaves a mark, and is not struck again; empty: it always is.
+        share: Of the responses, 0 to 1.
+        seed: Decides which responses.
+        marks: Folder with a file for each response that was struck: these are not struck again; empty: all always are.
     """
 
     def __init__(self, kind: str, share: float, seed: int, marks: str = "") -> None:
@@ -65,15 +65,15 @@ class Faulty(Reward):
         self.marks = marks
 
     def digest(self, prompt: str, response: str) -> str:
-        """Of the answer and the seed, in hexadecimal."""
+        """Returns the digest of the response and the seed, in hexadecimal."""
         return hashlib.sha256(repr((self.seed, prompt, response)).encode()).hexdigest()
 
     def strikes(self, prompt: str, response: str) -> bool:
-        """Whether this answer is one of those that the fault is for."""
+        """Returns whether the fault is for this response."""
         return bool(self.kind) and int(self.digest(prompt, response)[:8], 16) < self.share * 2**32
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Any:
-        """The reward, or the fault."""
+        """Returns the reward, or commits the fault."""
         if self.strikes(prompt, response) and self._is_due(prompt, response):
             return FAULTS[self.kind]()
         return correct(prompt, response, **columns)

@@ -1,10 +1,10 @@
-"""What writes a victim's journal: a callback, line by line as the run trains, and a thread that watches the fleet.
+"""The callbacks that write a target's journal: one after each step, one on a thread that watches the fleet.
 
 launch   the process runs
 start    the first version is in the generators; what the checkpoint held
 step     an optimizer step is done, its checkpoint not yet written
-collected   what is held behind a full collection of garbage
-lost     a generator was taken out        whole    all of them serve again
+collected   the memory held after a full garbage collection
+lost     a generator was evicted          whole    all of them serve again
 end      the last step is done, with accuracy and the ledger
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import lightning as L
 
-from benchmarks.chaos.held import held
+from benchmarks.chaos.footprint import held
 from benchmarks.chaos.journal import Journal
 from lrl.callbacks import Evaluation
 from lrl.callbacks.base import find
@@ -25,16 +25,16 @@ from lrl.generators.fleet import Fleet
 from lrl.types import Group
 
 COLLECT_EVERY = 500
-"""Steps between two looks at what is held behind a full collection of garbage, which Python makes rarely by itself."""
+"""Steps between two full garbage collections, which Python makes rarely by itself."""
 LOOK_S = 0.1
-"""How late a change of the fleet is seen at most."""
+"""Seconds between two looks at the fleet."""
 
 
-class Witness(L.Callback):
-    """Writes the journal of one launch; put it behind every other callback but the checkpoint's.
+class StepRecorder(L.Callback):
+    """Writes the steps of one launch into the journal; put it after every other callback but the checkpoint's.
 
     Args:
-        journal: Where to.
+        journal: The file.
         stop_file: The run ends after the step that finds it.
     """
 
@@ -44,21 +44,21 @@ class Witness(L.Callback):
         self._begun: dict[int, list[list[int]]] = {}  # index of a group -> tokens of its half-written responses
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note the half-written responses, so that each can be found again in what is trained."""
+        """Keeps the half-written responses, to find each again in the trained ones."""
         for group in checkpoint["RolloutDataModule"]["ledger"]["running"]:
             responses = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
             unfinished = [not reason for reason in group["finish_reasons"]]
             self._begun[group["index"]] = [a if a and u else [] for a, u in zip(responses, unfinished, strict=True)]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The first version is in the generators."""
+        """Writes `start`: the first version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         resumed = data.controller.resumed
         found = {name: getattr(resumed, name) if resumed else 0 for name in ("responses", "tokens", "finished_groups")}
         self.journal.write("start", step=trainer.global_step, resumed=found)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """A step is done, and its version is in the generators."""
+        """Writes `step`: its version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         groups, step = data.step_stream.groups, data.step_stream.step
         lags = [step - version for group in groups for r in group.rollouts for version in r.versions]
@@ -83,7 +83,7 @@ class Witness(L.Callback):
             trainer.should_stop = True
 
     def _continued(self, groups: list[Group]) -> dict[str, int]:
-        """How many responses go on with the tokens that the checkpoint had of them, and how many do not."""
+        """Counts the responses that continue the tokens of the checkpoint, and those that do not."""
         pairs = [
             (begun, rollout.token_ids[: len(begun)])
             for group in groups
@@ -94,7 +94,7 @@ class Witness(L.Callback):
         return {"continued": kept, "rewritten": len(pairs) - kept}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The last step is done, and its evaluation if there is one."""
+        """Writes `end`, with the evaluation if there is one."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         ledger, evaluation = data.state_dict()["ledger"], find(trainer, Evaluation)
         self.journal.write(
@@ -110,11 +110,11 @@ class Witness(L.Callback):
         )
 
 
-class FleetWatch(L.Callback):
-    """Looks at the fleet ten times a second, on a thread of its own, for the trainer may be waiting.
+class FleetRecorder(L.Callback):
+    """Writes losses and returns of generators into the journal; on its own thread, because the trainer may wait.
 
     Args:
-        journal: Where losses and returns go.
+        journal: The file.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -122,7 +122,7 @@ class FleetWatch(L.Callback):
         self._over = threading.Event()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin."""
+        """Starts the thread."""
         fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         threading.Thread(target=self._watch, args=(fleet,), name="fleet watch", daemon=True).start()
 
@@ -140,7 +140,7 @@ class FleetWatch(L.Callback):
                 whole = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The generators end now, which is no loss."""
+        """Stops the thread: the generators end now, which is no loss."""
         self._over.set()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

@@ -1,8 +1,8 @@
-"""Who wrote each trained token: its behaviour log-prob computed again under the weights of the version it names.
+"""A check of every trained token: its behaviour log-prob is computed again under the weights of the version it names.
 
-A token written by half-updated weights agrees with no version. A response that was carried from one generator to
-another is a case of its own: the versions of its last chunk are a lower bound (`lrl.generators.response_stream`), so
-there a newer version may have written a token, up to the one that trained it.
+A token written by half-updated weights agrees with no version. Responses that moved from one generator to another are
+checked apart: the versions of their last chunk are a lower bound (`lrl.generators.response_stream`), so a newer version
+may have written a token there, up to the one that trained it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Found = dict[int, dict[int, list[float]]]
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found; differences in nats.
+    """The result of the check; differences in nats.
 
     Args:
         tokens: Trained tokens that were computed again.
-        difference: Largest difference under the version a token names, over responses that stayed with one generator.
+        difference: Largest difference under the version a token names, over responses that stayed on one generator.
         worst_version: The version that wrote that token.
-        carried: Tokens of responses that went on with another generator.
+        carried: Tokens of responses that continued on another generator.
         carried_difference: Largest difference among those, under the best version from the one named to the trainer's.
-        under_the_version_before: Largest difference when a token that stayed is laid to the version before:
-            what a generator that missed a sync would show.
+        under_the_version_before: Largest difference of the tokens that stayed under the version before the one they
+            name: the difference that a generator with a missed sync would show.
         largest_lag: In versions.
         groups: Groups trained.
-        missing: Places in the run's row of prompts, up to that number, that were not trained, or not once.
+        missing: Indices in the run's order of prompts, up to that number, that were not trained exactly once.
     """
 
     tokens: int
@@ -55,14 +55,14 @@ class Proof:
     missing: int
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Returns the fields for JSON."""
         return asdict(self)
 
 
-class Witness(L.Callback):
-    """Keeps the weights of every version, every trained group, and which answers were carried elsewhere.
+class TokenRecorder(L.Callback):
+    """Keeps the weights of every version, every trained group, and the responses that moved to another generator.
 
-    Put it before `WeightSync`, so that it sees a step's groups before anything else goes wrong.
+    Put it before `WeightSync`, so that it sees a step's groups before a sync fails.
     """
 
     def __init__(self) -> None:
@@ -71,13 +71,13 @@ class Witness(L.Callback):
         self._carried: list[Rollout] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keep the first version, and listen for responses that are carried elsewhere."""
+        """Keeps the first version, and watches for responses that move."""
         self._keep(trainer, pl_module)
         for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
             self._listen(pool)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Keep the new version and what made it."""
+        """Keeps the new version and the groups that made it."""
         self._keep(trainer, pl_module)
         stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.groups += [(stream.step, group) for group in stream.groups]
@@ -86,7 +86,7 @@ class Witness(L.Callback):
         self.weights[trainer.global_step] = copy.deepcopy(policy.network.state_dict())
 
     def _listen(self, pool: GeneratorPool) -> None:
-        """A response that a generator leaves unfinished is carried to another one, whichever way it was lost."""
+        """Wraps the pool's requests: a response that a generator leaves unfinished moves to another one."""
         write = pool._write
 
         async def watched(generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any) -> None:
@@ -96,7 +96,7 @@ class Witness(L.Callback):
         pool._write = watched  # type: ignore[method-assign]
 
     def verify(self, network: torch.nn.Module, temperature: float) -> Proof:
-        """Compute every trained token again; `network` is loaded with one version after the other."""
+        """Computes every trained token again; `network` is loaded with one version after the other."""
         network.eval()
         found = {version: self._under(network, version, temperature) for version in sorted(self.weights)}
         carried = {id(rollout) for rollout in self._carried}
@@ -118,7 +118,7 @@ class Witness(L.Callback):
         )
 
     def _tokens(self, found: Found) -> Iterator[tuple[Rollout, int, dict[int, float]]]:
-        """Every trained token: its response, the version it names, and how far off it is under each version around."""
+        """Yields every trained token: its response, the version it names, its difference under the versions around."""
         for step, rollout in self._rollouts():
             for place, (behaviour, named) in enumerate(zip(rollout.logprobs, rollout.versions, strict=True)):
                 around = range(max(0, named - 1), step + 1)
@@ -128,7 +128,7 @@ class Witness(L.Callback):
         return [(step, rollout) for step, group in self.groups for rollout in group.rollouts]
 
     def _under(self, network: torch.nn.Module, version: int, temperature: float) -> dict[int, list[float]]:
-        """Log-probs under one version of every response that it or the version after it had a hand in, by `id`."""
+        """Returns log-probs under one version of every response that it or the version after it wrote in, by `id`."""
         network.load_state_dict(self.weights[version])
         chosen = [
             (group.prompt.token_ids, rollout)
@@ -148,7 +148,7 @@ class Witness(L.Callback):
 
 @torch.no_grad()
 def recomputed(network: Any, responses: list[tuple[list[int], Rollout]], temperature: float) -> dict[int, list[float]]:
-    """Log-prob of each token in nats, by `id` of the rollout; prompt and answer together are equally long in all."""
+    """Returns the log-prob of each token in nats, by `id` of the rollout; prompt and response have one total length."""
     ids = torch.tensor([prompt + rollout.token_ids for prompt, rollout in responses])
     logprobs = log_softmax(network(ids).logits[:, :-1].float() / temperature, -1)
     taken = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]  # (responses, tokens - 1)

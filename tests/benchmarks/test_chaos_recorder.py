@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos import faults, footprint, generators, held, soak, soak_faults, trainer, witness
+from benchmarks.chaos import faults, footprint, generators, recorder, soak, trainer
 from benchmarks.chaos.journal import Journal, Reader
 from lrl.rollouts.serialisation import Resumed, save_group
 from lrl.types import Group, Prompt, Rollout
@@ -68,7 +68,7 @@ def test_an_answer_counts_as_continued_only_with_the_very_tokens_of_the_checkpoi
     tmp_path: Path, tokens: list[list[int]], kept: int, lost: int
 ) -> None:
     path = tmp_path / "journal.jsonl"
-    one = witness.Witness(Journal(path), tmp_path / "stop")
+    one = recorder.StepRecorder(Journal(path), tmp_path / "stop")
     saved = save_group(group([[4, 5], []], finished=False), judged=False)
     one.on_load_checkpoint(None, None, {"RolloutDataModule": {"ledger": {"running": [saved]}}})  # type: ignore[arg-type]
     resumed = Resumed(step=5, responses=1, tokens=2, finished_groups=0)
@@ -81,7 +81,10 @@ def test_an_answer_counts_as_continued_only_with_the_very_tokens_of_the_checkpoi
 
 
 def test_a_run_ends_after_the_step_that_finds_the_stop_file(tmp_path: Path) -> None:
-    one, run = witness.Witness(Journal(tmp_path / "journal.jsonl"), tmp_path / "stop"), run_of(group([], finished=True))
+    one, run = (
+        recorder.StepRecorder(Journal(tmp_path / "journal.jsonl"), tmp_path / "stop"),
+        run_of(group([], finished=True)),
+    )
     one.on_train_batch_end(run, None)  # type: ignore[arg-type]
     assert not run.should_stop
     (tmp_path / "stop").touch()
@@ -91,15 +94,15 @@ def test_a_run_ends_after_the_step_that_finds_the_stop_file(tmp_path: Path) -> N
 
 def test_a_fleet_is_whole_again_only_when_all_serve_and_a_pause_is_no_loss(tmp_path: Path) -> None:
     reader, generators_of = Reader(tmp_path / "journal.jsonl"), fleet()
-    watch = witness.FleetWatch(Journal(reader.path))
+    watch = recorder.FleetRecorder(Journal(reader.path))
     watch.on_train_start(SimpleNamespace(datamodule=SimpleNamespace(fleet=generators_of)), None)  # type: ignore[arg-type]
     generators_of.rollouts.serving = []
-    time.sleep(3 * witness.LOOK_S)
+    time.sleep(3 * recorder.LOOK_S)
     assert not reader.refresh()
     generators_of.rollouts.generators = [0]
     wait_for(lambda: reader.refresh())
     generators_of.rollouts.generators = [0, 1]
-    time.sleep(3 * witness.LOOK_S)
+    time.sleep(3 * recorder.LOOK_S)
     assert [line["event"] for line in reader.refresh()] == ["lost"]
     generators_of.rollouts.serving = [0, 1]
     wait_for(lambda: len(reader.refresh()) == 2)
@@ -135,7 +138,7 @@ def tree(tmp_path: Path) -> Iterator[int]:
 @pytest.mark.parametrize("part", list(faults.PARTS))
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_fault_hits_the_named_process_alone(tree: int, part: str, freeze: bool) -> None:
-    (supervisor,) = faults.keepers_of(tree)
+    (supervisor,) = faults.supervisors_of(tree)
     assert faults.port(supervisor) == 8123
     processes = {name: faults.part_of(supervisor, name) for name in faults.PARTS}
     faults.Fault(part, (0,), freeze).inject(tree)
@@ -146,7 +149,7 @@ def test_a_fault_hits_the_named_process_alone(tree: int, part: str, freeze: bool
 
 
 def test_a_part_that_is_not_there_is_an_error(tree: int) -> None:
-    (supervisor,) = faults.keepers_of(tree)
+    (supervisor,) = faults.supervisors_of(tree)
     worker = faults.part_of(supervisor, "Worker")
     worker.kill()
     wait_for(lambda: not faults.words(worker))
@@ -210,12 +213,11 @@ def test_a_soak_begins_with_every_kind_of_fault_at_all_generators_each_when_all_
 ) -> None:
     hit: list[faults.Fault] = []
     monkeypatch.setattr(faults.Fault, "inject", lambda fault, pid: hit.append(fault))
-    monkeypatch.setattr(soak_faults, "reward_workers_of", lambda pid: [SimpleNamespace(kill=lambda: None)])
-    victim: Any = SimpleNamespace(process=SimpleNamespace(pid=7))
-    broken = soak_faults.Faults(victim, every_s=0.0, seed=0)
+    monkeypatch.setattr(faults, "reward_workers_of", lambda pid: [SimpleNamespace(kill=lambda: None)])
+    broken = faults.RandomFaults(7, every_s=0.0, seed=0)
     for whole in [False, True, False, True, True, True]:
         broken.tick(whole)
-    assert hit == list(soak_faults.FIRST) and {fault.generators for fault in hit} == {(0, 1)}
+    assert hit == list(faults.FIRST) and {fault.generators for fault in hit} == {(0, 1)}
     assert {fault.part for fault in hit if not fault.freeze} == set(faults.PARTS) and any(fault.freeze for fault in hit)
     assert broken.counts == {"kill": 6, "freeze": 2, "reward worker": 4}
     broken.tick(whole=False)
@@ -224,11 +226,11 @@ def test_a_soak_begins_with_every_kind_of_fault_at_all_generators_each_when_all_
 
 def test_what_a_process_holds_grows_with_what_it_is_given_and_falls_when_it_gives_that_back() -> None:
     gc.collect()  # or what earlier tests have left behind goes in between
-    before = held.held()
+    before = footprint.held()
     buffers, objects = ctypes.create_string_buffer(2**24), [[number] for number in range(100_000)]
-    given = held.held()
+    given = footprint.held()
     del buffers, objects
-    after = held.held()
-    heap, blocks = held.NAMES
+    after = footprint.held()
+    heap, blocks = footprint.HELD_NAMES
     assert given[heap] - before[heap] >= 16 and abs(after[heap] - before[heap]) < 8
     assert given[blocks] - before[blocks] > 90_000 and abs(after[blocks] - before[blocks]) < 10_000

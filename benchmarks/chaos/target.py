@@ -1,8 +1,8 @@
-"""A run of the quickstart's task with two real generators, made to be broken. It goes on from its own checkpoint.
+"""The run that is broken: the quickstart's task with two real generators. It resumes from its own checkpoint.
 
-    python -m benchmarks.chaos.victim --folder F [--steps N] ...
+    python -m benchmarks.chaos.target --folder F [--steps N] ...
 
-The same command resumes it, however often it was killed. What it trains it writes into `journal.jsonl` in its folder.
+The same command resumes it after every kill. It writes what it trains into `journal.jsonl` in its folder.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
-from benchmarks.chaos.faults import WITH_A_WORKER
+from benchmarks.chaos.faults import GENERATORS, WITH_A_WORKER
 from benchmarks.chaos.journal import Journal
-from benchmarks.chaos.settings import GENERATORS, VictimSettings
-from benchmarks.chaos.witness import FleetWatch, Witness
+from benchmarks.chaos.launch import TargetSettings
+from benchmarks.chaos.recorder import FleetRecorder, StepRecorder
 from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
 from lrl.callbacks import Evaluation, Throughput, WeightSync
 from lrl.quickstart.task import correct
@@ -28,14 +28,14 @@ class AtTheEnd(Evaluation):
     """Greedy accuracy on the held-out problems after the last step, and only then."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The policy before its first step is not what is asked."""
+        """Skips the evaluation before the first step."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Nor are the steps."""
+        """Skips the evaluations between steps."""
 
 
-def make_callbacks(settings: VictimSettings, folder: Path) -> list[L.Callback]:
-    """In the order of their turns after a step; Lightning puts the checkpoint last."""
+def make_callbacks(settings: TargetSettings, folder: Path) -> list[L.Callback]:
+    """Returns the callbacks in the order in which they run after a step; Lightning puts the checkpoint last."""
     journal = Journal(folder / "journal.jsonl")
     journal.write("launch")
     tolerance = PROBE_TOLERANCE["float32"]
@@ -49,11 +49,11 @@ def make_callbacks(settings: VictimSettings, folder: Path) -> list[L.Callback]:
         enable_version_counter=False,
     )
     evaluation = [AtTheEnd(problems)] if settings.evaluate else []
-    return [sync, Throughput(), *evaluation, FleetWatch(journal), Witness(journal, folder / "stop"), checkpoint]
+    return [sync, Throughput(), *evaluation, FleetRecorder(journal), StepRecorder(journal, folder / "stop"), checkpoint]
 
 
-def make_trainer(settings: VictimSettings, folder: Path) -> L.Trainer:
-    """A trainer with two generators on the CPU."""
+def make_trainer(settings: TargetSettings, folder: Path) -> L.Trainer:
+    """Returns a trainer with two generators on the CPU."""
     server = lrl.ServerSettings(
         max_num_seqs=settings.capacity, dtype="float32", kv_cache_gib=0.5, extra_args=WITH_A_WORKER
     )
@@ -73,8 +73,8 @@ def make_trainer(settings: VictimSettings, folder: Path) -> L.Trainer:
     )
 
 
-def make_data(settings: VictimSettings) -> lrl.RolloutDataModule:
-    """The quickstart's training problems, so many that an epoch has the steps it is to have."""
+def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
+    """Returns the quickstart's training problems, as many as an epoch's steps take."""
     rows = settings.steps_per_epoch * settings.groups or None
     return lrl.RolloutDataModule(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed, limit=rows),
@@ -89,10 +89,10 @@ def make_data(settings: VictimSettings) -> lrl.RolloutDataModule:
 
 
 def main() -> None:
-    """Train from the checkpoint, or from the start if there is none."""
-    parser = ArgumentParser(prog="python -m benchmarks.chaos.victim")
-    parser.add_class_arguments(VictimSettings)
-    settings = VictimSettings(**vars(parser.parse_args()))
+    """Trains from the checkpoint, or from the start if there is none."""
+    parser = ArgumentParser(prog="python -m benchmarks.chaos.target")
+    parser.add_class_arguments(TargetSettings)
+    settings = TargetSettings(**vars(parser.parse_args()))
     folder = Path(settings.folder).resolve()
     L.seed_everything(settings.seed, verbose=False)
     policy = lrl.PolicyModule(

@@ -1,0 +1,55 @@
+"""The command of the fault injection: `python -m benchmarks.chaos EXPERIMENT ...`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+
+from benchmarks import records
+
+EXPERIMENTS = {
+    "generators": "kill and freeze generators while the run trains on",
+    "trainer": "kill the trainer at random moments and resume it",
+    "sync": "break each phase of a sync in each way",
+    "soak": "a long run with a fault a minute; whether memory, files, threads grow",
+    "rewards": "rewards that raise, crash, never end, ...",
+}
+
+
+def make_parser(name: str) -> argparse.ArgumentParser:
+    """Returns the command line of one experiment."""
+    experiment = importlib.import_module(f"benchmarks.chaos.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.chaos {name}",
+        description=experiment.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    experiment.add_arguments(parser)
+    records.add_places(parser, f"chaos_{name}", plot=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one experiment and returns its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    described = "\n".join(f"  {name:11} {about}" for name, about in EXPERIMENTS.items())
+    choice = argparse.ArgumentParser(
+        prog="python -m benchmarks.chaos",
+        usage="python -m benchmarks.chaos EXPERIMENT [settings]; EXPERIMENT --help lists the settings",
+        description="Fault injection on real runs of the quickstart's task.\n\n" + described,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    choice.add_argument("experiment", choices=EXPERIMENTS)
+    name = choice.parse_args(words[:1]).experiment
+    args = make_parser(name).parse_args(words[1:])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    args.command = shlex.join(["python", "-m", "benchmarks.chaos", *words])
+    return importlib.import_module(f"benchmarks.chaos.{name}").run(args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -7,8 +7,8 @@ own share come on top. A warning is merely tight.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,7 @@ from lrl.preflight.model_folder import Shape
 from lrl.preflight.run_folder import check_disk
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
-from lrl.runtime.config_errors import fault
-from lrl.weights.shared_memory import SHARED_MEMORY
+from lrl.runtime.config_errors import ConfigError, fault
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -55,8 +54,9 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
         in_memory = beside.get(torch.device("cpu"), 0)
         _check_memory(ranks * copies * weights, generators * copy, generators * kv_cache, in_memory)
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
-    if not on_cuda or strategy.weight_transfer == "shared_memory":
-        _check_shared_memory(weights, pools=1 + bool(strategy.num_evaluation_generators))
+    with suppress(ConfigError):  # `check_settings` has noted a transport that cannot work
+        if why := strategy.choose_transport().room_refusal(weights, 1 + bool(strategy.num_evaluation_generators)):
+            fault(why)
     if fits:
         check_disk(trainer, weights)
 
@@ -135,14 +135,3 @@ def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.dev
 
 def _and_ranker(ranker: int) -> str:
     return f", data.length_predictor.ranker {ranker / GIB:.1f}" if ranker else ""
-
-
-def _check_shared_memory(weights: int, pools: int) -> None:
-    """Checks the space for a file per pool, and one more: a new version is written beside the old one."""
-    needed, free = (pools + 1) * weights, shutil.disk_usage(SHARED_MEMORY).free
-    if needed > free:
-        fault(
-            f"{SHARED_MEMORY} has {free / GIB:.2f} GiB free, and strategy.weight_transfer shared_memory takes "
-            f"{needed / GIB:.2f}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or "
-            "`docker run --shm-size` for a container."
-        )

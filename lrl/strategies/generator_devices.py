@@ -159,10 +159,12 @@ class GeneratorDevices(GracefulShutdown):
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the devices do not allow
         it."""
+        return self.choose_transport(), self._placements(self.root_device.type == "cuda")
+
+    def choose_transport(self) -> type[Transport]:
+        """Returns the transport on these devices; raises ConfigError if they do not allow `weight_transfer`."""
         on_cuda = self.root_device.type == "cuda"
-        shares_device = on_cuda and not self.generator_devices
-        transport = choose_transport(self.weight_transfer, Machine(on_cuda, shares_device))
-        return transport, self._placements(on_cuda)
+        return choose_transport(self.weight_transfer, Machine(on_cuda, on_cuda and not self.generator_devices))
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """Makes one server, not started, for each list of CUDA indices; their logs go to the run's folder."""

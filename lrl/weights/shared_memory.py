@@ -9,6 +9,7 @@ the files of a killed run.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -37,6 +38,18 @@ class SharedMemory(Transport):
         return (
             "moves its weights through shared memory, which only its own machine has, and this is another one. Join "
             "there, or start the run on GPUs with strategy.weight_transfer: nccl."
+        )
+
+    @classmethod
+    def room_refusal(cls, weight_bytes: int, pools: int) -> str:
+        """A file for each pool, and one more: a new version is written beside the older one."""
+        needed, free = (pools + 1) * weight_bytes, shutil.disk_usage(SHARED_MEMORY).free
+        if needed <= free:
+            return ""
+        return (
+            f"{SHARED_MEMORY} has {free / 2**30:.2f} GiB free, and strategy.weight_transfer shared_memory takes "
+            f"{needed / 2**30:.2f}. Enlarge it: `mount -o remount,size={needed // 2**30 + 1}G {SHARED_MEMORY}`, or "
+            "`docker run --shm-size` for a container."
         )
 
     def __init__(self) -> None:

@@ -49,6 +49,11 @@ class Transport(ABC):
         """Returns the environment variables that generator `number` needs besides those it inherits."""
         return {}
 
+    @classmethod
+    def room_refusal(cls, weight_bytes: int, pools: int) -> str:
+        """Returns why this machine has no room for what the transport stores for `pools` pools; empty if it has."""
+        return ""
+
     @abstractmethod
     def connect(self, control: Control, weights: Weights, name: str) -> None:
         """Joins the engines of the generators that take part, before the first sync of each.

@@ -246,7 +246,11 @@ NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
 @pytest.mark.parametrize(
     ("patched", "found", "named"),
     [
-        ("memory_here", lambda: 2**20, ("Memory", "trainer 0.0", "keys and values 1.0", "model.model", "kv_cache_gib")),
+        (
+            "lrl.preflight.resources.memory_here",
+            lambda: 2**20,
+            ("Memory", "trainer 0.0", "keys and values 1.0", "model.model", "kv_cache_gib"),
+        ),
         (
             "shutil.disk_usage",
             lambda path: NOTHING_FREE,
@@ -257,7 +261,7 @@ NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
 def test_what_has_no_room_is_said_by_its_parts(
     patched: str, found: Callable[..., object], named: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"lrl.preflight.resources.{patched}", found)
+    monkeypatch.setattr(patched, found)
     status, said = run(*FIT)
     assert status == 2 and len(said.splitlines()) <= 10
     assert all(name in said for name in named), said

@@ -146,7 +146,7 @@ class GeneratorDevices(GracefulShutdown):
             admit_others(self.fleet, registry, self._terms(servers))
 
     def stop_generators(self) -> None:
-        """Ends the run's generators and releases those of other processes; idempotent."""
+        """Stops the run's generators and dismisses joined ones; idempotent."""
         fleet, registry, self.fleet, self.registry = self.fleet, self.registry, None, None
         try:
             if fleet is not None:
@@ -194,7 +194,7 @@ class GeneratorDevices(GracefulShutdown):
         )
 
     def _terms(self, servers: list[Server]) -> JoinSpec:
-        """Returns the properties that a generator must have to join: those of the run's own."""
+        """Returns the properties that a joining generator must share with the run's own."""
         first = servers[0]
         return JoinSpec(
             model=os.path.abspath(first.model) if os.path.exists(first.model) else first.model,

@@ -32,12 +32,12 @@ from lrl.weights.checksum import checksum
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing to agree on before the first update."""
+    """Empty: nothing is agreed on before the first update."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Where the weights are.
+    """The location of the weights.
 
     Args:
         file: A safetensors file of full tensors under their Hugging Face names.
@@ -49,22 +49,22 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads a file that the trainer wrote to shared memory."""
+    """Loads the file that the trainer wrote."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Nothing to join."""
+        """Does nothing: there is no group to join."""
 
     def start_weight_update(self) -> None:
-        """Make the model ready to take weights in checkpoint form."""
+        """Prepares the model for weights in checkpoint form."""
         if self.device.type == "cpu":
             _forget_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the file. The base class also waits for an accelerator, which a CPU worker does not have."""
+        """Loads the file. The base class would also wait for an accelerator, which a CPU worker does not have."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -76,18 +76,15 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.model.load_weights(load_file(update_info.file, device=str(self.device)).items())
 
     def finish_weight_update(self) -> None:
-        """Let every layer bring its new weights into the form it computes with.
-
-        On a CPU the old ones are given back to the system: they are freed with every update, and the C library would
-        keep them.
-        """
+        """Converts the new weights of every layer into the form of its kernels."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _pack_heads(self.model)
+            # Every update frees the older weights, and the C library would keep their memory.
             trim_heap()
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Does nothing: no resource is held between updates."""
 
 
 def _forget_expert_kernels(model: torch.nn.Module) -> None:

@@ -75,7 +75,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
         admission.admit_others(made, registry, SPEC)
         sync(made, 0)
         yield made
-        registry.close()
+        if registry.files.path.exists():
+            registry.close()
     finally:
         made.stop()
 
@@ -145,7 +146,7 @@ def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, 
 
 
 def test_it_ends_with_the_run_and_prints_so(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop)
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop, Registry(tmp_path).close)
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive

@@ -3,8 +3,6 @@
 Hides the callbacks that every run has (`default_callbacks`).
 """
 
-from __future__ import annotations
-
 from lrl.callbacks.elastic import Elastic
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export

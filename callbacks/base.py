@@ -1,7 +1,5 @@
 """Parts that several callbacks share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

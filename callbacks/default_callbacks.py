@@ -1,7 +1,5 @@
 """Callbacks that every run has, callbacks of rank 0 alone, and the order of lrl's own."""
 
-from __future__ import annotations
-
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger

@@ -14,8 +14,6 @@ delta small. The paper has no rule for one generator less. Ours is the reverse: 
 gives a warning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Export of the trained policy in Hugging Face format, which transformers and vLLM open."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from pathlib import Path

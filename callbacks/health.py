@@ -4,8 +4,6 @@ One step proves nothing: a metric counts as outside after several steps in a row
 does not log it does not count.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Healthy ranges of a run's metrics, and the advice outside of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ folder is full, and a checkpoint from the middle of a step makes Lightning count
 loggers and epochs are off by one after a resume.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from pathlib import Path

@@ -7,8 +7,6 @@ finished evaluation, and an EarlyStopping on another metric after every step tha
 Rewards and evaluations are known on rank 0 alone, but all ranks save and stop together: rank 0 broadcasts the values.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

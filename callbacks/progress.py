@@ -1,7 +1,5 @@
 """Progress bar of a run: step, reward, lag, speed, and the trainer's waits."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

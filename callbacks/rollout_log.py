@@ -1,7 +1,5 @@
 """Rewards, lengths and lags of each step's rollouts in numbers and histograms, and sample responses."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

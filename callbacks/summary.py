@@ -1,7 +1,5 @@
 """Last page of a run: a table, the learning curve as a picture, the paths of its files, and the chat command."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

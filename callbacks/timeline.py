@@ -1,7 +1,5 @@
 """Timeline of a run (`lrl.planning.profiling.timeline`), to which the simulator's costs are fitted."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -6,8 +6,6 @@ without a reward are left out: an error is not a reward, and must not move the b
 Notation: r_i is the reward of response i of n, mean and std are over the group.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

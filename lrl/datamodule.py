@@ -1,7 +1,5 @@
 """LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state is the ledger."""
 
-from __future__ import annotations
-
 from collections import UserList
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ versions come from lrl's own metadata. To stay within seconds, vLLM is not impor
 used.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -4,8 +4,6 @@ Names, types, defaults and sentences come from the constructors and their docstr
 being imported, because importing torch and Lightning takes seconds.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

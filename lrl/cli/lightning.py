@@ -1,7 +1,5 @@
 """LightningCLI with `omegaconf+` interpolation, short errors, and a config that wins over the checkpoint."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, NoReturn
 

@@ -3,8 +3,6 @@
 Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports this script again.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ It imports neither torch nor vLLM and runs on any machine, also without the plan
 compares a run with its forecast.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Shipped recipes, which `--config` knows by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

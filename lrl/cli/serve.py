@@ -4,8 +4,6 @@ The lines hold the run's token. It reaches curl through a pipe that the shell fi
 can read a command line.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -5,8 +5,6 @@ setting may have. The first of `REASONS` that matches one of its lines becomes t
 A message without a match is shown without the lines that every optional setting repeats.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -3,8 +3,6 @@
 The client decides nothing: the dispatch policy chooses the generator, and the fleet handles failures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

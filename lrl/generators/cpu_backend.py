@@ -1,7 +1,5 @@
 """Command, flags and environment of a vLLM server on a machine without a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lrl.generators.settings import ServerSettings

@@ -5,8 +5,6 @@ whole network; such an address needs TLS or the setting `insecure`. A handshake 
 a server starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import ipaddress

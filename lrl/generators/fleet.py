@@ -1,7 +1,5 @@
 """The fleet: starts, monitors, replaces and stops a run's generators; generators of other processes join and leave."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

@@ -10,8 +10,6 @@ An unverified generator writes under weights that no probe has compared with the
 responses are cut back to their length at the resume, before anybody else has seen the rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Sequence

@@ -4,8 +4,6 @@ A heartbeat is a token from a generator; a silent generator gets a request for o
 API server answers it even while the engine stands still (a frozen process, a kernel that never returns).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

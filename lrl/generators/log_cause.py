@@ -4,8 +4,6 @@ A log ends with the exception of its last process, which often only points at an
 The cause is the last exception that does not point at another.
 """
 
-from __future__ import annotations
-
 import re
 
 PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[[^\]]*\] )?")

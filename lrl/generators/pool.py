@@ -4,8 +4,6 @@ A fleet has one pool for rollouts and may have one for evaluation. A generator j
 it is verified. It is evicted at its first failure, and its half-written responses continue on another generator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

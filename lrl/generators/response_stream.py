@@ -7,8 +7,6 @@ generator had at the chunk before it: near a sync that is too old by at most `ST
 young, so the bound on lag also holds for responses that continue on another generator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 This file knows vLLM's command line, environment and log. The supervisor ends the server when the trainer ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import logging

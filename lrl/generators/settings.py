@@ -4,8 +4,6 @@ Flags that other parts of lrl rely on (exact log-probs, no hidden top-p, authent
 and rejected here: a run with other values would train on wrong numbers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Token counts of a generator, kept while its responses grow in place; its speed is computed from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@
 A generator that joins is admitted like a replacement, but the run never starts or stops its process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -5,8 +5,6 @@ its environment to the token, so no file has to hold any of these. The kernel sh
 the process and to root.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

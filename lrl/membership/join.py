@@ -5,8 +5,6 @@ The process stays in the foreground as long as the generator lives, and the gene
 ends.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

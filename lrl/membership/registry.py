@@ -11,8 +11,6 @@ The owner of an address file receives the run's token, so only this user's own f
 run's own user (`lrl.membership.discovery`); on another machine the user has to bring it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import logging

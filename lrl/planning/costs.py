@@ -1,7 +1,5 @@
 """Seconds of work: the interface between cost models and their users (simulator, planner), and linear costs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

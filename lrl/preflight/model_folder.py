@@ -1,7 +1,5 @@
 """Shapes of a model and checks of its weights: all there, whole, and as in the config. No weight is loaded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Ranks work at the same time and wait for one another at the end of a step, so th
 a round than an equal share, rounded up, and the sums of squared lengths, which are the cost of attention, become equal.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar

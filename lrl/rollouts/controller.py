@@ -14,8 +14,6 @@ A group whose responses all have the same reward has advantages of 0 under a gro
 as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO, 2503.14476, section 3.2).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

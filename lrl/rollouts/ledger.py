@@ -17,8 +17,6 @@ as many groups as the data set has prompts; with skipping they consume more of t
 next epoch's shuffle. An epoch of Lightning is then more than one pass over the data set.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable

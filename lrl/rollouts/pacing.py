@@ -16,8 +16,6 @@ plus the skipped ones, and skipped groups are not trained. As the replacement st
 groups as without skipping.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -7,8 +7,6 @@ Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they 
 they may.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lrl.advantages import Advantages

@@ -4,8 +4,6 @@ Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups ar
 neither pacing nor the rule that every prompt is trained once an epoch, and have a separate bound on their lag.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import asdict

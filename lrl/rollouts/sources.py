@@ -5,8 +5,6 @@ into 1.0 where another row has 2.5, and drop a column that the first row lacks; 
 hub, Parquet and saved folders have a schema, and `datasets` reads them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

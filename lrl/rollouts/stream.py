@@ -4,8 +4,6 @@ A step's micro-batches train as soon as the finished groups fill one for every r
 iteration, and scatters the micro-batches to the other ranks; the stopwatch records its waits by their reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -7,8 +7,6 @@ when all responses grow, the lengths of an epoch ago still rank right.
 Only dispatch, migration and the log read it, so a wrong guess costs time and never changes the training.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Migration of half-written responses to idle generators: the choice of requests, by gain and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 

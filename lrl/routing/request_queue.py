@@ -5,8 +5,6 @@
 Each pool has a queue, and so has the simulator's model of a fleet.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

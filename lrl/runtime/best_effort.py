@@ -3,8 +3,6 @@
 Only an OSError is caught: any other error is a fault of the program.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

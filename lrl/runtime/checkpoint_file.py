@@ -8,8 +8,6 @@ A failed write is a warning. Lightning does not learn of it and would remove the
 to replace; that one is kept until a newer one is written.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ preflight checks open `collected` first: then the fault is only noted, building 
 error at the end names all faults.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The division of CPU cores between trainer and generators on a machine without a GPU."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence

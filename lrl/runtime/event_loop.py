@@ -1,7 +1,5 @@
 """The asyncio loop of a run, on a thread of rank 0, and the trainer's way to wait for its work."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -5,8 +5,6 @@ file is imported under its own name with its folder on `sys.path`, not as an ano
 the name of its module, and a spawned process gets `sys.path` from this one.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """Silenced warnings and stale metrics of Lightning that are untrue for lrl and would mislead a user."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 

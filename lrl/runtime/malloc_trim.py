@@ -1,7 +1,5 @@
 """Return of freed memory to the system: fragments of large tensors between small objects that live on."""
 
-from __future__ import annotations
-
 import ctypes
 
 

@@ -4,8 +4,6 @@ Lightning looks into one folder, for names that begin with `last`, and trains fr
 has a new folder, so it would nearly always do so.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ A file is trusted if this user owns it and its mode excludes all others; the sam
 the open file, not its name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

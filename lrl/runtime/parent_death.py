@@ -4,8 +4,6 @@ Only the kernel can do that for a helper that runs foreign code: a watching thre
 expression holds Python's lock.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """The identity of a process on its machine: another process can recognise it and see that it has ended."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ work over the step, and in lockstep each would take as long as the slowest one: 
 and 5 % without (`python -m benchmarks.rank_balance`).
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

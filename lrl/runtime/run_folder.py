@@ -3,8 +3,6 @@
 Two runs in one folder would overwrite each other's checkpoints and generator logs, and mix their metrics.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -5,8 +5,6 @@ trainer checks for it in every wait and before every backward pass, never within
 a SystemExit: Lightning tears the run down, and Python exits with its status.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Time by state: the seconds in each of several exclusive states, which add up to the total."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -9,8 +9,6 @@ connection whose end they could notice. Until then the kernel ends a rank togeth
 and the first signal ends any rank at once: there is nothing to save, and no Python handler runs while it waits.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import signal

@@ -3,8 +3,6 @@
 A strategy's hooks are the first and the last of a run, so a signal also stops generators that are still starting.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO

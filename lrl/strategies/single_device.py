@@ -1,7 +1,5 @@
 """One trainer process on one device."""
 
-from __future__ import annotations
-
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 

@@ -3,8 +3,6 @@
 Hides vLLM's weight-transfer engines and routes. A new transport is a file and its line in `TRANSPORTS`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from lrl.runtime.config_errors import ConfigError

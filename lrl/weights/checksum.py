@@ -1,7 +1,5 @@
 """The checksum of a file of weights, the same for who writes it and who loads it."""
 
-from __future__ import annotations
-
 import mmap
 import zlib
 from pathlib import Path

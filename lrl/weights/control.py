@@ -1,7 +1,5 @@
 """The control plane of a sync: vLLM's routes, called on all generators of a pool at once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any

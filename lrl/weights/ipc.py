@@ -1,7 +1,5 @@
 """Weights by CUDA IPC: the generator opens the trainer's tensors in place, on the GPU that both share."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 from collections.abc import Mapping

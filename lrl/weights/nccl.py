@@ -1,7 +1,5 @@
 """Weights by NCCL: vLLM's packed broadcast from trainer rank 0 to every worker of every generator."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes: it registers lrl's engine."""
 
-from __future__ import annotations
-
 
 def register() -> None:
     """Registers the shared-memory engine; vLLM may call this more than once in a process."""

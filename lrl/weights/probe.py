@@ -1,7 +1,5 @@
 """The verification of a sync: log-probs of a few real prompts, computed by the policy and by a generator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 

@@ -6,8 +6,6 @@ file. The fallback is a file in the temporary folder. The name begins with the r
 the files of a killed run.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

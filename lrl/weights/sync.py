@@ -13,8 +13,6 @@ the transport's fallback. A generator that fails all attempts is evicted; so is 
 resume pass, since its event loop stands still.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence

@@ -4,8 +4,6 @@ A transport is one file with all that is particular to it: what it refuses, what
 sends. When to pause, the version's name and the check of the outcome are the same for all (`lrl.weights.sync`).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple

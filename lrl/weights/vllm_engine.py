@@ -3,8 +3,6 @@
 Importing vLLM takes about nine seconds, so it happens in `connect`, while the generators start anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

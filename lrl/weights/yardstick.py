@@ -12,8 +12,6 @@ Weights that did not arrive at all are seen sooner: in 720 real updates in bfloa
 measures all of this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import compress
 from statistics import fmean

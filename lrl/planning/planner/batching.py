@@ -5,8 +5,6 @@ added up event by event. With lag, the next step's responses follow at once, the
 a closed form; the longest response then only bounds the end of its own step.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

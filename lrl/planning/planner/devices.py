@@ -5,8 +5,6 @@ reached. A sheet's gigabyte is read as 10^9 bytes. The parts hold about 7 % more
 differ by user, so there is none here.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The fastest layouts of training and of generation on a number of devices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -30,8 +30,6 @@ Assumed, and not so in a run: theta is any number between 0 and 1, generation is
 and moving weights costs nothing. `search.py` assumes none of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 All in decimal bytes. W does not depend on the batch, a is the bytes of each token in it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lrl.planning.planner.devices import GB, Device

@@ -5,8 +5,6 @@ parameters are counted here to the last norm; any other is an error, not a guess
 attention and KV cache are counted over the whole context.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

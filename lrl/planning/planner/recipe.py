@@ -3,8 +3,6 @@
 The recipe also writes a timeline that knows the forecast, for `lrl plan --compare`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The printed report: the assumed workload, plans as a table, and the bottleneck of the first one in words."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

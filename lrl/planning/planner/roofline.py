@@ -4,8 +4,6 @@ One set of constants serves every model and device; none is fitted to a row of a
 an implementation (kernels per layer, graph capture, quantised kernels): they are in the constants, or missing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

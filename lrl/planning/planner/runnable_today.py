@@ -4,8 +4,6 @@
 device, in one node, and move weights in bfloat16. Sharded trainers and several nodes are forecasts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -14,8 +14,6 @@ later. On-policy (k = 0) nothing else is in flight: training takes groups as the
 and the step ends after the last of them. A synchronous plan takes turns on all devices, with both sides in memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

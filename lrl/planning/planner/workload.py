@@ -4,8 +4,6 @@ A step's responses are taken at evenly spread quantiles and not drawn: a plan th
 responses grows with n as it does in a run.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -8,8 +8,6 @@ Work of which a log has no example (prefill, for instance) costs 0 in the fit. W
 cost of a decode step and the cost of a response cannot be separated: fit to a log whose batches grow and shrink.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

@@ -5,8 +5,6 @@
 An interval ends after a second, or at the last snapshot before a break. Idle time and pauses are in no interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lrl.generators.stats import StatsSnapshot

@@ -3,8 +3,6 @@
 Hours of a run take milliseconds and are deterministic. If a real loop would hang, this one raises `Deadlock`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

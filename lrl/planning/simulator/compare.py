@@ -7,8 +7,6 @@ The costs are fitted to the run itself. Differences then do not come from a mach
 data sheet, but from the simulator's gaps and errors: waits, order, contention, other load on the machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Failures of generators, probes and deadlines are not modelled. A response's tokens appear at its end.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 

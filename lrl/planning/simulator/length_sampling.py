@@ -4,8 +4,6 @@ Responses to one prompt are alike, for length is largely a matter of the prompt'
 ranks prompts by it). So the normal number behind a length is a sum of two, one of the prompt and one of the response.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

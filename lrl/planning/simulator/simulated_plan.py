@@ -6,8 +6,6 @@ gets the median for the prompt, which explains half of the variance of their log
 can learn, once every prompt has been answered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """A model of the trainer: the real packing, with modelled compute time, and a breakdown of each step's time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Base class of the dispatch policies: requests, their priority queue, and the load of a generator."""
 
-from __future__ import annotations
-
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

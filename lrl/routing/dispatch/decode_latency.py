@@ -1,7 +1,5 @@
 """Decode latency of a generator: StreamRL's model (2504.15930, section 5), with which placements are compared."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

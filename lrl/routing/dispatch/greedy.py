@@ -1,7 +1,5 @@
 """Dispatch policies that choose for one request at a time, by the load of the generators at that moment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lrl.routing.dispatch.base import DispatchPolicy, GeneratorLoad, Request, has_room, longest_first

@@ -1,7 +1,5 @@
 """Separate generators for long responses: StreamRL's skewness-aware dispatching (2504.15930, algorithm 2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Separate rounds for long responses."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The number is the length of a prompt's responses relative to all responses of that time, in log tokens. It only ranks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any

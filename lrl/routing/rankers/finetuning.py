@@ -3,8 +3,6 @@
 It runs in a separate process, which `lrl.routing.rankers.language_model` starts.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -6,8 +6,6 @@ No call waits for the model. It learns in the background, and it guesses prompts
 weighed by their past errors (`Ensemble`), so a model that has learnt nothing yet does no harm.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -68,7 +68,7 @@ TRL_PIECES = {"trl": 1, "trl-pieces": 8}
 TRL_WARM_UP = 1
 PARTS = ("step", "writing", "wait", "train", "sync")
 HEAD = (
-    "| lengths | system | answers/s | step (s) | spread | writing (s) | waits (s) | training (s) | sync (s) |\n"
+    "| lengths | system | responses/s | step (s) | spread | writing (s) | waits (s) | training (s) | sync (s) |\n"
     + "|---" * 9
     + "|"
 )
@@ -97,7 +97,9 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
     steps = records.read(job.clock)
     if [step["tokens"] for step in steps] != [sum(step) for step in drawn]:
-        raise RuntimeError(f"TRL's answers do not have the lengths in {job.lengths}: the comparison would not be fair.")
+        raise RuntimeError(
+            f"TRL's responses do not have the lengths in {job.lengths}: the comparison would not be fair."
+        )
     mean = {part: fmean(step[part] for step in steps[TRL_WARM_UP:]) for part in ("step", "writing")}
     return mean | {"wait": 0.0, "train": mean["step"] - mean["writing"], "sync": 0.0}
 
@@ -163,7 +165,7 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
         trl = max((speeds.pop(name) for name in TRL_PIECES if name in speeds), default=0.0)
         if trl and speeds:
             best = max(speeds, key=lambda name: speeds[name])
-            lines.append(f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's answers.")
+            lines.append(f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's responses.")
     return "\n".join(lines)
 
 

@@ -86,7 +86,7 @@ def test_a_cuda_torchvision_beside_a_cpu_torch_is_wrong(monkeypatch: pytest.Monk
 
 def test_transports_are_those_the_gpus_allow() -> None:
     works = {gpus: doctor.transports(gpus).found.split(";")[0] for gpus in (0, 1, 2)}
-    assert works == {0: "shared_memory", 1: "shared_memory, ipc", 2: "shared_memory, ipc, nccl"}
+    assert works == {0: "shared_memory", 1: "ipc, shared_memory", 2: "ipc, nccl, shared_memory"}
 
 
 def test_an_unregistered_plugin_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +151,6 @@ def test_a_file_is_no_folder_for_runs(tmp_path: Path) -> None:
 
 
 def test_the_doctor_does_not_import_vllm(tmp_path: Path) -> None:
-    code = "import sys; from lrl import doctor; doctor.checks(); print('vllm' in sys.modules)"
+    code = "import sys; from lrl.cli import doctor; doctor.checks(); print('vllm' in sys.modules)"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
     assert printed.split()[-1] == "False"

@@ -128,7 +128,7 @@ def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: P
     assert (data.dispatch.combine, data.dispatch.long_tail, data.dispatch.decode_latency.step_ms) == ("sum", 0.1, 5.0)
     assert data.length_predictor is not None and data.migration.prefill_ms == 0.5
 
-    lengths = ("--data.length_predictor", "Lengths", "--data.length_predictor.seen_prompts", "9")
+    lengths = ("--data.length_predictor", "LengthPredictor", "--data.length_predictor.seen_prompts", "9")
     _, _, data = build("--config", "quickstart", "--data.dispatch", "LeastLoaded", *lengths)
     assert isinstance(data.dispatch, LeastLoaded) and data.length_predictor.seen_prompts == 9 and data.migration is None
 

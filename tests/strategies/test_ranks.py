@@ -22,10 +22,10 @@ import sys
 from datetime import timedelta
 import lightning as L
 import lrl
-from lrl import data_parallel
+from lrl.strategies import ddp
 from lrl.callbacks import WeightSync
 
-data_parallel.MEETING = timedelta(seconds=2)
+ddp.MEETING = timedelta(seconds=2)
 quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": sys.argv[2]}
 trainer = L.Trainer(
     accelerator="cpu", devices=3, strategy=lrl.AsyncDDP(), callbacks=[WeightSync()], max_steps=1, max_epochs=-1, **quiet

@@ -86,7 +86,7 @@ def test_a_run_stops_when_its_rewards_get_no_better(folder: str) -> None:
     assert fit(folder, stopping, rewards=[0.0, 1.0, 0.5, 0.5, 9.0, 9.0, 9.0, 9.0]).global_step == 4
 
 
-def test_whoever_asks_for_the_end_of_an_epoch_gets_it(folder: str) -> None:
+def test_a_callback_that_asks_for_the_end_of_an_epoch_gets_it(folder: str) -> None:
     stopping = EarlyStopping("reward/mean", mode="max", patience=1, check_on_train_epoch_end=True)
     assert fit(folder, stopping, rewards=[9.0, *[0.0] * (STEPS - 1)]).global_step == STEPS
 

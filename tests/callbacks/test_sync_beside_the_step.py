@@ -60,7 +60,7 @@ def test_what_arrives_is_what_the_policy_was_and_not_what_it_becomes_meanwhile(m
 
 
 @pytest.mark.parametrize("what", ["another sync", "a checkpoint", "the end of training"])
-def test_others_wait_until_it_is_over_and_proved(model_run: ModelRun, what: str) -> None:
+def test_others_wait_until_the_sync_is_over_and_verified(model_run: ModelRun, what: str) -> None:
     model_run.stick(UPDATE)
     model_run.step(1)
     done: list[Any] = []
@@ -103,7 +103,9 @@ def test_a_failure_is_tried_again_from_the_same_copy(model_run: ModelRun) -> Non
     assert model_run.clients[0].posted.count(PAUSE) == 3 and model_run.clients[1].posted.count(PAUSE) == 2
 
 
-def test_who_is_not_reached_stands_still_and_a_waiting_trainer_gives_it_the_weights(model_run: ModelRun) -> None:
+def test_a_generator_that_a_sync_missed_stays_paused_and_a_waiting_trainer_gives_it_the_weights(
+    model_run: ModelRun,
+) -> None:
     behind, healthy = model_run.pool.generators
     model_run.clients[0].failing = {UPDATE: 2}
     model_run.step(1)
@@ -113,7 +115,7 @@ def test_who_is_not_reached_stands_still_and_a_waiting_trainer_gives_it_the_weig
     until(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
-def test_who_is_never_reached_is_taken_out_by_name(model_run: ModelRun) -> None:
+def test_a_generator_that_is_never_reached_is_evicted_by_name(model_run: ModelRun) -> None:
     behind, healthy = model_run.pool.generators
     model_run.clients[0].failing = {UPDATE: 100}
     model_run.step(1)
@@ -124,7 +126,7 @@ def test_who_is_never_reached_is_taken_out_by_name(model_run: ModelRun) -> None:
     until(lambda: proved([healthy]) == [2])
 
 
-def test_who_does_not_hear_of_the_pause_is_taken_out_beside_the_step(model_run: ModelRun) -> None:
+def test_a_generator_that_does_not_answer_the_pause_is_evicted_beside_the_step(model_run: ModelRun) -> None:
     silent, healthy = model_run.pool.generators
     model_run.clients[0].silent = {PAUSE}
     model_run.step(1)
@@ -132,7 +134,7 @@ def test_who_does_not_hear_of_the_pause_is_taken_out_beside_the_step(model_run: 
     assert silent.eviction and model_run.pool.generators == [healthy]
 
 
-def test_a_newcomer_that_cannot_connect_is_said_and_connected_while_the_trainer_waits(
+def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_trainer_waits(
     model_run: ModelRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     newcomer = make_generators()[0]
@@ -153,7 +155,9 @@ def test_without_room_for_the_copy_the_other_way_is_taken(model_run: ModelRun) -
 
 
 @pytest.mark.parametrize("trainer", ["trains", "waits for it"])
-def test_a_run_that_ends_breaks_it_off_and_nobody_writes_on_unproved(model_run: ModelRun, trainer: str) -> None:
+def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on_unverified(
+    model_run: ModelRun, trainer: str
+) -> None:
     model_run.stick(UPDATE)
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))

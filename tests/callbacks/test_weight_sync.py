@@ -24,7 +24,7 @@ def model_run() -> Iterator[ModelRun]:
     run.end()
 
 
-def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_proved(model_run: ModelRun) -> None:
+def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_verified(model_run: ModelRun) -> None:
     assert proved(model_run.pool.generators) == [0, 0]
     model_run.hold(True)
     model_run.step(1)
@@ -35,7 +35,9 @@ def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_proved(model_run
 
 
 @pytest.mark.parametrize("what", ["a sync", "a checkpoint"])
-def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_proved(model_run: ModelRun, what: str) -> None:
+def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_verified(
+    model_run: ModelRun, what: str
+) -> None:
     model_run.hold(True)
     model_run.step(1)
     done: list[Any] = []
@@ -50,7 +52,7 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_proved(m
     until(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
 
 
-def test_who_fails_a_probe_that_nobody_waits_for_is_taken_out_at_once_and_the_other_serves(
+def test_a_generator_that_fails_a_probe_beside_the_step_is_evicted_at_once_and_the_other_serves(
     model_run: ModelRun,
 ) -> None:
     liar, healthy = model_run.pool.generators
@@ -68,7 +70,7 @@ def test_who_fails_a_probe_that_nobody_waits_for_is_taken_out_at_once_and_the_ot
     assert model_run.pool.generators == [healthy] and not liar.serving
 
 
-def test_a_run_whose_first_sync_nobody_can_prove_ends_with_the_reason_and_replaces_nobody() -> None:
+def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_replaces_none() -> None:
     run, lost = ModelRun(), list[Generator]()
     run.pool.on_evicted = lost.append
     for client in run.clients:

@@ -272,7 +272,7 @@ def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_ba
     assert run(scene()) == pytest.approx({"idle": 3})
 
 
-def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door() -> None:
+def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
     class ClosesBehindTheSecond(LeastLoaded):
         sent = 0
 
@@ -297,7 +297,7 @@ def test_who_was_chosen_in_the_turn_in_which_the_door_closes_waits_at_the_door()
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_who_is_cancelled_at_the_door_leaves_its_places_to_the_others(turns: int) -> None:
+def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> None:
     pool, (client,) = make_crew(2)
 
     async def scene() -> None:
@@ -409,7 +409,7 @@ def test_a_failed_generator_is_left_out_and_another_goes_on_with_every_token(
     assert "the stream broke" in caplog.text and "has ended" in caplog.text and "out of memory" in caplog.text
 
 
-def test_what_no_generator_can_answer_is_an_error_and_takes_nobody_out() -> None:
+def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> None:
     pool, (client,) = make_crew(2)
     client.error = RequestRejected("generator 0: /inference/v1/generate answered 400: no such token")
     with pytest.raises(RequestRejected, match="no such token"):
@@ -417,7 +417,7 @@ def test_what_no_generator_can_answer_is_an_error_and_takes_nobody_out() -> None
     assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
 
 
-def test_without_a_generator_everybody_waits_for_a_newcomer_and_its_first_sync() -> None:
+def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync() -> None:
     pool, (client,) = make_crew(4)
 
     async def scene() -> list[Rollout]:
@@ -436,7 +436,7 @@ def test_without_a_generator_everybody_waits_for_a_newcomer_and_its_first_sync()
         assert rollout.versions == [0, 0, 0, 7, 7, 7]
 
 
-def test_a_newcomer_that_fails_before_its_first_sync_does_not_join() -> None:
+def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
     pool, _ = make_crew(4)
     newcomer, lost = make_generator(1, 4), list[Generator]()
     pool.on_evicted = lost.append

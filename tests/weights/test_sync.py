@@ -82,7 +82,7 @@ def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopTh
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
+def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
     loop: LoopThread, phase: str, times: int, verify: Proving
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
@@ -98,7 +98,7 @@ def test_a_phase_that_fails_is_tried_again_and_nobody_writes_before_it_worked(
 
 
 @pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES, "/resume"])
-def test_who_fails_every_attempt_is_named_with_phase_and_seconds_and_never_opens(
+def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_and_never_serves(
     loop: LoopThread, phase: str, verify: Proving
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
@@ -123,7 +123,7 @@ def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_wa
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"])
-def test_who_does_not_answer_a_short_call_stands_still_and_is_not_asked_again(
+def test_a_generator_that_does_not_answer_a_short_call_stays_paused_and_is_not_asked_again(
     loop: LoopThread, phase: str, verify: Proving
 ) -> None:
     sync, (healthy, frozen) = make_sync(loop)
@@ -159,7 +159,7 @@ def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_b
     assert posted(liar)[-6:] == RESUME * 3 and healthy.serving and not liar.serving
 
 
-def test_who_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, verify: Proving) -> None:
+def test_a_generator_that_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, verify: Proving) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {"/resume"}  # type: ignore[attr-defined]
     failed = sync.give(weights, [healthy, frozen], 3, verify)
@@ -233,7 +233,7 @@ def test_without_room_for_the_weights_the_other_way_is_taken(loop: LoopThread, v
     assert all(posted(generator).count("/pause?mode=keep&clear_cache=true") == 1 for generator in generators)
 
 
-def test_a_newcomer_connects_and_the_others_do_not_again(loop: LoopThread, verify: Proving) -> None:
+def test_a_new_generator_connects_and_the_others_do_not_again(loop: LoopThread, verify: Proving) -> None:
     sync, (first, newcomer) = make_sync(loop)
     sync.give(weights, [first], 1, verify)
     sync.give(weights, [newcomer], 1, verify)

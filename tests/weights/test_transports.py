@@ -64,7 +64,7 @@ def test_the_generators_are_sent_to_a_file_with_every_weight(connected: tuple[Sh
     torch.testing.assert_close(load_file(file), expected, rtol=0, atol=0)
 
 
-def test_who_reads_the_old_file_reads_all_of_it(connected: tuple[SharedMemory, Calls, Path]) -> None:
+def test_a_reader_of_the_older_file_reads_all_of_it(connected: tuple[SharedMemory, Calls, Path]) -> None:
     transport, _, file = connected
     transport.stage(weights_of(1.0), False)
     with file.open("rb") as reader:
@@ -120,7 +120,7 @@ def test_closing_removes_the_file_and_may_be_repeated(connected: tuple[SharedMem
     SharedMemory().close()
 
 
-def test_too_little_shared_memory_is_said_before_anything_is_written(
+def test_too_little_shared_memory_is_an_error_before_anything_is_written(
     connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport, _, file = connected

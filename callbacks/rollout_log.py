@@ -139,8 +139,8 @@ def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
     """
     by_lag: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
-        if rollout.versions:
-            by_lag[min(step - min(rollout.versions), MAX_LAG_SHOWN)].append(rollout)
+        if versions := rollout.policy_versions:
+            by_lag[min(step - min(versions), MAX_LAG_SHOWN)].append(rollout)
     found = {}
     for lag, part in by_lag.items():
         found[f"rollouts/by_lag/{lag}/share"] = len(part) / len(rollouts)
@@ -156,14 +156,14 @@ def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
     return {
         "rollouts/length": torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts]),
         "reward/all": torch.tensor([rollout.reward for rollout in rollouts if rollout.reward is not None]),
-        "rollouts/lag": torch.tensor([float(step - v) for rollout in rollouts for v in rollout.versions]),
+        "rollouts/lag": torch.tensor([float(step - v) for rollout in rollouts for v in rollout.policy_versions]),
     }
 
 
 def as_markdown(group: Group, step: int) -> str:
     """Returns the first response of a group with its prompt, reward and versions."""
     rollout = group.rollouts[0]
-    versions = sorted(set(rollout.versions))
+    versions = sorted(set(rollout.policy_versions))
     reward = f"reward {rollout.reward:.3g}" if rollout.reward is not None else f"no reward ({rollout.reward_failure})"
     facts = f"{reward}, {len(rollout.token_ids)} tokens, {rollout.finish_reason}, versions {versions}, step {step}"
     prompt, response = _quoted(group.prompt.text), _quoted(rollout.text)

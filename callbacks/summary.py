@@ -34,7 +34,7 @@ class Summary(OnRankZero):
         """Adds the step."""
         stream: Any = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
-        lags = [stream.step - version for rollout in rollouts for version in rollout.versions]
+        lags = [stream.step - version for rollout in rollouts for version in rollout.policy_versions]
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         if rewards:
             self.rewards.append((stream.step + 1, sum(rewards) / len(rewards)))

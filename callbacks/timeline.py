@@ -102,7 +102,7 @@ def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s
     parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
     parts |= {"wait_reward_s": times.trainer.get("wait_reward", 0.0), "update_s": update_s, "sync_s": times.sync}
     parts["train_s"] = sum(seconds for seconds, _ in stream.passes)
-    versions = Counter(one for group in stream.groups for rollout in group.rollouts for one in rollout.versions)
+    versions = Counter(one for group in stream.groups for rollout in group.rollouts for one in rollout.policy_versions)
     return StepRecord(
         step=stream.step,
         started_s=started_s,

@@ -119,7 +119,7 @@ def evaluate(dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequenc
         high=high,
         pass_at_k=_pass_at_powers(scores, k),
         by={column: _breakdown(column, scored) for column in by},
-        versions=sorted({version for rollout in rollouts for version in rollout.versions}),
+        versions=sorted({version for rollout in rollouts for version in rollout.policy_versions}),
         greedy=greedy,
         failures=sum(rollout.reward is None for rollout in rollouts),
         truncated=sum(rollout.finish_reason == "length" for rollout in rollouts),
@@ -200,7 +200,7 @@ def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> 
                     "reward_parts": rollout.reward_parts,
                     "reward_failure": rollout.reward_failure,
                     "finish_reason": rollout.finish_reason,
-                    "versions": sorted(set(rollout.versions)),
+                    "versions": sorted(set(rollout.policy_versions)),
                     "columns": group.prompt.columns,
                 }
                 # default=str: a data set may hold dates and other values that JSON cannot express.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,17 +28,31 @@ class Prompt:
     """The row's other columns, which every reward gets by name (`answer`, `level`, ...)."""
 
 
+ENVIRONMENT = -1
+"""The version of a token that no policy wrote: it has no behaviour log-prob, no loss and no lag."""
+
+
+class Turn(NamedTuple):
+    """A stretch of a rollout that the policy wrote in one request: its tokens from `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """One response to a prompt, with the origin of each token. The three lists are equally long, and grow together
-    while it is being written."""
+    """One trajectory behind a prompt: turns of the policy, and between them tokens of an environment (none today).
+
+    The three lists are equally long, and grow together while it is being written.
+    """
 
     token_ids: list[int] = field(default_factory=list)
-    """The sampled tokens; the end-of-sequence token is among them when the response ended by itself."""
+    """All tokens; the end-of-sequence token is among them when the response ended by itself."""
     logprobs: list[float] = field(default_factory=list)
-    """Behaviour log-prob of each token in nats: log mu(token) under the distribution from which it was sampled."""
+    """Behaviour log-prob of each token in nats: log mu(token) under the distribution from which it was sampled; 0 for
+    an environment's token."""
     versions: list[int] = field(default_factory=list)
-    """Policy version that wrote each token. An in-flight sync makes them grow within one response."""
+    """Policy version that wrote each token, or `ENVIRONMENT`. An in-flight sync makes them grow within one response."""
     finish_reason: str = ""
     """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being written."""
     text: str = ""
@@ -57,6 +72,26 @@ class Rollout:
     def finished(self) -> bool:
         """Whether the response is whole."""
         return bool(self.finish_reason)
+
+    @property
+    def mask(self) -> list[bool]:
+        """For each token, whether the policy wrote it."""
+        return [version != ENVIRONMENT for version in self.versions]
+
+    @property
+    def policy_versions(self) -> list[int]:
+        """The versions of the policy's own tokens."""
+        return [version for version in self.versions if version != ENVIRONMENT]
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The stretches that the policy wrote, in order."""
+        found, start = [], 0
+        for by_policy, stretch in groupby(self.mask):
+            stop = start + sum(1 for _ in stretch)
+            found += [Turn(start, stop)] if by_policy else []
+            start = stop
+        return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,8 +127,8 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all responses so far."""
-        return sum(len(rollout.token_ids) for rollout in self.rollouts)
+        """Tokens that the policy wrote so far, over all rollouts."""
+        return sum(len(rollout.token_ids) - rollout.versions.count(ENVIRONMENT) for rollout in self.rollouts)
 
     @property
     def has_tokens(self) -> bool:
@@ -102,8 +137,8 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """Smallest version among the group's tokens; ValueError for a group without a token."""
-        return min(version for rollout in self.rollouts for version in rollout.versions)
+        """Smallest version among the policy's tokens of the group; ValueError for a group without one."""
+        return min(version for rollout in self.rollouts for version in rollout.policy_versions)
 
 
 @dataclass(slots=True, kw_only=True)

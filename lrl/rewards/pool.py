@@ -136,7 +136,7 @@ class RewardPool:
             RuntimeError: The pool is not started, or is closed meanwhile.
             RewardFailuresError: More than `max_failures` of the last responses got no reward.
         """
-        responses = [(each.text, _columns(prompt, each.finish_reason, len(each.token_ids))) for each in rollouts]
+        responses = [(each.text, _columns(prompt, each.finish_reason, len(each.policy_versions))) for each in rollouts]
         together: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
             together = [self._checked(outcome) for outcome in await self._processes.outcomes(prompt.text, responses)]

@@ -91,7 +91,7 @@ class Packer:
         for rollout, advantages in zip(scored, self.advantages.of(scored), strict=True):
             trained = self._trained(rollout, None if replayed else self.oldest_version)
             self.tokens += sum(trained)
-            self.masked_tokens += len(trained) - sum(trained)
+            self.masked_tokens += sum(rollout.mask) - sum(trained)
             if any(trained):
                 self.sequences += 1
                 self._bins.add(Sequence(group.index, group.prompt.token_ids, rollout, advantages, trained))
@@ -110,7 +110,8 @@ class Packer:
         return filled
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
-        """Returns for each token of a response whether it is in the loss."""
+        """Returns for each token of a rollout whether it is in the loss; an environment's never is."""
         if self.mask_truncated and rollout.finish_reason == "length":
             return [False] * len(rollout.versions)
-        return [oldest_version is None or version >= oldest_version for version in rollout.versions]
+        oldest = 0 if oldest_version is None else max(0, oldest_version)
+        return [version >= oldest for version in rollout.versions]

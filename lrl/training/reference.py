@@ -85,7 +85,7 @@ class Reference:
                 rollout.reference_logprobs = row[mask].tolist()
                 if self.place == "reward":
                     kl = self._kl(torch.tensor(rollout.logprobs), row[mask])
-                    rollout.kl_penalty = self.coefficient * kl.sum().item()
+                    rollout.kl_penalty = self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
         group.reference_version = self.version
 
     def token_losses(self, tokens: Tokens) -> Tensor:

@@ -1,5 +1,6 @@
 """Packing of groups into micro-batches."""
 
+import copy
 import random
 from collections.abc import Sequence
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.rollouts.serialisation import load_group, save_group
+from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
 lengths = st.lists(
     st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)), min_size=1, max_size=8
@@ -233,3 +235,25 @@ def test_adding_does_not_wait_for_the_iterator() -> None:
 def test_bad_settings_are_named(budget: int, temperature: float, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Packer(budget, GroupMean(), temperature)
+
+
+def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_denominator() -> None:
+    group = make_group(0, 3, [7, 5])
+    first = group.rollouts[0]
+    alone = pack(Packer(64, GroupMean(), 1.0), [copy.deepcopy(group)])
+    first.versions[2:4], first.logprobs[2:4] = [ENVIRONMENT] * 2, [0.0] * 2
+    assert first.turns == [Turn(0, 2), Turn(4, 7)] and first.mask == [True] * 2 + [False] * 2 + [True] * 3
+    assert group.num_tokens == 10 and group.oldest_version == min(first.policy_versions + group.rollouts[1].versions)
+    packer = Packer(64, GroupMean(), 1.0)
+    (micro,) = pack(packer, [group])
+    assert packer.tokens == int(micro.mask.sum()) == 10 and packer.masked_tokens == 0
+    assert torch.equal(micro.input_ids, alone[0].input_ids), "the policy reads what the environment wrote"
+    left_out = alone[0].mask & ~micro.mask
+    assert left_out.sum() == 2 and (micro.versions[left_out] == -1).all() and not micro.advantages[left_out].any()
+    assert first.turns == load_group(save_group(group, judged=True), group.prompt).rollouts[0].turns
+
+
+def test_a_rollout_of_one_turn_is_all_the_policys() -> None:
+    rollout = make_group(0, 3, [7]).rollouts[0]
+    assert rollout.turns == [Turn(0, 7)] and all(rollout.mask) and rollout.policy_versions == rollout.versions
+    assert Rollout().turns == []

@@ -19,7 +19,7 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.replay import Replay
 from lrl.training.model import label_logprobs
 from lrl.training.reference import Reference
-from lrl.types import Group, MicroBatch, Rollout
+from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 
@@ -39,6 +39,7 @@ def prepared(policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens:
     groups[1].rollouts[2].token_ids = []  # an empty response
     groups[1].rollouts[2].logprobs = []
     groups[1].rollouts[2].versions = []
+    max(groups[2].rollouts, key=lambda one: len(one.token_ids)).versions[0] = ENVIRONMENT
     for group in groups:
         policy.prepare(group, temperature, micro_batch_tokens)
     return groups
@@ -61,12 +62,14 @@ def test_reference_logprobs_are_the_reference_models_own(folder: str, other_fold
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_in_the_reward_is_summed_over_the_response(folder: str, other_folder: str, estimator: Any) -> None:
+def test_kl_in_the_reward_is_summed_over_the_policys_tokens(folder: str, other_folder: str, estimator: Any) -> None:
     policy = opened(folder, reference=Reference(0.5, estimator, "reward", model=other_folder))
     for group in prepared(policy):
         for rollout in with_tokens(group):
             cost = 0.0
-            for mu, ref in zip(rollout.logprobs, rollout.reference_logprobs, strict=True):
+            for mu, ref, own in zip(rollout.logprobs, rollout.reference_logprobs, rollout.mask, strict=True):
+                if not own:
+                    continue
                 d = min(max(ref - mu, -20.0), 20.0)
                 cost += {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - 1 - d}[estimator]
             assert rollout.kl_penalty == pytest.approx(0.5 * cost, rel=1e-4, abs=1e-5)

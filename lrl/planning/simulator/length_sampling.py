@@ -146,6 +146,10 @@ class RunLengths(Sequence[V]):
     def __getitem__(self, place: Any) -> Any:
         return list(self)[place]
 
+    def count(self, value: Any) -> int:
+        """Returns how often `value` is in the list, without unrolling it."""
+        return sum(count for one, count in self.runs if one == value)
+
 
 def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
     """Finishes an empty rollout with meaningless tokens, log-probs of 0, and `versions`: (version, tokens) in order.

@@ -26,7 +26,7 @@ from tests.leftovers import wait_for
 from tests.runtime.checkpoint_file import through_a_file
 from tests.tiny_policies import tiny_llama, tiny_qwen2
 
-DEADLINE_S = 120.0
+DEADLINE_S = 900.0  # the process is at nice 19, and may get a hundredth of a busy machine
 LR = 1e-3
 HERE = Path(__file__).parents[3]
 

@@ -28,7 +28,7 @@ class Prompt:
     """The row's other columns, which every reward gets by name (`answer`, `level`, ...)."""
 
 
-ENVIRONMENT = -1
+ENVIRONMENT = -(2**31)
 """The version of a token that no policy wrote: it has no behaviour log-prob, no loss and no lag."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from lrl.advantages import Advantages
 from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.training.collate import Sequence, fill_rows
-from lrl.types import Group, MicroBatch, Rollout
+from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
 """Micro-batches that train at the same time: one for each rank, None for a rank that gets none."""
@@ -113,5 +113,5 @@ class Packer:
         """Returns for each token of a rollout whether it is in the loss; an environment's never is."""
         if self.mask_truncated and rollout.finish_reason == "length":
             return [False] * len(rollout.versions)
-        oldest = 0 if oldest_version is None else max(0, oldest_version)
+        oldest = ENVIRONMENT + 1 if oldest_version is None else oldest_version
         return [version >= oldest for version in rollout.versions]

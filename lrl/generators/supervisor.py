@@ -97,7 +97,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def mapped(pids: Iterable[int]) -> set[int]:
-    """Returns the inodes in /dev/shm mapped by `pids`; skips ended processes and those of other users."""
+    """Returns the inodes in /dev/shm mapped by `pids`; skips ended and foreign processes."""
     # Not the names: glibc makes a semaphore under a temporary name, which its maker's map shows for ever.
     inodes: set[int] = set()
     for pid in pids:

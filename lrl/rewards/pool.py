@@ -166,7 +166,7 @@ class RewardPool:
         return outcome
 
     def _checked(self, outcome: Outcome) -> Outcome:
-        """Refuses parts that differ from those of the run's first response: a missing one would count as 0."""
+        """Refuses parts with other names than the first response of the run had: a missing part would count as 0."""
         if not isinstance(outcome, Scored):
             return outcome
         parts = set(outcome.parts)

@@ -123,7 +123,7 @@ class _Reader:
         return _Size(of.bits, 0.0, of.letter, of.terms) if negative else of
 
     def with_postfixes(self, of: _Size, depth: int, limits: bool) -> _Size:
-        """Reads the factorials and powers behind `of`; with `limits`, `_` and `^` are those of a sum."""
+        """Reads the factorials and powers behind `of`; with `limits`, `_` and `^` mean the bounds of a sum."""
         while (token := self.peek()) in ("^", "**", "!", "_", "'"):
             self.take()
             if token == "!":

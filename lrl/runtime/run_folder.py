@@ -25,7 +25,7 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 class RunFolderLock:
-    """One process's lock on a run's folder: the kernel releases it with the process, whichever way that ends.
+    """One process's lock on a run's folder: the kernel releases it at any end of the process.
 
     The lock is on the folder itself. A lock file would stay, and a logger would take the folder for an earlier run's.
     """

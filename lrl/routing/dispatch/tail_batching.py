@@ -13,7 +13,7 @@ RECENT = 512
 
 
 class TailBatching(LeastTokens):
-    """Holds long requests back, and sends those of several steps together, as `LeastTokens` does.
+    """Batches of long requests: held back over several steps, then sent together as `LeastTokens` does.
 
     Held requests go out when they fill a generator, when the step that trains one of them is near, and when a generator
     has nothing else to do. So nothing is held while all generators are idle, and a bound on lag of 0 holds nothing.

@@ -17,7 +17,7 @@ setup: $(STAMP)
 quickstart: setup
 	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml
 
-# Two files of tests at a time, in their order: what starts servers waits a lot, and the longest files are not the last.
+# Two files of tests at a time, in the order of `tests/conftest.py`.
 test: setup
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

@@ -14,11 +14,11 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 from statistics import fmean, median
 
 import torch
 
+from benchmarks import arguments
 from benchmarks.records import append, rounded
 
 SECONDS = 2.0
@@ -62,7 +62,7 @@ def main() -> None:
     """Measures in turns and prints the shares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="of each look (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/both_cores.jsonl"))
+    arguments.add_out(parser, "both_cores")
     settings = parser.parse_args()
     multiprocessing.set_start_method("spawn")
     for work in WORK:

@@ -17,17 +17,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import shlex
-import sys
 import time
 import tracemalloc
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import records
+from benchmarks import arguments, records
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
@@ -141,22 +138,18 @@ def row(record: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each number of responses and prints the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller_cost", description="The controller's cost.")
     parser.add_argument("--in-flight", nargs="+", type=int, default=[100, 1000, 10_000], help="responses (%(default)s)")
     parser.add_argument("--responses", type=int, default=40_000, help="written in each repeat (%(default)s)")
     parser.add_argument("--repeats", type=int, default=7, help="fresh runs of each (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/controller_cost.jsonl"), help="(%(default)s)"
-    )
-    args = parser.parse_args(words)
-    command = shlex.join(["python", "-m", "benchmarks.controller_cost", *words])
+    arguments.add_out(parser, "controller_cost")
+    args = arguments.parse(parser, argv)
     print(HEAD)
     gc.collect()
     gc.freeze()
     for in_flight in args.in_flight:
         record = measure(in_flight, args.responses, args.repeats)
-        records.append(args.out, record | {"command": command})
+        records.append(args.out, record | {"command": args.command})
         print(row(record), flush=True)
     return 0
 

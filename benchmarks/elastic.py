@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks import records
+from benchmarks import arguments, records
 from lrl.cli.recipes import recipes
 
 log = logging.getLogger(__name__)
@@ -226,18 +225,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--capacity", type=int, default=4, help="responses a generator writes at once (%(default)s)")
     parser.add_argument("--max_lag", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    records.add_places(parser, "elastic", plot=False)
+    arguments.add_places(parser, "elastic", plot=False)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures unless the record is there, then prints the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    command = {"command": shlex.join(["python", "-m", "benchmarks.elastic", *words])}
     settings = {"settings": settings_of(args)}
-    print(table(records.measured(args.out, settings, lambda: measure(args) | command)))
+    print(table(records.measured(args.out, settings, lambda: measure(args) | {"command": args.command})))
     return 0
 
 

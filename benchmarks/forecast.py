@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -26,7 +24,7 @@ import lightning as L
 import torch
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.forced_lengths import forced, long_tailed
 from benchmarks.forecast_report import draw, table
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
@@ -184,14 +182,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=3, help="steps that do not count (%(default)s)")
     parser.add_argument("--max_num_seqs", type=int, default=16, help="responses written at once (%(default)s)")
     parser.add_argument("--micro_batch_tokens", type=int, default=1024, help="(%(default)s)")
-    records.add_places(parser, "forecast")
+    arguments.add_places(parser, "forecast")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is missing, then draws the plot and prints the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     args.folder = args.folder.resolve()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     found = records.read(args.out)
@@ -199,8 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in missing:
         timeline = measure(args, name)
         fitted = read(args.folder / FITTED / "timeline.jsonl")
-        command = shlex.join(["python", "-m", "benchmarks.forecast", *words])
-        records.append(args.out, compare(args, name, timeline, fitted) | {"command": command})
+        records.append(args.out, compare(args, name, timeline, fitted) | {"command": args.command})
     found = records.read(args.out)
     rows = [row for name in args.runs if (row := records.find(found, described(args, name))) is not None]
     if not rows:

@@ -20,9 +20,7 @@ import argparse
 import json
 import logging
 import os
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ from typing import Any, get_args
 import lightning as L
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.forced_lengths import forced
 from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.quickstart_run import CAPACITY, PROMPT_TOKENS, RESPONSE_TOKENS, held_out, policy_of
@@ -165,7 +163,7 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
         yield Cell(responses=responses, max_lag=max_lag, keys_and_values=how, steps=steps[responses])
 
 
-def sweep(args: argparse.Namespace, command: str) -> None:
+def sweep(args: argparse.Namespace) -> None:
     """Measures all combinations once per repeat."""
     policy = longer_policy(args.folder)
     settings = lrl.ServerSettings(
@@ -175,7 +173,7 @@ def sweep(args: argparse.Namespace, command: str) -> None:
         for repeat, cell in product(range(args.repeats), cells(args)):
             found = measure(server, cell, policy, args.folder / "run", seed=repeat)
             line = described(cell, args.dtype, repeat) | found
-            records.append(args.out, line | {"command": command})
+            records.append(args.out, line | {"command": args.command})
             logging.info("%s", line)
 
 
@@ -213,19 +211,18 @@ def make_parser() -> argparse.ArgumentParser:
         "--dtype", choices=["float32", "bfloat16"], default="float32", help="of the generator (%(default)s)"
     )
     parser.add_argument("--print-only", action="store_true", help="print what is there; run nothing")
-    records.add_places(parser, "kv_cache", plot=False)
+    arguments.add_places(parser, "kv_cache", plot=False)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, unless it only prints; then prints."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     if "OMP_NUM_THREADS" in os.environ:
         raise SystemExit("OMP_NUM_THREADS is set and would overrule the threads of trainer and generator: unset it.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     if not args.print_only:
-        sweep(args, shlex.join(["python", "-m", "benchmarks.kv_cache", *words]))
+        sweep(args)
     made = records.read(args.out)
     lines = [HEAD]
     for cell in cells(args):

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -24,7 +22,7 @@ from typing import Any
 import lightning as L
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.lag_report import draw, tables
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.quickstart_run import (
@@ -146,7 +144,7 @@ def measure(server: LentServer, objective: str, settings: RunSettings, folder: P
     }
 
 
-def sweep(args: argparse.Namespace, command: str) -> None:
+def sweep(args: argparse.Namespace) -> None:
     """Runs what is missing."""
     found = records.read(args.out)
     missing = [run for run in wanted(args) if records.find(found, described(*run)) is None]
@@ -158,7 +156,7 @@ def sweep(args: argparse.Namespace, command: str) -> None:
     with lent_server(policy_of(missing[0][1].seed), server_settings(), args.folder) as server:
         for number, (objective, settings) in enumerate(missing, 1):
             record = measure(server, objective, settings, args.folder, args.evaluate_every)
-            records.append(args.out, record | {"command": command})
+            records.append(args.out, record | {"command": args.command})
             logging.info(
                 "%d/%d %s lag %d seed %d: accuracy %.3f, %.0f s%s",
                 number,
@@ -180,24 +178,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 2, 4, 8], help="values of max_lag (%(default)s)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--lr", type=float, default=2e-4, help="peak learning rate (%(default)s)")
     parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant")
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps (%(default)s)")
-    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
+    arguments.add_training(parser, lr=2e-4, steps=40)
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
     parser.add_argument("--order", choices=ORDERS, default="seeds", help="what changes most slowly (%(default)s)")
-    records.add_places(parser, "lag_sweep")
+    arguments.add_places(parser, "lag_sweep")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is missing, then draws the plot and prints the tables of all runs with these settings."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     if not args.plot_only:
-        sweep(args, shlex.join(["python", "-m", "benchmarks.lag_sweep", *words]))
+        sweep(args)
     found = records.read(args.out)
     rows = [row for run in wanted(args) if (row := records.find(found, described(*run))) is not None]
     if not rows:

@@ -31,6 +31,7 @@ import torch
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks import arguments
 from benchmarks.random_policy import make_tokenizer
 from benchmarks.records import append, rounded
 from lrl.routing.length_predictor import TAILS, LengthPredictor, recall
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=64, help="prompts of a step (%(default)s)")
     parser.add_argument("--learn-first", type=int, default=1024, help="prompts that are not counted (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the order (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/length_ranking.jsonl"))
+    arguments.add_out(parser, "length_ranking")
     settings = parser.parse_args()
     groups = read(settings.rows, settings.prompt, settings.answer, tokens_of(settings.tokenizer))
     random.Random(settings.seed).shuffle(groups)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import records
+from benchmarks import arguments, records
 from lrl.planning.planner.devices import Cluster, parse_cluster
 from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.llamarl_bounds import llamarl_problem
@@ -198,9 +198,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Forecasts what is missing, then draws and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/llamarl_table.jsonl"), help="(%(default)s)"
-    )
+    arguments.add_out(parser, "llamarl_table")
     parser.add_argument("--plot", type=Path, default=Path("docs/llamarl_table.png"), help="(%(default)s)")
     asked = parser.parse_args()
     for change in CHANGES:

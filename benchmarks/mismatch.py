@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,7 +23,7 @@ import torch
 from torch import Tensor
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.intervals import slope
 from benchmarks.lent_server import lent_server
 from benchmarks.quickstart_run import (
@@ -170,19 +168,15 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.mismatch", description="Log-probs of generator and trainer, compared."
     )
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="of the generator")
-    parser.add_argument("--steps", type=int, default=500, help="optimizer steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
-    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
-    records.add_places(parser, "mismatch")
+    arguments.add_training(parser, lr=1e-4, steps=500)
+    arguments.add_places(parser, "mismatch")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures the formats that are missing, then draws the plot and prints the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = RunSettings(
         seed=args.seed, max_lag=0, lr=args.lr, schedule="linear", steps=args.steps, groups=args.groups,
@@ -193,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         row = records.find(records.read(args.out), {"dtype": dtype, **asdict(settings)})
         if row is None and not args.plot_only:
             row = measure(dtype, settings, args.folder)
-            records.append(args.out, row | {"command": shlex.join(["python", "-m", "benchmarks.mismatch", *words])})
+            records.append(args.out, row | {"command": args.command})
         if row is not None:
             rows.append(row)
     if not rows:

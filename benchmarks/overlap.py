@@ -33,14 +33,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, get_args
 
-from benchmarks import records, timed_run
+from benchmarks import arguments, records, timed_run
 from benchmarks.at_once import both_at_once
 from benchmarks.lent_server import LentServer
 from benchmarks.ready_responses import train_alone
@@ -185,21 +183,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     names = list(systems("equal"))
     parser.add_argument("--systems", nargs="+", choices=names, default=names, help="(%(default)s)")
-    records.add_places(parser, "overlap")
+    arguments.add_places(parser, "overlap")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, unless it only draws; then draws and prints."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     if "OMP_NUM_THREADS" in os.environ:
         raise SystemExit("OMP_NUM_THREADS is set and would overrule each system's threads: unset it.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    command = shlex.join(["python", "-m", "benchmarks.overlap", *words])
     if not args.plot_only:
         for (lengths, name), runs in sweep(args).items():
-            records.append(args.out, record(args, lengths, name, runs) | {"command": command})
+            records.append(args.out, record(args, lengths, name, runs) | {"command": args.command})
     made = records.read(args.out)
     wanted = {(ls, name): described(args, ls, name) for ls in args.lengths for name in args.systems}
     rows = {key: row for key, settings in wanted.items() if (row := records.find(made, settings)) is not None}

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -25,7 +23,7 @@ import torch
 from torch import Tensor
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.lent_server import lent_server
 from benchmarks.quickstart_run import policy_of, server_settings
 from lrl.generators.generator import Generator
@@ -137,7 +135,7 @@ def described(policy: str, dtype: str, lr: float, steps: int) -> dict[str, Any]:
     return {"policy": policy, "dtype": dtype, "lr": lr, "steps": steps}
 
 
-def measure(args: argparse.Namespace, command: str) -> None:
+def measure(args: argparse.Namespace) -> None:
     """Measures with a server for each policy and dtype, a run for each learning rate."""
     for policy in args.policies:
         folder = folder_of(policy, args.folder)
@@ -148,7 +146,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
                 for lr in args.lrs:
                     found = probe(folder, lr, args.steps, server)
                     line = described(policy, dtype, lr, args.steps) | record(found, dtype)
-                    records.append(args.out, line | {"command": command})
+                    records.append(args.out, line | {"command": args.command})
                     logging.info("%s", line)
 
 
@@ -177,17 +175,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lrs", nargs="+", type=float, default=list(LEARNING_RATES), help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=120, help="of each run (%(default)s)")
     parser.add_argument("--print-only", action="store_true", help="print what is there; run nothing")
-    records.add_places(parser, "probe_noise", plot=False)
+    arguments.add_places(parser, "probe_noise", plot=False)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, unless it only prints; then prints."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     if not args.print_only:
-        measure(args, shlex.join(["python", "-m", "benchmarks.probe_noise", *words]))
+        measure(args)
     made = records.read(args.out)
     runs = [described(p, d, lr, args.steps) for p in args.policies for d in args.dtypes for lr in args.lrs]
     rows = [row for run in runs if (row := records.find(made, run)) is not None]

@@ -1,6 +1,6 @@
 """The quickstart with several seeds, one after the other: accuracy before and after, minutes, memory. Prints a table.
 
-    python -m benchmarks.quickstart_seeds [--seeds 0 1 2 3 4] [--out FILE]
+    python -m benchmarks.quickstart_seeds [--seeds 0 1 2 3 4] [--strategy lrl.AsyncFSDP --ranks 2] [--out FILE]
 
 Each run is the command of a new user, from the warm-up on: a policy that an earlier run has warmed up is made again.
 """
@@ -41,12 +41,13 @@ class Row:
         )
 
 
-def run(seed: int) -> Row:
+def run(seed: int, strategy: str, ranks: int) -> Row:
     """Trains with one seed and reads the run's files."""
     shutil.rmtree(Path("runs/quickstart") / f"policy-seed{seed}", ignore_errors=True)
     version = f"seeds-{seed}"
     shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
     words = ["fit", "--config", "quickstart", "--seed_everything", str(seed), "--trainer.logger.version", version]
+    words += ["--trainer.strategy.class_path", strategy, "--trainer.devices", str(ranks + 1)]
     started = time.monotonic()
     process = psutil.Popen([sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())", *words])
     peak = 0
@@ -86,11 +87,13 @@ def main() -> None:
     """Runs the seeds and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--strategy", default="lrl.AsyncSingleDevice", help="(%(default)s)")
+    parser.add_argument("--ranks", type=int, default=1, help="trainer ranks (%(default)s)")
     parser.add_argument("--out", type=Path, help="append the rows to this file as they come")
     settings = parser.parse_args()
     rows = []
     for seed in settings.seeds:
-        rows.append(run(seed))
+        rows.append(run(seed, settings.strategy, settings.ranks))
         if settings.out:
             with settings.out.open("a") as file:
                 file.write(f"{rows[-1]}\n")

@@ -24,6 +24,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 512, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
         "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True,
     },
+    "130m": {  # of GPT-2's size
+        "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2688, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "num_key_value_heads": 12, "tie_word_embeddings": True,
+    },
     "0.5b": {  # of Qwen2.5-0.5B
         "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
         "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,

@@ -17,13 +17,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
-from benchmarks import records
+from benchmarks import arguments, records
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.trainer_model import TrainedResponse
 from lrl.rollouts.bin_packing import BinPacker, Rows
@@ -103,17 +100,15 @@ def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Computes, writes and prints."""
-    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rank_balance", description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=8, help="of a step, for each rank (%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="to take the mean of (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/rank_balance.jsonl"), help="(%(default)s)")
-    args = parser.parse_args(words)
-    command = shlex.join(["python", "-m", "benchmarks.rank_balance", *words])
+    arguments.add_out(parser, "rank_balance")
+    args = arguments.parse(parser, argv)
     print(HEAD)
     for ranks in RANKS:
         found = measure(ranks, args.groups, args.steps)
-        records.append(args.out, found | {"groups": args.groups, "steps": args.steps, "command": command})
+        records.append(args.out, found | {"groups": args.groups, "steps": args.steps, "command": args.command})
         lost = " | ".join(f"{found[way]:.1%}" for way in ("lrl", "in_lockstep", "in_turn"))
         print(f"| {ranks} | {found['responses']:,} | {found['rounds']:.1f} | {lost} |")
     return 0

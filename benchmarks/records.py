@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,15 @@ def find(records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, A
     return next(made_with, None)
 
 
+def all_found(path: Path, wanted: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the last record of each of `wanted` that the file has; ends the program if it has none."""
+    made = read(path)
+    found = [record for settings in wanted if (record := find(made, settings)) is not None]
+    if not found:
+        raise SystemExit(f"{path} has no measurement with these settings; leave out --print-only to measure.")
+    return found
+
+
 def measured(path: Path, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns the record of `settings`; makes and appends it first if the file does not have it."""
     if find(read(path), settings) is None:
@@ -52,16 +60,6 @@ def origin() -> dict[str, Any]:
         "versions": {name: installed[name] for name in PACKAGES if name in installed},
         "cores": len(os.sched_getaffinity(0)),
     }
-
-
-def add_places(parser: argparse.ArgumentParser, name: str, plot: bool = True) -> None:
-    """Adds the arguments of a benchmark's files; with a plot also `--plot-only`."""
-    out = Path(f"benchmarks/results/{name}.jsonl")
-    parser.add_argument("--folder", type=Path, default=Path("runs") / name, help="of logs and responses (%(default)s)")
-    parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
-    if plot:
-        parser.add_argument("--plot", type=Path, default=Path(f"docs/{name}.png"), help="(%(default)s)")
-        parser.add_argument("--plot-only", action="store_true", help="draw and print what is there; run nothing")
 
 
 def rounded(number: float | None) -> float | None:

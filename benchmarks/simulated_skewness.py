@@ -16,16 +16,13 @@ gives it the longest response of either part for P90 and P50, and `5%` is its `l
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
 from lrl.planning.costs import LinearTrainer
@@ -82,6 +79,9 @@ BEST = {"BestDivision": 0.2, "BestDivision-5%": 0.05}
 CASES = [BASE, "LeastLoaded:nothing"]
 CASES += [f"{rule}:{knows}" for knows in ("oracle", "ranker") for rule in list(RULES)[2:]]
 CASES += ["SkewnessAware:ends"]
+KNOWN = [BASE, "LeastLoaded:nothing", "LeastTokens:oracle", "LeastTokens:ranker"]
+KNOWN += [f"{rule}:{knows}" for rule in [*list(RULES)[3:], *BEST] for knows in ("oracle", "ranker", "ends")]
+"""All cases; without knowledge a rule that reads lengths would get those of the oracle."""
 
 
 @cache
@@ -172,19 +172,17 @@ def line(record: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulates every model, limit and case, and prints the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.simulated_skewness", description="StreamRL's figure 9 in the simulator."
     )
-    parser.add_argument("--cases", nargs="+", default=CASES, help="rule:what it is told (%(default)s)")
+    told_of = "rule:what it is told (%(default)s)"
+    parser.add_argument("--cases", nargs="+", choices=KNOWN, default=CASES, metavar="CASE", help=told_of)
     parser.add_argument("--longest", nargs="+", type=int, default=[5000, 10_000, 20_000], help="tokens (%(default)s)")
     parser.add_argument("--contexts", action="store_true", help="count the time in which contexts are read")
     parser.add_argument("--fewer", type=int, default=1, help="divide the number of generators by it (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
-    out = Path("benchmarks/results/simulated_skewness.jsonl")
-    parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
-    args = parser.parse_args(words)
-    command = shlex.join(["python", "-m", "benchmarks.simulated_skewness", *words])
+    arguments.add_out(parser, "simulated_skewness")
+    args = arguments.parse(parser, argv)
     for longest in args.longest:
         print(recalls(longest, args.seeds))
     print(f"\n{HEAD}")
@@ -192,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for longest in args.longest:
             for case in args.cases:
                 record = measure(name, case, longest, args)
-                records.append(args.out, record | {"command": command})
+                records.append(args.out, record | {"command": args.command})
                 print(line(record), flush=True)
     return 0
 

@@ -18,15 +18,12 @@ The default makes training as long as figure 10 has it on 80 + 48 devices: 1.04 
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.oracle import Oracle
 from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
 from lrl.planning.planner.devices import Cluster, parse_cluster
@@ -146,24 +143,22 @@ def line(found: dict[str, Any], first: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulates the four scenes and prints the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_table3", description=__doc__.splitlines()[0])
     parser.add_argument("--generation", type=int, default=80, help="devices that generate, when apart (%(default)s)")
     parser.add_argument("--passes", type=float, default=PASSES_OF_FIGURE_10, help="of a micro-batch (%(default)s)")
     parser.add_argument("--contexts", action="store_true", help="count the time in which contexts are read")
     parser.add_argument("--steps", type=int, default=8, help="the first two and the last do not count (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the lengths (%(default)s)")
-    out = Path("benchmarks/results/simulated_table3.jsonl")
-    parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
-    args = parser.parse_args(words)
-    command = shlex.join(["python", "-m", "benchmarks.simulated_table3", *words])
+    arguments.add_out(parser, "simulated_table3")
+    args = arguments.parse(parser, argv)
     cluster = parse_cluster(f"{DEVICES}xH800")
     print("| scene | devices | step s | generation s | training s | throughput | paper |\n" + "|---" * 7 + "|")
     first = None
     for scene in SCENES:
         found = simulate(scene, cluster, args)
         first = first or found["step_s"]
-        records.append(args.out, found | {"throughput": records.rounded(first / found["step_s"]), "command": command})
+        throughput = records.rounded(first / found["step_s"])
+        records.append(args.out, found | {"throughput": throughput, "command": args.command})
         print(line(found, first), flush=True)
     return 0
 

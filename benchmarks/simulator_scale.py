@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import argparse
 import resource
-import shlex
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks import records
+from benchmarks import arguments, records
 from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulate import Simulation
@@ -28,14 +25,12 @@ RESPONSES = 8
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulates one run and prints its cost."""
-    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator_scale", description="The simulator's cost.")
     parser.add_argument("--generators", type=int, default=2000, help="(%(default)s)")
     parser.add_argument("--groups", type=int, default=2500, help="of a step (%(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="(%(default)s)")
-    out = Path("benchmarks/results/simulator_scale.jsonl")
-    parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
-    args = parser.parse_args(words)
+    arguments.add_out(parser, "simulator_scale")
+    args = arguments.parse(parser, argv)
     generator = LinearGenerator(
         kv_tokens=2_000_000, step_s=0.01, response_s=2e-5, context_token_s=1e-9, prefill_token_s=1e-5, pause_s=1.0
     )
@@ -58,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "processor_s": records.rounded(time.process_time() - started),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),  # Linux counts in KiB
     }
-    records.append(args.out, record | {"command": shlex.join(["python", "-m", "benchmarks.simulator_scale", *words])})
+    records.append(args.out, record | {"command": args.command})
     print("| " + " | ".join(record) + " |\n" + "|---" * len(record) + "|")
     print("| " + " | ".join(f"{value:,}" for value in record.values()) + " |")
     return 0

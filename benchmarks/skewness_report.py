@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 Row = dict[str, Any]
 KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
+
+
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Returns the last record of each repeat of each case: a later measurement replaces an earlier one."""
+    return list({(row["case"], row["repeat"]): row for row in rows}.values())
 
 
 def cases_of(rows: Sequence[Row]) -> list[str]:
@@ -23,7 +28,7 @@ def title(case: str) -> str:
 
 
 def seconds(rows: Sequence[Row], case: str) -> dict[int, float]:
-    """Returns repeat -> mean seconds of a step; of a repeated repeat the last one counts."""
+    """Returns repeat -> mean seconds of a step."""
     return {row["repeat"]: fmean(row["seconds"]) for row in rows if row["case"] == case}
 
 
@@ -46,7 +51,7 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(f"| {title(case)} | {spread(list(seconds(rows, case).values()))} | {spread(ratios(rows, case))} |")
     lines.append(f"| the longest group alone | {floor(rows):.2f} | |")
     times = {(row["step_ms"], row["response_ms"]) for row in rows}
-    said = ", ".join(f"{step:.2f} ms and {answer:.3f} ms for each answer" for step, answer in sorted(times))
+    said = ", ".join(f"{step:.2f} ms and {response:.3f} ms for each response" for step, response in sorted(times))
     return "\n".join([*lines, "", f"decode_latency: {said}"])
 
 

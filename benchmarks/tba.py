@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.lag_sweep import History
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.quickstart_run import (
@@ -84,27 +82,22 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--replayed", type=int, default=8, help="groups trained again at each step (%(default)s)")
     parser.add_argument("--replay-max-lag", type=int, default=16, help="of replayed responses (%(default)s)")
     parser.add_argument("--beta", type=float, default=0.1, help="(%(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
-    parser.add_argument("--groups", type=int, default=8, help="fresh problems a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
+    arguments.add_training(parser, lr=1e-4, steps=60)
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
-    records.add_places(parser, "tba", plot=False)
+    arguments.add_places(parser, "tba", plot=False)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is missing, then prints the table."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    command = shlex.join(["python", "-m", "benchmarks.tba", *words])
     found = records.read(args.out)
     missing = [seed for seed in args.seeds if records.find(found, described(args, seed)[1]) is None]
     if missing:
         with lent_server(policy_of(missing[0]), server_settings(), args.folder) as server:
             for seed in missing:
-                records.append(args.out, measure(server, args, seed) | {"command": command})
+                records.append(args.out, measure(server, args, seed) | {"command": args.command})
     found = records.read(args.out)
     rows = [record for seed in args.seeds if (record := records.find(found, described(args, seed)[1])) is not None]
     print("\n".join([HEAD, *map(row, rows)]))

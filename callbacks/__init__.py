@@ -1,8 +1,10 @@
-"""Lightning callbacks that a user names under `trainer.callbacks`, one per file.
+"""Lightning callbacks that a user names under `trainer.callbacks`, one per file, and the base of callbacks that
+read the policy's weights.
 
 Hides the callbacks that every run has (`default_callbacks`).
 """
 
+from lrl.callbacks.base import OnRankZero
 from lrl.callbacks.elastic import Elastic
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
@@ -19,6 +21,7 @@ __all__ = [
     "Evaluation",
     "Export",
     "Health",
+    "OnRankZero",
     "Progress",
     "RolloutLog",
     "Summary",

@@ -1,16 +1,47 @@
 """Parts that several callbacks share."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import lightning as L
 from torch import Tensor
+
+from lrl.runtime.collective import follow
 
 Kind = TypeVar("Kind", bound=L.Callback)
 
 
 class OnRankZero(L.Callback):
-    """Base of a callback that runs on rank 0 alone (`default_callbacks`); its hooks call no collective."""
+    """Base of a callback that runs on rank 0 alone (`default_callbacks`).
+
+    Its hooks may read the policy's weights through `pl_module`, within `on_train_start`, `on_train_batch_end` and
+    `on_train_end`: the other ranks follow. They call no other collective.
+    """
+
+
+class FollowRankZero(L.Callback):
+    """Has the other ranks obey rank 0's commands while it runs a row of its own callbacks.
+
+    It stands behind that row on rank 0, and in its place on the others.
+
+    Args:
+        last: Whether there is no further row.
+    """
+
+    def __init__(self, last: bool = False) -> None:
+        self.last = last
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """See `FollowRankZero`."""
+        follow(pl_module, self.last)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """See `FollowRankZero`."""
+        follow(pl_module, self.last)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """See `FollowRankZero`."""
+        follow(pl_module, self.last)
 
 
 def find_all(trainer: L.Trainer, kind: type[Kind]) -> list[Kind]:

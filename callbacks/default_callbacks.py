@@ -1,10 +1,12 @@
 """Callbacks that every run has, callbacks of rank 0 alone, and the order of lrl's own."""
 
+from itertools import groupby
+
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 
-from lrl.callbacks.base import OnRankZero, find
+from lrl.callbacks.base import FollowRankZero, OnRankZero, find
 from lrl.callbacks.elastic import Elastic
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
@@ -27,13 +29,14 @@ LOGGER_METHODS = ("log_metrics", "log_hyperparams", "log_graph", "save", "finali
 
 
 def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
-    """Returns the callbacks that the trainer lacks; removes rank 0's from the other ranks and sorts lrl's own."""
+    """Returns the callbacks that the trainer lacks; sorts lrl's own, and leaves rank 0's to rank 0."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if not trainer.is_global_zero:
-        callbacks[:] = [callback for callback in callbacks if not isinstance(callback, OnRankZero)]
-    elif isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
-        callbacks.insert(0, WeightSync())  # without it the generators would keep the first weights for ever
-    put_in_order(callbacks)
+    if find(trainer, FollowRankZero) is None:  # otherwise an earlier fit has done this
+        if isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
+            callbacks.insert(0, WeightSync())  # without it the generators would keep the first weights for ever
+        put_in_order(callbacks)
+        if trainer.world_size > 1:
+            let_others_follow(callbacks, trainer.is_global_zero)
     monitors = find(trainer, Monitors) or Monitors()
     monitors.prepare(trainer)
     needed = [find(trainer, LoggersMayFail) or LoggersMayFail(), find(trainer, LastCheckpoint) or LastCheckpoint()]
@@ -50,6 +53,18 @@ def put_in_order(callbacks: list[L.Callback]) -> None:
         behind = (place for place, other in enumerate(ordered) if _rank(other) > _rank(callback) >= 0)
         ordered.insert(next(behind, len(ordered)), callback)
     callbacks[:] = ordered
+
+
+def let_others_follow(callbacks: list[L.Callback], leads: bool) -> None:
+    """Puts a follower behind each row of rank 0's callbacks; on the other ranks, in place of the row."""
+    # Not one for all: a user's callback in between may call a collective, and must find all ranks there.
+    divided: list[L.Callback] = []
+    for of_rank_zero, row in groupby(callbacks, lambda one: isinstance(one, OnRankZero)):
+        divided += row if leads or not of_rank_zero else ()
+        divided += [FollowRankZero()] if of_rank_zero else []
+    for last in [one for one in divided if isinstance(one, FollowRankZero)][-1:]:
+        last.last = True
+    callbacks[:] = divided
 
 
 def _rank(callback: L.Callback) -> int:

@@ -14,6 +14,8 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.runtime.checkpoint_file import CheckpointFile
+from lrl.runtime.collective import collective, follow
+from lrl.runtime.ranks import RankLostError
 from lrl.runtime.run_folder import run_folder
 
 log = logging.getLogger(__name__)
@@ -46,11 +48,13 @@ class LastCheckpoint(L.Callback):
         except Exception:  # e.g. a lost device; the run must still be torn down and `exception` be shown
             log.exception("The last checkpoint could not be made.")
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Saves elsewhere a last checkpoint that could not be written."""
+        pl_module.ranks.listening = True  # the others come to `follow` below
         io = trainer.strategy.checkpoint_io
-        if isinstance(io, CheckpointFile) and io.refused:
+        if trainer.is_global_zero and isinstance(io, CheckpointFile) and io.refused:
             rank_zero_info(self._save(trainer))
+        follow(pl_module, last=True)
 
     def _save(self, trainer: L.Trainer) -> str:
         """Saves what is new and whole; returns the log line."""
@@ -109,6 +113,24 @@ def save(trainer: L.Trainer) -> str | None:
 
 
 def write(trainer: L.Trainer, path: Path) -> None:
-    """Saves as `trainer.save_checkpoint` does, but without waiting for the other ranks, which may be gone."""
+    """Saves as `trainer.save_checkpoint` does, but led by rank 0."""
+    policy: Any = trainer.lightning_module
+    sharded = policy.sharding is not None
+    if sharded and not policy.ranks.listening:
+        raise RuntimeError("The policy is sharded, and the other ranks do not listen: they are within a pass.")
+    try:
+        dump_together(policy, path)
+    except RankLostError:
+        if sharded:
+            raise  # the lost rank's part of the weights is lost, too
+        dump(policy, path)
+
+
+def dump(policy: Any, path: Path) -> None:
+    """Writes a checkpoint; a collective of all ranks if the policy is sharded."""
+    trainer = policy.trainer
     checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     trainer.strategy.save_checkpoint(checkpoint, path)
+
+
+dump_together = collective(dump)

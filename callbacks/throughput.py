@@ -53,12 +53,12 @@ class StepTimes:
 
 
 class Throughput(OnRankZero):
-    """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*` and `fleet/*` every step."""
+    """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*`, `fleet/*` and `weights/*` every step."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
         self.generated_tokens_per_s = 0.0
-        self._generated = self._recomputed = 0
+        self._generated = self._recomputed = self._fetched = self._sent = 0
         self._counts = NonzeroCounts()
 
     @staticmethod
@@ -80,7 +80,7 @@ class Throughput(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         data.stopwatch.enter("train")
         self._lap(data)
-        self._generated = self._recomputed = 0
+        self._generated = self._recomputed = self._fetched = self._sent = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Logs the step that has just ended."""
@@ -89,6 +89,7 @@ class Throughput(OnRankZero):
         times = self.times = self._lap(data)
         times.sync_pause = sync.pause_seconds if sync and times.sync else 0.0
         generated, recomputed = data.controller.generated_tokens, sync.recomputed_tokens if sync else 0
+        fetched, sent = (sync.fetched_bytes, sync.sent_bytes) if sync else (0, 0)
         self.generated_tokens_per_s = (generated - self._generated) / times.step
         seconds = ("step", "wait", "train", "sync", "sync_pause")
         pl_module.log_dict(
@@ -108,11 +109,14 @@ class Throughput(OnRankZero):
                     "fleet/moved": data.fleet.moved,
                     "fleet/joined": data.fleet.joined,
                     "fleet/left": data.fleet.left,
+                    "weights/fetched_bytes": fetched - self._fetched,
+                    "weights/sent_bytes": sent - self._sent,
                 }
             ),
             batch_size=1,
         )
         self._generated, self._recomputed = generated, recomputed
+        self._fetched, self._sent = fetched, sent
 
     def _lap(self, data: Any) -> StepTimes:
         trainer = data.stopwatch.lap()

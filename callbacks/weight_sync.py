@@ -77,6 +77,16 @@ class WeightSync(OnRankZero):
         """Tokens that the generators had to read again because of syncs, since the first one."""
         return sum(sync.recomputed_tokens for sync in self._syncs.values())
 
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of weights that the generators fetched since the first sync, from rank 0 and from each other."""
+        return sum(sync.fetched_bytes for sync in self._syncs.values())
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of weights that rank 0 sent since the first sync."""
+        return sum(sync.sent_bytes for sync in self._syncs.values())
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Enters itself into the data module, whose waits poll it."""
         if (data := getattr(trainer, "datamodule", None)) is not None:
@@ -201,7 +211,7 @@ class WeightSync(OnRankZero):
     def _maker(self, trainer: L.Trainer, policy: Any) -> Callable[[], Probe]:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         tokens = data.probe_tokens(min(PROBE_TOKENS, data.max_model_tokens - 1))
-        return lambda: self.probes.make(policy.prompt_logprobs, policy.dtype_name, tokens, trainer.global_step)
+        return lambda: self.probes.make(policy.prompt_logprobs, policy.compute_dtype, tokens, trainer.global_step)
 
     def _close(self) -> None:
         for sync in self._syncs.values():

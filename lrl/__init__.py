@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lrl.rollouts.replay import Replay
     from lrl.runtime.config_errors import ConfigError
     from lrl.strategies.ddp import AsyncDDP
+    from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.single_device import AsyncSingleDevice
     from lrl.training.reference import Reference
     from lrl.types import Group, MicroBatch, Prompt, Rollout
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Advantages": "lrl.advantages",
     "AsyncDDP": "lrl.strategies.ddp",
+    "AsyncFSDP": "lrl.strategies.fsdp",
     "AsyncSingleDevice": "lrl.strategies.single_device",
     "ConfigError": "lrl.runtime.config_errors",
     "Group": "lrl.types",

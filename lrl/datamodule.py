@@ -241,23 +241,17 @@ class RolloutDataModule(L.LightningDataModule):
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
         # Without a length Lightning would fetch a step ahead of training it, which deadlocks an on-policy run and skips
         # a step at a resume.
-        leads, ranks = self._trainer.is_global_zero, self._strategy.ranks
+        leads, policy = self._trainer.is_global_zero, self._policy
         steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
-        return StepLoader(steps, lambda: self.next_step(self._trainer.global_step) if leads else RankStream(ranks))
+        return StepLoader(steps, lambda: self.next_step(self._trainer.global_step) if leads else RankStream(policy))
 
     def next_step(self, step: int) -> StepStream:
         """Returns the stream of optimizer step `step`, on the rank that has the generators."""
         oldest = step - self.max_lag if self.stragglers == "mask" else None
         temperature, policy = self.sampling.temperature, self._policy
         packer = Packer(
-            self.micro_batch_tokens,
-            self.advantages,
-            temperature,
-            oldest,
-            policy.objective.whole_groups,
-            self.mask_truncated,
-            self._strategy.ranks.size,
-            policy.responses_share_rows,
+            *(self.micro_batch_tokens, self.advantages, temperature, oldest, policy.objective.whole_groups),
+            *(self.mask_truncated, policy.data_parallel_size, policy.responses_share_rows, policy.sharding is not None),
         )
         run = RunParts(
             next_group=self._next_group,
@@ -266,7 +260,9 @@ class RolloutDataModule(L.LightningDataModule):
             give_up=self.controller.ledger.give_up,
             end_step=self._end_step,
             gather=self._strategy.placement == "shared",
+            check=lambda: raise_if_stopped(self._trainer),
             ranks=self._strategy.ranks,
+            tensor_parallel_size=self._strategy.ranks.size // policy.data_parallel_size,
         )
         replayed = self.replay.draw(step) if self.replay else ()
         self.step_stream = StepStream(step, self.pacing.groups_in(step), packer, run, replayed)
@@ -343,7 +339,7 @@ class RolloutDataModule(L.LightningDataModule):
         if self._strategy.fleet is None:
             raise RuntimeError(
                 "There are no generators: only rank 0 has them, and the trainer's strategy must be "
-                "lrl.AsyncSingleDevice or lrl.AsyncDDP."
+                "lrl.AsyncSingleDevice, lrl.AsyncDDP or lrl.AsyncFSDP."
             )
         return self._strategy.fleet
 

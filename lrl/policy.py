@@ -6,7 +6,8 @@ tokens of the step. Therefore packing, number of ranks and order of arrival cann
 """
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,8 +24,12 @@ from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
+from lrl.runtime.collective import collective
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.lightning_warnings import forget_last_step
+from lrl.runtime.malloc_trim import trim_heap
+from lrl.runtime.ranks import Ranks, explain_broken_collective
+from lrl.training.collate import blank
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.isolation import may_share_rows
 from lrl.training.model import (
@@ -33,13 +38,15 @@ from lrl.training.model import (
     find_model,
     is_made,
     label_logprobs,
+    open_empty_network,
     open_network,
     open_tokenizer,
     text_as_micro_batch,
-    unique_parameters,
+    whole_tensors,
 )
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule, lr_factor, restart_at, step_schedulers
+from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch, Step
 
 log = logging.getLogger(__name__)
@@ -129,11 +136,39 @@ class PolicyModule(L.LightningModule):
 
     def configure_model(self) -> None:
         """Loads the model into `self.network`, once, and tries whether its responses may share rows."""
-        if not hasattr(self, "network"):
-            self.network = open_network(
-                self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing, self.device_of_use
-            )
+        if hasattr(self, "network"):
+            return
+        settings = self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
+        if self.sharding is None:
+            self.network = open_network(*settings, self.device_of_use)
             self.responses_share_rows = may_share_rows(self.network)
+            return
+        ranks, whole = self.ranks, None
+        if ranks.rank == 0:
+            whole = open_network(*settings)
+            self.responses_share_rows = ranks.scatter([may_share_rows(whole)] * ranks.size)
+        else:
+            self.responses_share_rows = ranks.receive()
+        self.network = open_empty_network(*settings)
+        self.sharding.divide(self, self.network)
+        self.sharding.fill(self.network, whole, self.device_of_use)
+        del whole
+        trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """The division of the weights over the ranks; None if every rank has them all."""
+        return None if self._trainer is None else getattr(self.trainer.strategy, "sharding", None)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Micro-batches that are trained at the same time; one a rank without tensor parallelism."""
+        return self.ranks.size if self.sharding is None else self.sharding.data_parallel_size
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """Dtype of the passes, outside of autocast."""
+        return "bfloat16" if self.sharding is not None and self.sharding.compute_dtype else self.dtype_name
 
     @property
     def device_of_use(self) -> torch.device:
@@ -147,10 +182,16 @@ class PolicyModule(L.LightningModule):
         """
         return label_logprobs(self.network, micro, self.head_chunk_tokens)
 
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that train; without lrl's strategies, this process."""
+        return Ranks() if self._trainer is None else getattr(self.trainer.strategy, "ranks", Ranks())
+
+    @collective
     @torch.no_grad()
     def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
         """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1."""
-        micro = text_as_micro_batch(token_ids, self.network.device)
+        micro = text_as_micro_batch(token_ids, self.device_of_use)
         return self(micro)[micro.mask].tolist()
 
     # ---- a step
@@ -158,7 +199,20 @@ class PolicyModule(L.LightningModule):
     def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
         """Adds the log-probs of the reference, if there is one, to a finished group."""
         if self.reference is not None:
-            self.reference.fill(group, temperature, self.head_chunk_tokens, micro_batch_tokens)
+            self.reference.fill(group, temperature, micro_batch_tokens, self.reference_logprobs)
+
+    @collective
+    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank computes a share."""
+        assert self.reference is not None, "only a policy with a reference asks"
+        size = self.data_parallel_size
+        together = self.ranks.size // size
+        share = list(batches[self.ranks.rank // together :: size])
+        if self.sharding is not None and len(share) * size < len(batches):
+            share.append(blank())  # all ranks take part in a pass
+        own = [self.reference.logprobs(each.to(self.device_of_use), self.head_chunk_tokens) for each in share]
+        found = self.ranks.gather(own)[::together]
+        return [found[number % size][number // size] for number in range(len(batches) if found else 0)]
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
         """Returns the weighted sum (not the mean) of the micro-batch's token losses. Override it for your own loss."""
@@ -172,18 +226,19 @@ class PolicyModule(L.LightningModule):
     def training_step(self, step: Step, batch_idx: int) -> None:
         """Does one optimizer step; the policy's version grows by one, also if the step has no token."""
         self.diagnostics = Diagnostics(version=self.trainer.global_step)
-        loss = torch.zeros((), device=self.device)
+        loss = torch.zeros((), device=self.device_of_use)
         for micro in step:
-            micro_loss = self.compute_loss(micro.to(self.device))
-            self.manual_backward(micro_loss)
-            loss += micro_loss.detach()
+            loss += self._add_gradient(micro)
+        if step.num_tokens and self.sharding is not None and self.sharding.reduce_gradients == "once":
+            with self.sharding.reduces(self):
+                self._add_gradient(blank())
         if not step.num_tokens:
             log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
         trained = [weight for group in self.trainer.optimizers[0].param_groups for weight in group["params"]]
         average_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
         metrics = self._metrics(loss, divisor)
-        scale = self.trainer.world_size / divisor  # the sum over ranks was divided by their number
+        scale = self.data_parallel_size / divisor  # the sum over ranks was divided by their number
         metrics["grad_norm"] = scale_and_clip(trained, scale, self.max_grad_norm, self.trainer.global_step)
         for name, value in metrics.items():
             self.log(f"policy/{name}", value, prog_bar=name == "lag_mean")
@@ -195,16 +250,26 @@ class PolicyModule(L.LightningModule):
             self.reference.end_step(self.trainer.global_step, self.network)
         step.finish()
 
+    def _add_gradient(self, micro: MicroBatch) -> Tensor:
+        """Adds the gradient of a micro-batch; returns its loss, float32 []."""
+        micro = micro.to(self.device_of_use)
+        with explain_broken_collective():
+            # A blank has no loss, but takes part in every collective of the passes.
+            loss = self.compute_loss(micro) if micro.mask.any() else 0.0 * self(micro).sum()
+            self.manual_backward(loss)
+        return loss.detach()
+
     def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
         """Returns the step's metrics over all ranks. Raises RuntimeError above `abort_on_mismatch`."""
         reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
-        diagnostics.sums = reduce(diagnostics.sums.to(self.device), reduce_op="sum")
-        diagnostics.maxima = reduce(diagnostics.maxima.to(self.device), reduce_op="max")
+        together = self.trainer.world_size // self.data_parallel_size  # these ranks have counted the same
+        diagnostics.sums = reduce(diagnostics.sums.to(self.device_of_use) / together, reduce_op="sum")
+        diagnostics.maxima = reduce(diagnostics.maxima.to(self.device_of_use), reduce_op="max")
         found = diagnostics.result()
         if self.abort_on_mismatch is not None:
             check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
         found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        return found | {"loss": reduce(loss, reduce_op="sum") / divisor}
+        return found | {"loss": reduce(loss / together, reduce_op="sum") / divisor}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again
@@ -235,10 +300,16 @@ class PolicyModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit":
-            self.reference.open(self.policy_folder, self.dtype_name, self.attention, self.device_of_use)
+            settings = self.policy_folder, self.dtype_name, self.attention, self.device_of_use
+            if self.sharding is None:
+                self.reference.open(*settings)
+            else:
+                self.reference.open_sharded(*settings, self.sharding, self.ranks.rank == 0)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the state of the reference."""
+        """Saves the name of the model, for `lrl export`, and the state of the reference."""
+        folder = self.policy_folder
+        checkpoint["policy_folder"] = os.path.abspath(folder) if os.path.exists(folder) else folder
         if self.reference is not None:
             checkpoint["reference"] = self.reference.state_dict()
 
@@ -249,7 +320,7 @@ class PolicyModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's optimizer settings."""
-        if self.reference is not None:
+        if self.reference is not None and self.sharding is None:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):
             settings = {"betas": self.betas, "weight_decay": self.weight_decay}
@@ -257,14 +328,20 @@ class PolicyModule(L.LightningModule):
 
     # ---- the weights
 
+    @collective
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields whole weights with their names in a Hugging Face checkpoint; a collective of all ranks if sharded.
+        """Yields whole weights with their names in a Hugging Face checkpoint.
 
         A head tied to the embedding is left out: vLLM ties it itself.
         """
+        shard_again(self)
         return checkpoint_weights(self.network)
 
+    @collective
     def export(self, folder: Path) -> None:
-        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM; one rank is enough."""
-        self.network.save_pretrained(folder, state_dict=dict(unique_parameters(self.network)))
-        self.tokenizer.save_pretrained(folder)
+        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM."""
+        shard_again(self)
+        weights = on_cpu(whole_tensors(self.network))
+        if self.ranks.rank == 0:
+            self.network.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)

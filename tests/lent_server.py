@@ -13,12 +13,16 @@ import lrl
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.training.model import Dtype
+from lrl.weights.pull import Pull
 
 
-def start_server(model: Path, folder: Path, number: int = 0, dtype: Dtype = "float32") -> Server:
-    """A server on the CPU, ready to answer."""
+def start_server(
+    model: Path, folder: Path, number: int = 0, dtype: Dtype = "float32", token: str | None = None
+) -> Server:
+    """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose engine is the same."""
     settings = ServerSettings(max_model_len=160, max_num_seqs=96, dtype=dtype, kv_cache_gib=0.5)
-    server = Server(str(model), settings, "shared_memory", [], folder, number, secrets.token_hex(4))
+    words = (str(model), settings, "shared_memory", [], folder, number, secrets.token_hex(4), token, {})
+    server = Server(*words, Pull.middleware)  # type: ignore[arg-type]
     server.start()
     server.wait_ready()
     return server

@@ -6,6 +6,11 @@ def brevity(prompt: str, response: str, *, num_tokens: int, **columns: object) -
     return -num_tokens / 64
 
 
+def variety(prompt: str, response: str, **columns: object) -> float:
+    """The more different characters the better: responses that all reach the limit differ in it, too."""
+    return len(set(response)) / 64
+
+
 def brevity_of_even_sums(prompt: str, response: str, *, answer: str, num_tokens: int, **columns: object) -> float:
     """Shorter is better where the answer is an even number, else all answers are worth the same."""
     return -num_tokens / 64 if int(answer) % 2 == 0 else 0.0

@@ -1,6 +1,7 @@
 """Group baselines."""
 
 import random
+from statistics import pstdev
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def rollout(reward: float | None, tokens: int = 2, kl_penalty: float = 0.0) -> R
 @settings(deadline=None, max_examples=40)
 @given(values=rewards)
 def test_advantages_of_a_group_sum_to_zero(baseline: Advantages, values: list[float]) -> None:
-    assert abs(baseline(torch.tensor(values)).sum().item()) < 1e-3
+    # Rewards that differ by little are divided by little, and so is the rounding of their mean.
+    rounding = 1e-6 * len(values) * max(map(abs, values)) / (pstdev(values) + 1e-4)
+    assert abs(baseline(torch.tensor(values)).sum().item()) < 1e-3 + rounding
 
 
 @pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
@@ -86,7 +89,7 @@ def test_the_moments_live_through_a_checkpoint() -> None:
     assert torch.equal(before(torch.tensor([2.0])), after(torch.tensor([2.0])))
 
 
-def test_what_the_kl_costs_is_taken_off_before_the_baseline() -> None:
+def test_the_kl_penalty_is_subtracted_before_the_baseline() -> None:
     found = GroupMean().of([rollout(1.0, kl_penalty=0.5), rollout(1.0)])
     assert [advantage.item() for advantage in found] == [-0.25, 0.25]
 

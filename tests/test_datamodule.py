@@ -31,7 +31,7 @@ def lengths(rollout: Rollout) -> tuple[int, int]:
     return len(rollout.token_ids), len(rollout.logprobs)
 
 
-def test_what_is_read_on_the_loop_is_whole_while_it_is_being_written() -> None:
+def test_a_read_on_the_loop_sees_no_half_written_rollout() -> None:
     fleet, rollout = Fleet([], capacity=1), Rollout()
     data = InARun(fleet)
     fleet.loop.submit(write(rollout))
@@ -43,5 +43,5 @@ def test_what_is_read_on_the_loop_is_whole_while_it_is_being_written() -> None:
     assert data._on_the_loop(lambda: lengths(rollout), "reading") >= read[-1]  # behind the loop's end, too
 
 
-def test_without_a_fleet_it_is_read_here() -> None:
+def test_without_a_fleet_the_read_runs_on_the_calling_thread() -> None:
     assert InARun(None)._on_the_loop(lambda: 3, "reading") == 3

@@ -64,7 +64,7 @@ def test_responses_that_differ_add_certainty_but_no_more_than_there_are_response
     assert mean_interval(nearly)[1:] == pytest.approx(wilson_interval(54 / 104, 104))
 
 
-def test_the_interval_covers_the_truth_19_times_in_20_though_responses_cluster() -> None:
+def test_the_interval_covers_the_truth_19_times_in_20_for_clustered_responses() -> None:
     draw, covered, naive = random.Random(0), 0, 0
     for _ in range(400):
         chances = [draw.betavariate(0.6, 0.4) for _ in range(60)]  # true accuracy 0.6
@@ -168,7 +168,7 @@ def test_one_response_a_problem_logs_no_constants() -> None:
     assert metrics["eval/sums/version"] == 7
 
 
-def test_what_an_evaluation_counted_once_is_logged_from_then_on() -> None:
+def test_a_count_of_an_evaluation_is_logged_from_its_first_nonzero_value_on() -> None:
     clean, failed = report([[1.0], [0.0]]), report([[1.0], [None]])
     for each in (clean, failed):
         each.versions = [3]
@@ -194,7 +194,7 @@ def test_the_table_names_versions_and_sampling() -> None:
     assert "without a reward 1" in table
 
 
-def test_every_response_is_written_once_with_what_it_was_worth(tmp_path: Path) -> None:
+def test_every_response_is_written_once_with_its_reward(tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.jsonl"
     write_responses(path, "sums", [group(7, [1.0, None], day=Path("x"))])
     write_responses(path, "sums", [group(7, [1.0, None], day=Path("x"))])

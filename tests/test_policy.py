@@ -449,7 +449,7 @@ def test_a_gradient_that_is_not_a_number_stops_the_run(folder: str) -> None:
     assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.named_weights(), strict=True))
 
 
-def test_a_loss_of_ones_own_needs_only_compute_loss(folder: str) -> None:
+def test_a_users_own_loss_needs_only_compute_loss(folder: str) -> None:
     class Supervised(PolicyModule):
         def compute_loss(self, micro: MicroBatch) -> torch.Tensor:
             return -self(micro).sum()

@@ -27,11 +27,9 @@ Different:
   CUDA: its server mode moves weights by NCCL and refuses any other device, and the mode within the trainer's process
   loads weights in a way that leaves the output head of vLLM's CPU build as it was
   (`lrl/weights/shared_memory_engine.py`). Its third way, transformers' continuous batching, runs on a CPU and is slower
-  there: 1.1 s for a step's 256 responses, and `generate` 0.3 s. So the seconds compare generation engines at least as
-  much as trainers.
+  there than `generate`. So the seconds compare generation engines at least as much as trainers.
 - Threads: each side has the number with which it is fastest. TRL has all cores for generating and for training, one
-  after the other (on two cores 0.7 s a step; with one thread 1.1 s). In lrl trainer and generator have half of the
-  cores each (at `max_lag: 0` 1.9 s a step; with two threads each 2.2 s).
+  after the other. In lrl trainer and generator have half of the cores each.
 - Start-up is left out of the seconds and listed apart: lrl starts a vLLM server.
 """
 
@@ -39,9 +37,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.against_trl.report import draw, table
 from benchmarks.against_trl.runs import is_done, measure
 from benchmarks.against_trl.settings import STEPS, SYSTEMS
@@ -66,10 +63,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(%(default)s)")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of a run (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/against_trl.jsonl"), help="(%(default)s)")
-    parser.add_argument("--plot", type=Path, default=Path("docs/against_trl.png"), help="(%(default)s)")
-    parser.add_argument("--plot-only", action="store_true", help="measure nothing")
-    parser.add_argument("--folder", type=Path, default=Path("runs/against_trl"), help="what runs save (%(default)s)")
+    arguments.add_places(parser, "against_trl")
     return parser.parse_args(words)
 
 

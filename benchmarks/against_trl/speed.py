@@ -23,16 +23,14 @@ import argparse
 import json
 import logging
 import os
-import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks import records, timed_run
+from benchmarks import arguments, records, timed_run
 from benchmarks.against_trl.environment import ROOT, TRL, trl_python
 from benchmarks.against_trl.settings import SpeedJob
 from benchmarks.lent_server import LentServer
@@ -179,21 +177,20 @@ def make_parser() -> argparse.ArgumentParser:
     usual = [name for name in names if name not in ("both-all", "shared")]
     parser.add_argument("--systems", nargs="+", choices=names, default=usual, help="(%(default)s)")
     parser.add_argument("--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)")
-    records.add_places(parser, "against_trl_speed", plot=False)
+    arguments.add_places(parser, "against_trl_speed", plot=False)
     parser.add_argument("--print-only", action="store_true", help="measure nothing")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, unless it only prints; then prints."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(words)
+    args = arguments.parse(make_parser(), argv)
     if "OMP_NUM_THREADS" in os.environ:
         raise SystemExit("OMP_NUM_THREADS is set and would overrule each side's threads: unset it.")
     if os.environ.get("OMP_WAIT_POLICY") != "passive" and not args.print_only:
         raise SystemExit("OMP_WAIT_POLICY is not passive, as `lrl fit` sets it: start with OMP_WAIT_POLICY=passive.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    command = "OMP_WAIT_POLICY=passive " + shlex.join(["python", "-m", "benchmarks.against_trl.speed", *words])
+    command = "OMP_WAIT_POLICY=passive " + args.command
     if not args.print_only:
         for key, runs in sweep(args).items():
             records.append(args.out, described(args, *key) | record(runs) | {"command": command})

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import shlex
 import sys
 from collections.abc import Sequence
 
-from benchmarks import records
+from benchmarks import arguments
 
 EXPERIMENTS = {
     "generators": "kill and freeze generators while the run trains on",
     "trainer": "kill the trainer at random moments and resume it",
+    "ranks": "kill each rank of a sharded run in each phase",
     "sync": "break each phase of a sync in each way",
     "soak": "a long run with a fault a minute; whether memory, files, threads grow",
     "rewards": "rewards that raise, crash, never end, ...",
@@ -29,7 +29,7 @@ def make_parser(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     experiment.add_arguments(parser)
-    records.add_places(parser, f"chaos_{name}", plot=False)
+    arguments.add_places(parser, f"chaos_{name}", plot=False)
     return parser
 
 
@@ -45,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     choice.add_argument("experiment", choices=EXPERIMENTS)
     name = choice.parse_args(words[:1]).experiment
-    args = make_parser(name).parse_args(words[1:])
+    args = arguments.parse(make_parser(name), words[1:])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    args.command = shlex.join(["python", "-m", "benchmarks.chaos", *words])
     return importlib.import_module(f"benchmarks.chaos.{name}").run(args)
 
 

@@ -7,6 +7,7 @@ came after its start and that no process maps any more.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -21,12 +22,13 @@ from typing import Any
 
 import psutil
 
+from benchmarks.chaos.deaths import Death
 from benchmarks.chaos.journal import Line, Reader
 from lrl.generators.supervisor import mapped
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
-MARK = "LRL_CHAOS_MARK"
+MARK, DEATH = "LRL_CHAOS_MARK", "LRL_CHAOS_DEATH"
 LOOK_S = 0.1
 WAIT_S = 900.0
 """Deadline of everything that an experiment waits for."""
@@ -66,6 +68,7 @@ class TargetSettings:
         evaluate: Whether held-out problems are answered at the end.
         heartbeat_s: See `lrl.AsyncSingleDevice`.
         sync_deadline_s: See `WeightSync.deadline_s`.
+        ranks: Trainer ranks; of several, each has a share of the policy (`lrl.AsyncFSDP`).
     """
 
     folder: str
@@ -82,6 +85,7 @@ class TargetSettings:
     evaluate: bool = True
     heartbeat_s: float = 5.0
     sync_deadline_s: float = 10.0
+    ranks: int = 1
 
     @property
     def words(self) -> list[str]:
@@ -118,9 +122,10 @@ class Target:
 
     Args:
         settings: Of the run.
+        death: The end of one of its ranks.
     """
 
-    def __init__(self, settings: TargetSettings) -> None:
+    def __init__(self, settings: TargetSettings, death: Death | None = None) -> None:
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = Reader(self.folder / "journal.jsonl")
@@ -131,6 +136,8 @@ class Target:
         self._shared_before = set(os.listdir(SHM))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {"PYTHONPATH": path, MARK: self.mark, "TMPDIR": str(self.scratch)}
+        if death is not None:
+            environment[DEATH] = json.dumps(death)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.chaos.target", *settings.words],

@@ -19,7 +19,7 @@ import lightning as L
 
 from benchmarks.chaos.footprint import held
 from benchmarks.chaos.journal import Journal
-from lrl.callbacks import Evaluation
+from lrl.callbacks import Evaluation, OnRankZero
 from lrl.callbacks.base import find
 from lrl.generators.fleet import Fleet
 from lrl.types import Group
@@ -30,7 +30,7 @@ LOOK_S = 0.1
 """Seconds between two looks at the fleet."""
 
 
-class StepRecorder(L.Callback):
+class StepRecorder(OnRankZero):
     """Writes the steps of one launch into the journal; put it after every other callback but the checkpoint's.
 
     Args:
@@ -110,7 +110,7 @@ class StepRecorder(L.Callback):
         )
 
 
-class FleetRecorder(L.Callback):
+class FleetRecorder(OnRankZero):
     """Writes losses and returns of generators into the journal; on its own thread, because the trainer may wait.
 
     Args:

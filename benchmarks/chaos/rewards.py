@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.chaos.faulty_reward import FAULTS, Faulty
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.quickstart_run import (
@@ -50,10 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2, help="reward workers (%(default)s)")
     parser.add_argument("--timeout-s", type=float, default=1.0, help="for a response's reward (%(default)s)")
     parser.add_argument("--memory-gib", type=float, default=1.0, help="of a reward worker (%(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-4, help="peak learning rate (%(default)s)")
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps (%(default)s)")
-    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
+    arguments.add_training(parser, lr=1e-4, steps=60)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,17 @@ import lrl
 from benchmarks import records
 from benchmarks.chaos.faults import GENERATORS
 from benchmarks.chaos.proxy import Proxy
-from benchmarks.chaos.sync_faults import INIT, ON_THE_WAY, PROBE, STAGE, UPDATE, BreakingSync, Planned, make_plan
+from benchmarks.chaos.sync_faults import (
+    INIT,
+    ON_THE_WAY,
+    PROBE,
+    STAGE,
+    UPDATE,
+    BreakingSync,
+    Planned,
+    make_plan,
+    short_backoffs,
+)
 from benchmarks.chaos.token_proof import TokenRecorder
 from benchmarks.quickstart_run import RunSettings, make_data, make_module, server_settings
 from lrl.generators.server import Server
@@ -135,7 +145,8 @@ def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]
     )
     policy, data = make_module(settings, lrl.objectives.AIPO(rho=4.0)), make_data(settings)
     started = time.monotonic()
-    trainer.fit(policy, data)
+    with short_backoffs():
+        trainer.fit(policy, data)
     seconds = time.monotonic() - started
     return {
         "seed": args.seed,

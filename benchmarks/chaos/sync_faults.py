@@ -22,8 +22,10 @@ import lightning as L
 
 from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from lrl.callbacks import WeightSync
+from lrl.generators import fleet
 from lrl.generators.generator import Generator
-from lrl.weights import shared_memory
+from lrl.generators.pool import GeneratorPool
+from lrl.weights import staged_file
 
 INIT, PROBE, STAGE = "/init_weight_transfer_engine", "probe", "stage"
 UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
@@ -36,10 +38,11 @@ STAYS = 1_000_000
 """Number of requests: more than there are."""
 WAIT_S = 300.0
 """For a lost generator to come back."""
+STAGING, ATTEMPT = "staging the weights", "attempt"
 SIGNS = {
     "does not compute": "probe",
     "checksum": "checksum",
-    "staging the weights": "no room",
+    STAGING: "no room",
     "No heartbeat": "heartbeat",
     "a response says that": "versions of an answer",
     "did not answer within": "deadline",
@@ -47,7 +50,17 @@ SIGNS = {
     " failed: ": "connection",
     "its process has ended": "process",
 }
-"""Parts of a log line that reports a fault, and the word for what noticed it."""
+"""Parts of a log line that reports a fault, and the word for what noticed it. Only the log has the cause and the time
+of a failure that another attempt repairs, so these are texts of lrl's messages; `TEXTS` says where each one is."""
+TEXTS = {
+    "lrl/generators/client.py": ["did not answer within", " answered ", " failed: "],
+    "lrl/generators/health.py": ["No heartbeat", "its process has ended"],
+    "lrl/generators/response_stream.py": ["a response says that"],
+    "lrl/weights/probe.py": ["does not compute"],
+    "lrl/weights/shared_memory_engine.py": ["checksum"],
+    "lrl/weights/sync.py": [STAGING, ATTEMPT],
+}
+"""The file of lrl that writes each text; a test fails when a text is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +145,11 @@ def full_memory(notice: bool) -> Iterator[None]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lrl-full-")))
         if os.geteuid() == 0 and mounted(folder):
             stack.callback(subprocess.run, ["umount", str(folder)], check=True)
-            stack.enter_context(mock.patch.object(shared_memory, "SHARED_MEMORY", folder))
-            if not notice:
-                stack.enter_context(mock.patch.object(shared_memory, "_require_room"))
+            stack.enter_context(mock.patch.object(staged_file, "SHARED_MEMORY", folder))
+            if not notice:  # no setting of lrl leaves out its check
+                stack.enter_context(mock.patch.object(staged_file, "require_room"))
         else:
-            stack.enter_context(mock.patch.object(shared_memory, "_require_room", _refuse))
+            stack.enter_context(mock.patch.object(staged_file, "require_room", _refuse))
         yield
 
 
@@ -148,8 +161,15 @@ def mounted(folder: Path) -> bool:
 
 def _refuse(folder: Path, needed: int) -> None:
     """Replaces the check of free space, except for the fallback folder."""
-    if folder == shared_memory.SHARED_MEMORY:
+    if folder == staged_file.SHARED_MEMORY:
         raise OSError(f"{folder} has 0 bytes free")
+
+
+@contextmanager
+def short_backoffs() -> Iterator[None]:
+    """Has every lost generator replaced after a second: the plan takes one out every minute."""
+    with mock.patch.object(fleet, "LONGEST_BACKOFF_S", fleet.FIRST_BACKOFF_S):
+        yield
 
 
 class LogLines(logging.Handler):
@@ -193,11 +213,10 @@ class BreakingSync(WeightSync):
 
     def sync(self, trainer: L.Trainer, policy: Any) -> None:
         """Syncs, with a fault if one is left that suits the present generators."""
-        fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
-        self.wait_until_verified(trainer, fleet.rollouts)
-        fleet._backoffs.clear()  # a generator that is lost every minute by plan would stay away for five minutes
-        self._wait_if_nothing_suits(fleet)
-        chosen = self._choose(fleet, trainer.global_step)
+        pool = trainer.datamodule.fleet.rollouts  # type: ignore[attr-defined]
+        self.wait_until_verified(trainer, pool)
+        self._wait_if_nothing_suits(pool)
+        chosen = self._choose(pool, trainer.global_step)
         if chosen is None:
             super().sync(trainer, policy)
             return
@@ -208,16 +227,15 @@ class BreakingSync(WeightSync):
         started = time.monotonic()
         with self._armed(planned, fault, target):
             super().sync(trainer, policy)
-            self.wait_until_verified(trainer, fleet.rollouts)
-            if len(fleet.rollouts.serving) < len(fleet.rollouts.generators):  # a waiting trainer does as much
+            self.wait_until_verified(trainer, pool)
+            if len(pool.serving) < len(pool.generators):  # a waiting trainer does as much
                 super().sync(trainer, policy)
             sync_s = time.monotonic() - started
             self._wait_for_a_sign(planned, target)
         self.outcomes.append(self._judge(planned, fault, target, trainer.global_step, sync_s))
 
-    def _choose(self, fleet: Any, version: int) -> tuple[Planned, Generator] | None:
+    def _choose(self, pool: GeneratorPool, version: int) -> tuple[Planned, Generator] | None:
         """Returns the next fault that suits the coming sync, and the generator that it hits."""
-        pool = fleet.rollouts
         new = [*pool.pending, *(generator for generator in pool.generators if generator.version < 0)]
         if new:
             return next(((planned, new[-1]) for planned in self.left if planned.phase == INIT), None)
@@ -229,16 +247,16 @@ class BreakingSync(WeightSync):
         fitting.sort(key=lambda fault: not fault.takes_out)  # those first: the others fill the wait for a replacement
         return (fitting[0], serving[version % len(serving)]) if fitting else None
 
-    def _wait_if_nothing_suits(self, fleet: Any) -> None:
+    def _wait_if_nothing_suits(self, pool: GeneratorPool) -> None:
         """Waits until a lost generator is back if all faults left need all generators."""
-        pool, end = fleet.rollouts, time.monotonic() + WAIT_S
+        end = time.monotonic() + WAIT_S
         waits = [fault for fault in self.left if fault.phase == INIT or fault.takes_out]
         while waits and len(waits) == len(self.left) and not pool.pending and self._some_out(pool):
             if time.monotonic() > end:
                 raise TimeoutError(f"No generator came back within {WAIT_S:g} s: {pool.last_loss}")
             time.sleep(0.2)
 
-    def _some_out(self, pool: Any) -> bool:
+    def _some_out(self, pool: GeneratorPool) -> bool:
         return 0 < len(pool.generators) < len(self._proxies)
 
     @contextmanager
@@ -269,12 +287,12 @@ class BreakingSync(WeightSync):
     def _said_of(self, planned: Planned, target: Generator) -> list[tuple[float, str]]:
         """Returns the log lines about this fault; the return of another generator may be logged in between."""
         if planned.phase == STAGE:
-            return [line for line in self._log.lines if "staging" in line[1]]
+            return [line for line in self._log.lines if STAGING in line[1]]
         return [line for line in self._log.lines if target.name in line[1].lower()]
 
     def _judge(self, planned: Planned, fault: Fault, target: Generator, version: int, sync_s: float) -> Outcome:
         lines = self._said_of(planned, target)
-        attempts = sum("attempt" in line for _, line in lines)
+        attempts = sum(ATTEMPT in line for _, line in lines)
         first = lines[0] if lines and fault.hits else None
         return Outcome(
             phase=planned.phase,

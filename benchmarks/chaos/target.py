@@ -7,6 +7,8 @@ The same command resumes it after every kill. It writes what it trains into `jou
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
+from benchmarks.chaos.deaths import Death
 from benchmarks.chaos.faults import GENERATORS, WITH_A_WORKER
 from benchmarks.chaos.journal import Journal
-from benchmarks.chaos.launch import TargetSettings
+from benchmarks.chaos.launch import DEATH, TargetSettings
 from benchmarks.chaos.recorder import FleetRecorder, StepRecorder
 from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
-from lrl.callbacks import Evaluation, Throughput, WeightSync
+from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
 from lrl.quickstart.task import correct
 
 
@@ -34,10 +37,11 @@ class AtTheEnd(Evaluation):
         """Skips the evaluations between steps."""
 
 
-def make_callbacks(settings: TargetSettings, folder: Path) -> list[L.Callback]:
+def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.Callback]:
     """Returns the callbacks in the order in which they run after a step; Lightning puts the checkpoint last."""
     journal = Journal(folder / "journal.jsonl")
-    journal.write("launch")
+    if rank == 0:
+        journal.write("launch")
     tolerance = PROBE_TOLERANCE["float32"]
     sync = WeightSync(deadline_s=settings.sync_deadline_s, probe_tolerance=tolerance)
     problems = lrl.Prompts("lrl.quickstart.task:held_out", name="held_out", shuffle=False)
@@ -49,21 +53,24 @@ def make_callbacks(settings: TargetSettings, folder: Path) -> list[L.Callback]:
         enable_version_counter=False,
     )
     evaluation = [AtTheEnd(problems)] if settings.evaluate else []
-    return [sync, Throughput(), *evaluation, FleetRecorder(journal), StepRecorder(journal, folder / "stop"), checkpoint]
+    export = [Export(str(folder / "policy"))] if settings.ranks > 1 else []
+    recorders = [FleetRecorder(journal), StepRecorder(journal, folder / "stop")]
+    return [sync, Throughput(), *evaluation, *recorders, *export, checkpoint]
 
 
-def make_trainer(settings: TargetSettings, folder: Path) -> L.Trainer:
+def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer:
     """Returns a trainer with two generators on the CPU."""
     server = lrl.ServerSettings(
         max_num_seqs=settings.capacity, dtype="float32", kv_cache_gib=0.5, extra_args=WITH_A_WORKER
     )
+    kind = lrl.AsyncFSDP if settings.ranks > 1 else lrl.AsyncSingleDevice
     return L.Trainer(
         accelerator="cpu",
-        devices=1 + GENERATORS,
-        strategy=lrl.AsyncSingleDevice(
+        devices=settings.ranks + GENERATORS,
+        strategy=kind(
             generator_devices=GENERATORS, server=server, heartbeat_s=settings.heartbeat_s, generator_timeout_s=600.0
         ),
-        callbacks=make_callbacks(settings, folder),
+        callbacks=make_callbacks(settings, folder, rank),
         max_steps=settings.steps,
         max_epochs=-1,
         logger=False,
@@ -93,7 +100,9 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m benchmarks.chaos.target")
     parser.add_class_arguments(TargetSettings)
     settings = TargetSettings(**vars(parser.parse_args()))
-    folder = Path(settings.folder).resolve()
+    folder, rank = Path(settings.folder).resolve(), int(os.environ.get("LOCAL_RANK", 0))
+    if DEATH in os.environ and (death := Death(*json.loads(os.environ[DEATH]))).rank == rank:
+        death.prepare(folder / "died")
     L.seed_everything(settings.seed, verbose=False)
     policy = lrl.PolicyModule(
         str(policy_of(settings.seed)),
@@ -103,7 +112,7 @@ def main() -> None:
         schedule=settings.schedule,  # type: ignore[arg-type]
     )
     last = folder / "last.ckpt"
-    make_trainer(settings, folder).fit(policy, make_data(settings), ckpt_path=last if last.exists() else None)
+    make_trainer(settings, folder, rank).fit(policy, make_data(settings), ckpt_path=last if last.exists() else None)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +21,7 @@ import lightning as L
 import torch
 
 import lrl
+from benchmarks import arguments
 from benchmarks.gpu.memory_plan import (
     CONCURRENT_RESPONSES,
     GIB,
@@ -38,7 +37,6 @@ from benchmarks.random_policy import SHAPES, hashed, llama, made_up_rows, make_p
 from lrl.callbacks import Throughput, WeightSync
 from lrl.rollouts.sources import read_rows
 
-COMMAND = ["python", "-m", "benchmarks.gpu.one_gpu"]
 MEASURED = slice(2, -1)
 """The first two steps fill the pipeline and allocate AdamW's state; in the last one nothing is left to generate."""
 LEAST_STEPS = 4
@@ -164,7 +162,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*(f"| {line} |" for line in lines), "", below])
 
 
-def measure(args: argparse.Namespace, command: str) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Makes one run; returns its result."""
     config = llama(args.size)
     plan = plan_memory(config)
@@ -181,7 +179,7 @@ def measure(args: argparse.Namespace, command: str) -> dict[str, Any]:
     trainer.fit(policy, data)
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "command": command,
+        "command": args.command,
         "versions": {name: metadata.version(name) for name in ("torch", "vllm", "transformers", "lightning")},
         "gpu": torch.cuda.get_device_name(),
         "size": args.size,
@@ -199,7 +197,9 @@ def measure(args: argparse.Namespace, command: str) -> dict[str, Any]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog=" ".join(COMMAND), description="Trainer and vLLM on one GPU, random weights.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.one_gpu", description="Trainer and vLLM on one GPU, random weights."
+    )
     parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="the policy (%(default)s)")
     parser.add_argument("--transport", choices=["ipc", "nccl"], default="ipc", help="how weights travel (%(default)s)")
     parser.add_argument(
@@ -219,8 +219,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, appends the result to `--out` as a line of JSON, and prints it as a table."""
     parser = make_parser()
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_args(words)
+    args = arguments.parse(parser, argv)
     if args.steps < LEAST_STEPS:
         parser.error(f"--steps {args.steps}: the first two and the last are not measured; give at least {LEAST_STEPS}.")
     if not torch.cuda.is_available():
@@ -230,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        result = measure(args, shlex.join([*COMMAND, *words]))
+        result = measure(args)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     with args.out.open("a") as file:

@@ -1,4 +1,4 @@
-"""The command `lrl`: fit and validate on LightningCLI, chat, serve, plan and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, chat, export, serve, plan and doctor.
 
 Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports this script again.
 """
@@ -18,6 +18,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   fit        train a policy:              lrl fit --config quickstart
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
+  export     a checkpoint as a policy:    lrl export runs/quickstart/version_0/checkpoints/last.ckpt FOLDER
   serve      ask the policy of a run:     lrl serve --chat runs/quickstart/version_0
              one more generator for it:   lrl serve --join runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
@@ -27,7 +28,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-OTHERS = ("chat", "serve", "plan", "doctor")
+OTHERS = ("chat", "export", "serve", "plan", "doctor")
 """Commands beside a run; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "talk": "chat"}

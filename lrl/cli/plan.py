@@ -122,13 +122,7 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
     if not plans:
         raise ValueError(nothing_fits(layouts, cluster))
     console.print(assumed(vars(asked), parser().get_default, layouts, cluster))
-    why_not = ""
-    if asked.generators is not None:
-        why_not = (
-            f"lrl can run none of these plans today: it works on one node. Leave out --generators {asked.generators}."
-        )
-    elif not today:
-        why_not = why_none(layouts, cluster, asked.max_lag)
+    why_not = why_no_recipe(asked, layouts, cluster, today)
     if why_not:
         console.print(why_not)
     print_plans(console, plans, cluster, workload, asked.price)
@@ -146,6 +140,14 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
         if why_not:
             raise ValueError(f"--out is {str(asked.out)!r}, and nothing was written. {why_not}")
         write(asked, best(today, 1)[0], workload, cluster, base, console)
+
+
+def why_no_recipe(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster, today: list[Plan]) -> str:
+    """Returns why none of the plans can be a recipe; empty if one can."""
+    if asked.generators is not None:
+        flag = f"--generators {asked.generators}"
+        return f"lrl can run none of these plans today: it works on one node. Leave out {flag}."
+    return "" if today else why_none(layouts, cluster, asked.max_lag)
 
 
 def search(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class TokenMiddleware:
         if not token:
             raise RuntimeError(f"{TOKEN_VARIABLE} is not set: the generator would answer requests from anyone.")
         self.app = app
-        self._expected = bearer(token).encode()
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards a request with the token, and rejects one without."""
@@ -43,8 +44,13 @@ class TokenMiddleware:
 
     def _has_token(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        # In constant time: the time a wrong token takes must not show how much of it was right.
-        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
+        return is_allowed(given, self._token)
+
+
+def is_allowed(given: Sequence[bytes], token: str) -> bool:
+    """Whether the Authorization headers of a request are the one with `token`."""
+    # In constant time: the time a wrong token takes must not show how much of it was right.
+    return len(given) == 1 and hmac.compare_digest(given[0], bearer(token).encode())
 
 
 def bearer(token: str) -> str:

@@ -33,6 +33,24 @@ READABLE_KEY = (
 
 
 @dataclass(frozen=True)
+class Location:
+    """The URL of a server, and the certificates by which its clients know it; travels as JSON."""
+
+    url: str = ""
+    """Empty while the server starts."""
+    trust: str = "none"
+    """`certificate`, `system` (see `ServerSettings.tls_trust`), or `none` without TLS."""
+    certificate: str = ""
+    """The text of the PEM file."""
+
+    def context(self) -> ssl.SSLContext | None:
+        """Returns the TLS context of its clients; None without TLS."""
+        if self.trust == "none":
+            return None
+        return ssl.create_default_context() if self.trust == "system" else trust_only(self.certificate)
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """The address of a generator without its port; see `lrl.generators.settings.ServerSettings` for the fields."""
 
@@ -83,10 +101,19 @@ class Endpoint:
             ) from error
         return reservation
 
-    def url(self, port: int) -> str:
-        """Returns the URL of a generator on `port`, for clients on this machine."""
-        host = f"[{self._reached}]" if ":" in self._reached else self._reached
-        return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
+    def url(self, port: int, address: str = "") -> str:
+        """Returns the URL of a server on `port`, for clients on this machine or for those who see it at `address`."""
+        host = address or self._reached
+        return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def location(self, port: int, address: str = "") -> Location:
+        """Returns where clients reach a server on `port`; see `url`."""
+        url = self.url(port, address)
+        if not self.tls_cert:
+            return Location(url)
+        return Location(
+            url, self.tls_trust, first_certificate(self.tls_cert) if self.tls_trust == "certificate" else ""
+        )
 
     def flags(self) -> dict[str, Any]:
         """Returns vLLM's flags; None leaves one out. Paths are absolute, for readers of the command line."""
@@ -95,19 +122,29 @@ class Endpoint:
 
     def trust(self) -> ssl.SSLContext | None:
         """Returns a client's TLS context: it trusts only the certificate, or the system's CAs; None without TLS."""
+        return self.location(0).context()
+
+    def identity(self) -> ssl.SSLContext | None:
+        """Returns a server's TLS context, with certificate and key; None without TLS."""
         if not self.tls_cert:
             return None
-        if self.tls_trust == "system":
-            return ssl.create_default_context()
-        return trust_only(first_certificate(self.tls_cert))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # vLLM gives no password; without one here, OpenSSL would ask for it on the terminal.
+        context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+        return context
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether `host` stands for every address of this machine."""
+        with contextlib.suppress(ValueError):  # a name
+            return ipaddress.ip_address(self.host).is_unspecified
+        return False
 
     @property
     def _reached(self) -> str:
         """`host`, or loopback of the same family for a host that stands for every address."""
-        with contextlib.suppress(ValueError):  # a name
-            address = ipaddress.ip_address(self.host)
-            if address.is_unspecified:
-                return LOOPBACK if address.version == 4 else "::1"
+        if self.is_everywhere:
+            return "::1" if ":" in self.host else LOOPBACK
         return self.host
 
     def _check_certificate(self) -> None:
@@ -129,11 +166,8 @@ class Endpoint:
 
     def _shake_hands(self) -> None:
         """Does a handshake in memory between the trainer's end and vLLM's; raises ssl.SSLError if it fails."""
-        trust = self.trust()
-        assert trust is not None and self.tls_cert is not None, "only with a certificate"
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # vLLM gives no password; without one here, OpenSSL would ask for it on the terminal.
-        context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+        trust, context = self.trust(), self.identity()
+        assert trust is not None and context is not None, "only with a certificate"
         requests, responses = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = trust.wrap_bio(responses, requests, server_hostname=self._reached)
         server = context.wrap_bio(requests, responses, server_side=True)
@@ -148,6 +182,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def own_address_towards(url: str) -> str:
+    """Returns this machine's address as a server at `url` sees it: loopback, if that is on this machine.
+
+    Not run between two machines yet.
+    """
+    address = urlsplit(url)
+    family, kind, _, _, target = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # sends nothing; the kernel only chooses the address it would send from
+        own = str(probe.getsockname()[0])
+    return LOOPBACK if is_loopback(own) or own == target[0] else own
 
 
 def first_certificate(path: str) -> str:

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Literal, Protocol
 
 from lrl.generators.client import GeneratorClient, GeneratorError
+from lrl.generators.endpoint import Location
 from lrl.generators.settings import ServerSettings
 from lrl.generators.stats import GeneratorStats
 from lrl.routing.request_queue import Slots
@@ -46,6 +47,10 @@ class ServerHandle(Protocol):
     @property
     def url(self) -> str:
         """Its address."""
+
+    @property
+    def location(self) -> Location:
+        """Its location for the trainer and for other generators."""
 
     @property
     def alive(self) -> bool:

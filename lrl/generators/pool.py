@@ -110,8 +110,9 @@ class GeneratorPool:
     ) -> None:
         """Like `generate`, in the places kept beside those for rollouts: neither waits for the other."""
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
+            # Not during a sync: an evaluation may follow it at once, and its responses must be of the new version.
             async with self._changed:
-                while not self.serving:
+                while self.syncing or not self.serving:
                     await self._changed.wait()
             generator = min(self.serving, key=lambda generator: generator.in_flight)
             await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)

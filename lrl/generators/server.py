@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import psutil
 
 from lrl.generators import cpu_backend, supervisor
 from lrl.generators.auth import TOKEN_VARIABLE
-from lrl.generators.endpoint import connect
+from lrl.generators.endpoint import Location, connect
 from lrl.generators.log_cause import cause
 from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.generators.settings import ServerSettings, as_flags, dashed
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 
+FILES_VARIABLE = "LRL_GENERATOR_FILES"
+"""Names a server's `own_files` to it."""
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables of the trainer's process group, beside MASTER_* and TORCHELASTIC_*; vLLM would obey them."""
 
@@ -52,6 +54,7 @@ class Server:
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
         token: Token that callers of the generator need (`lrl.generators.auth`); None makes one.
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
+        middleware: Class paths of the transport's own routes (`Transport.middleware`), which the token guards.
 
     Raises:
         ValueError: The number of devices is not the tensor-parallel size, the trainer does not see one of them, or
@@ -69,11 +72,13 @@ class Server:
         run_id: str,
         token: str | None = None,
         transport_environment: Mapping[str, str] | None = None,
+        middleware: Sequence[str] = (),
     ) -> None:
         if devices and len(devices) != (size := settings.tensor_parallel_size):
             raise ConfigError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
         self.model, self.settings, self.backend = model, settings, backend
         self.number, self.run_id, self.transport_environment = number, run_id, transport_environment or {}
+        self.middleware = middleware
         self.token = token or secrets.token_urlsafe(32)
         self.log_path = Path(folder) / f"generator-{number}.log"
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
@@ -95,6 +100,16 @@ class Server:
         return self.settings.endpoint.url(self.port)
 
     @property
+    def location(self) -> Location:
+        """Its location for the trainer and for other generators."""
+        return self.settings.endpoint.location(self.port)
+
+    @property
+    def own_files(self) -> str:
+        """Prefix of the names of this generator's own files in /dev/shm."""
+        return f"lrl-{self.run_id}-generator-{self.number}-"
+
+    @property
     def alive(self) -> bool:
         """Whether the process runs; it may still be starting."""
         return self._supervisor is not None and self._supervisor.poll() is None
@@ -107,7 +122,8 @@ class Server:
         """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         prefix = cpu_backend.command_prefix() if self._on_cpu else []
-        own = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--prefix", f"lrl-{self.run_id}-", "--"]
+        own = ["-P", supervisor.__file__, "--owner", str(os.getpid())]
+        own += ["--prefix", f"lrl-{self.run_id}-", "--own", self.own_files, "--"]
         command, environment = [*prefix, sys.executable, *own, *self.command()], self.environment()
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
@@ -184,7 +200,6 @@ class Server:
             "port": self.port,
             **settings.endpoint.flags(),
             "enable-scale-out": True,
-            "middleware": "lrl.generators.auth.TokenMiddleware",
             "weight-transfer-config": {"backend": self.backend},
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
@@ -200,7 +215,10 @@ class Server:
         gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
         flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *as_flags(flags)]
+        # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
+        layers = [*self.middleware, "lrl.generators.auth.TokenMiddleware"]
+        around = [word for layer in layers for word in ("--middleware", layer)]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment without its process group's variables, and with those that vLLM needs."""
@@ -211,6 +229,7 @@ class Server:
             environment |= cpu_backend.environment(self.settings, environment)
         return environment | {
             TOKEN_VARIABLE: self.token,
+            FILES_VARIABLE: self.own_files,
             # The whole generator is on one machine; gloo would listen, open to all, on the address of the host's name.
             "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_SERVER_DEV_MODE": "1",

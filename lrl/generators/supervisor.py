@@ -1,8 +1,8 @@
 """The supervisor process of one generator: starts vLLM, and ends all of it on request or when the trainer is gone.
 
-A small program (`python supervisor.py --owner PID --prefix NAME -- COMMAND ...`) in its own session, so that neither
-Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe; the trainer holds the other end from the first
-moment. A byte means "stop, the run continues"; the end of the pipe without one means that the trainer ended, by
+A small program (`python supervisor.py --owner PID --prefix NAME --own NAME -- COMMAND ...`) in its own session, so that
+neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe; the trainer holds the other end from the
+first moment. A byte means "stop, the run continues"; the end of the pipe without one means that the trainer ended, by
 whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker), and its lower parts
 survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child.
 
@@ -107,11 +107,11 @@ def mapped(pids: Iterable[int]) -> set[int]:
     return inodes
 
 
-def remove_shared(prefix: str | None, inodes: set[int]) -> None:
-    """Removes the files in /dev/shm with one of `inodes` or with a name that begins with `prefix`."""
+def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
+    """Removes the files in /dev/shm with one of `inodes` or with a name that begins with one of `prefixes`."""
     for path in SHM.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another supervisor of the run was quicker
-            if path.stat().st_ino in inodes or (prefix is not None and path.name.startswith(prefix)):
+            if path.stat().st_ino in inodes or path.name.startswith(prefixes):
                 path.unlink()
 
 
@@ -132,11 +132,12 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
             scanned_at = time.monotonic()
 
 
-def supervise(command: list[str], owner: int, prefix: str) -> int:
+def supervise(command: list[str], owner: int, prefix: str, own: str) -> int:
     """Runs `command` until the first reason to end it, ends all of it, and removes the files it left.
 
     Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process id of the trainer;
-    the run's own files in /dev/shm, those with `prefix`, are removed only when it is gone.
+    the run's own files in /dev/shm, those with `prefix`, are removed only when it is gone; those with `own`, which only
+    this generator uses, at every end.
     """
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
@@ -160,7 +161,7 @@ def supervise(command: list[str], owner: int, prefix: str) -> int:
         log.info("%s after exit status %s; ending %s", why.name, child.returncode, [p.pid for p in tree.scan()])
         tree.end(why.value)
         run_is_over = why is End.OWNER_GONE or os.getppid() != owner
-        remove_shared(prefix if run_is_over else None, tree.shared - mapped(psutil.pids()))
+        remove_shared((own, prefix) if run_is_over else (own,), tree.shared - mapped(psutil.pids()))
     status = child.returncode if child.returncode is not None else -signal.SIGKILL
     return status if status >= 0 else 128 - status
 
@@ -170,10 +171,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--owner", type=int, required=True, help="process id of the trainer")
     parser.add_argument("--prefix", required=True, help="prefix of the run's own files in /dev/shm")
+    parser.add_argument("--own", required=True, help="prefix of the files in /dev/shm that only this generator uses")
     parser.add_argument("command", nargs="+", help="program and arguments, after --")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    return supervise(arguments.command, arguments.owner, arguments.prefix)
+    return supervise(arguments.command, arguments.owner, arguments.prefix, arguments.own)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 
 from lrl.generators.client import GeneratorError
+from lrl.generators.endpoint import Location
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
@@ -26,6 +27,7 @@ class JoinedServer:
 
     def __init__(self, number: int, address: Address, token: str, settings: ServerSettings, folder: Path) -> None:
         self.number, self.name = number, f"generator {number}"
+        self.location: Location = address
         self.url, self.trust, self.token = address.url, address.context(), token
         self.settings = settings
         self.log_path = folder / f"generator-{number}.log"

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lrl.generators.endpoint import first_certificate, is_loopback
+from lrl.generators.endpoint import is_loopback
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.membership.discovery import NotRunning
@@ -69,8 +70,12 @@ def join(run: Path, own: LocalOverrides) -> int:
     try:
         # Another run id: this supervisor must not remove the files in /dev/shm that belong to the run itself.
         run_id = f"{spec.run_id}-joined-{number}"
-        environment = find_transport(spec.transport).server_environment(number, os.environ)
-        server = Server(spec.model, settings, spec.transport, own.devices, run, number, run_id, token, environment)
+        transport = find_transport(spec.transport)
+        environment = transport.server_environment(number, os.environ) | spec.environment
+        server = Server(
+            *(spec.model, settings, spec.transport, own.devices, run, number, run_id, token),
+            *(environment, transport.middleware),
+        )
         return JoinSession(registry, spec, server).run()
     finally:
         registry.withdraw(number)
@@ -78,8 +83,10 @@ def join(run: Path, own: LocalOverrides) -> int:
 
 def settings_here(run: Path, spec: JoinSpec, own: LocalOverrides) -> ServerSettings:
     """Returns the run's settings with this machine's overrides; raises ValueError if they cannot work here."""
-    if why := find_transport(spec.transport).join_refusal(spec.owner.here):
+    transport, here = find_transport(spec.transport), spec.owner.here
+    if why := transport.join_refusal(here) or ("" if here else transport.address_refusal(spec.settings["host"])):
         raise ValueError(f"{run} {why}")
+    check_environment(run, spec, os.environ)
     if spec.on_cpu == bool(own.devices):
         needed = "are on the CPU: leave it out" if spec.on_cpu else "are on GPUs: give the indices of this one's"
         given = ",".join(map(str, own.devices)) or "(not given)"
@@ -91,6 +98,18 @@ def settings_here(run: Path, spec: JoinSpec, own: LocalOverrides) -> ServerSetti
             "one, with --tls_cert and --tls_key, or --insecure if nobody else is on that network."
         )
     return ServerSettings(**spec.settings | own.endpoint)
+
+
+def check_environment(run: Path, spec: JoinSpec, own: Mapping[str, str]) -> None:
+    """Raises ValueError if a variable here contradicts the run's; what is only missing here is set for the server."""
+    for name, here in find_transport(spec.transport).common_environment(own).items():
+        there = spec.environment.get(name)
+        if here != there:
+            of_run = "is not set" if there is None else f"is {there!r}"
+            raise ValueError(
+                f"{name} is {here!r} here and {of_run} in {run}: a transfer by {spec.transport} hangs when its members "
+                f"disagree. Unset {name}; the generator then takes what the run has."
+            )
 
 
 class JoinSession:
@@ -161,11 +180,7 @@ class JoinSession:
 
 def address_of(server: Server) -> Address:
     """Returns the address and certificate by which the run reaches a server of this machine."""
-    settings = server.settings
-    if not settings.tls_cert:
-        return Address(server.url)
-    certificate = first_certificate(settings.tls_cert) if settings.tls_trust == "certificate" else ""
-    return Address(server.url, settings.tls_trust, certificate)
+    return Address(**vars(server.location))
 
 
 def leave(run: Path, number: int | None) -> int:

@@ -15,13 +15,12 @@ import contextlib
 import getpass
 import logging
 import os
-import ssl
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lrl.generators.endpoint import trust_only
+from lrl.generators.endpoint import Location
 from lrl.membership.discovery import NotRunning, find_generators
 from lrl.runtime.owner_only_files import OwnerOnlyFolder
 from lrl.runtime.process_identity import ProcessIdentity
@@ -61,24 +60,13 @@ class JoinSpec(Signed):
     on_cpu: bool
     generators: int
     """Number of generators that the run started; joining ones are numbered from there."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that all processes of a transfer must have alike (`Transport.common_environment`)."""
 
 
 @dataclass(frozen=True)
-class Address(Signed):
+class Address(Location, Signed):
     """The address of a joining generator."""
-
-    url: str = ""
-    """Empty while it starts."""
-    trust: str = "none"
-    """`certificate`, `system` (see `ServerSettings.tls_trust`), or `none` without TLS."""
-    certificate: str = ""
-    """The text of the PEM file."""
-
-    def context(self) -> ssl.SSLContext | None:
-        """Returns the TLS context of its clients; None without TLS."""
-        if self.trust == "none":
-            return None
-        return ssl.create_default_context() if self.trust == "system" else trust_only(self.certificate)
 
 
 @dataclass(frozen=True)

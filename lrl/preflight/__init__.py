@@ -76,7 +76,7 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     check_settings(trainer, policy, data)
     check_evaluations(trainer, evaluations)
     check_folders(trainer, policy)
-    check_checkpoint_path(data.resumes_from)
+    check_checkpoint_path(data.resumes_from, trainer.strategy.resumes_parts)
     read = check_datasets(data, evaluations)
     ranker = check_ranker(data)
     if _is_unmade(policy) and any_noted():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrl.rollouts.ledger import Ledger
+from lrl.runtime.checkpoint_folder import META, is_checkpoint_folder, shapes
 from lrl.runtime.config_errors import fault, noting
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def local(ckpt_path: str | None) -> Path | None:
     return Path(ckpt_path)
 
 
-def check_checkpoint_path(ckpt_path: str | None) -> None:
-    """Checks that the path exists."""
+def check_checkpoint_path(ckpt_path: str | None, resumes_parts: bool) -> None:
+    """Checks that the path exists, and that the strategy reads such a checkpoint."""
     path = local(ckpt_path)
     if path is None:
         return
@@ -39,18 +40,27 @@ def check_checkpoint_path(ckpt_path: str | None) -> None:
         fault(
             f"--ckpt_path {ckpt_path!r}: there is no such file.{there} Give a checkpoint of `trainer`, or leave it out."
         )
-    elif path.is_dir() and not (path / "meta.pt").exists():
-        fault(f"--ckpt_path {ckpt_path!r} is a folder without a checkpoint in it: give a .ckpt file.")
+    elif path.is_dir() and not is_checkpoint_folder(path):
+        fault(f"--ckpt_path {ckpt_path!r} is a folder without a checkpoint in it: give a checkpoint of `trainer`.")
+    elif path.is_dir() and not resumes_parts:
+        fault(
+            f"--ckpt_path {ckpt_path!r} is a folder of parts, which only lrl.AsyncFSDP resumes. Train with that, or "
+            "begin anew with the policy in it (`lrl export`)."
+        )
 
 
 def check_checkpoint_contents(ckpt_path: str | None, policy: Policy, data: RolloutDataModule, shape: Shape) -> None:
-    """Checks that the file is a checkpoint of this run. A sharded one, a folder, is left to Lightning."""
+    """Checks that the checkpoint is one of this run, and that the strategy can read it."""
     path = local(ckpt_path)
-    if path is None or not path.is_file():
+    if path is None or not path.exists():
         return
+    in_parts = is_checkpoint_folder(path)
+    if path.is_dir() and not in_parts:
+        return  # `check_checkpoint_path` has noted it
     try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        found = {name.removeprefix("network."): tuple(tensor.shape) for name, tensor in state["state_dict"].items()}
+        state: Any = torch.load(path / META if in_parts else path, map_location="cpu", weights_only=True, mmap=True)
+        sizes = shapes(path) if in_parts else {name: weight.shape for name, weight in state["state_dict"].items()}
+        found = {name.removeprefix("network."): tuple(size) for name, size in sizes.items()}
     except (RuntimeError, OSError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())
         fault(f"--ckpt_path {ckpt_path!r} is no checkpoint that can be read ({reason:.200}): give another.")

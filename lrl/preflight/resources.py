@@ -7,6 +7,7 @@ own share come on top. A warning is merely tight.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -38,24 +39,31 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
     """Checks memory and disk; `ranker` is the number of parameters of a model that predicts lengths, or 0."""
     strategy: Any = trainer.strategy
     weights = shape.parameters * BYTES[policy.dtype_name]
+    share = weights // strategy.shards
     dtype = strategy.server_settings.dtype
     copy = shape.parameters * BYTES[policy.dtype_name if dtype == "auto" else dtype]
     fits = trainer.state.fn == "fit"
-    copies = (TRAINED if fits else 1) + (1 if fits and policy.reference is not None else 0)
+    of_a_rank = (TRAINED if fits else 1) * share + (share if fits and policy.reference is not None else 0)
     beside: dict[torch.device, int] = {}
     if fits and data.length_predictor is not None and isinstance(data.length_predictor.ranker, LanguageModelRanker):
         beside[data.length_predictor.ranker.device] = ranker * BYTES_A_PARAMETER
     on_cuda = strategy.root_device.type == "cuda"
     if on_cuda:
-        check_gpus(strategy, copies * weights, copy, beside)
+        largest = max(map(math.prod, shape.tensors.values())) * min(weights, copy) // shape.parameters
+        check_gpus(strategy, of_a_rank, copy, beside, _buffers(strategy, largest))
     else:
         ranks, generators = len(strategy.parallel_devices or ()) or 1, max(1, len(strategy.generator_devices))
         kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
         in_memory = beside.get(torch.device("cpu"), 0)
-        _check_memory(ranks * copies * weights, generators * copy, generators * kv_cache, in_memory)
+        _check_memory(ranks * of_a_rank, generators * copy, generators * kv_cache, in_memory)
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
     with suppress(ConfigError):  # `check_settings` has noted a transport that cannot work
-        if why := strategy.choose_transport().room_refusal(weights, 1 + bool(strategy.num_evaluation_generators)):
+        transport, servers = strategy.plan()
+        travels, pools = (
+            min(weights, copy) if transport.narrows else weights,
+            1 + bool(strategy.num_evaluation_generators),
+        )
+        if why := transport.room_refusal(travels, pools, len(servers)):
             fault(why)
     if fits:
         check_disk(trainer, weights)
@@ -104,33 +112,48 @@ def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
         )
 
 
-def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int]) -> None:
-    """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `beside` of a ranker."""
+def _buffers(strategy: Any, largest: int) -> int:
+    """Returns the bytes of the transport's buffers on each GPU of a transfer; 0 for one that `check_settings` noted."""
+    with suppress(ConfigError):
+        return int(strategy.choose_transport().buffer_bytes(largest))
+    return 0
+
+
+def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int], buffers: int = 0) -> None:
+    """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `beside` of a ranker, and
+    `buffers` of the transport, which vLLM's share does not include."""
     root: torch.device = strategy.root_device
     total = torch.cuda.get_device_properties(root).total_memory
     server = strategy.server_settings
     generator = int(server.gpu_memory_utilization * total)
-    for device in strategy.parallel_devices:  # every rank has the whole policy
+    for device in strategy.parallel_devices:
         shared, ranker = not strategy.generator_devices and device == root, beside.get(device, 0)
-        if trainer + ranker + shared * generator > total:
+        sends = buffers * (device == root)
+        if trainer + ranker + shared * generator + sends > total:
             beside_it = f" beside the generator's {generator / GIB:.1f} (strategy.server.gpu_memory_utilization)"
-            parts = f"{trainer / GIB:.1f} GiB{_and_ranker(ranker)}{beside_it if shared else ''}"
+            parts = f"{trainer / GIB:.1f} GiB{_and_ranker(ranker)}{_and_buffers(sends)}{beside_it if shared else ''}"
             fault(
                 f"GPU memory: weights, gradients and moments take {parts}, "
                 f"and the GPU has {total / GIB:.1f}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
             )
     for device in strategy.generator_devices:
-        if (ranker := beside.get(device, 0)) + generator > total:
+        if (ranker := beside.get(device, 0)) + generator + buffers > total:
+            parts = f"data.length_predictor.ranker takes {ranker / GIB:.1f} GiB of {device}" if ranker else ""
+            needs = f"buffers of strategy.weight_transfer take {buffers / GIB:.1f} GiB of {device}" if buffers else ""
             fault(
-                f"GPU memory: data.length_predictor.ranker takes {ranker / GIB:.1f} GiB of {device}, where a generator "
-                f"has {generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that, "
-                "or set data.length_predictor.ranker.device."
+                f"GPU memory: {' and '.join(filter(None, (parts, needs)))}, where a generator has "
+                f"{generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that"
+                f"{', or set data.length_predictor.ranker.device' if ranker else ''}."
             )
     if copy // server.tensor_parallel_size > generator:
         fault(
             f"GPU memory: a generator's weights take {copy / server.tensor_parallel_size / GIB:.1f} GiB on each GPU, "
             f"of {generator / GIB:.1f}. Raise strategy.server.gpu_memory_utilization or tensor_parallel_size."
         )
+
+
+def _and_buffers(buffers: int) -> str:
+    return f", buffers of strategy.weight_transfer {buffers / GIB:.1f}" if buffers else ""
 
 
 def _and_ranker(ranker: int) -> str:

@@ -28,6 +28,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     assert isinstance(strategy, GeneratorDevices), "the caller has checked it"
     with noting():
         strategy.plan()
+    strategy.check()
     check_context(strategy, data)
     check_placement(strategy, data)
     check_ranks(trainer)

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from lrl.advantages import Advantages
 from lrl.rollouts.bin_packing import BinPacker, Rows
-from lrl.training.collate import Sequence, fill_rows
+from lrl.training.collate import Sequence, blank, fill_rows
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
-"""Micro-batches that train at the same time: one for each rank, None for a rank that gets none."""
+"""Micro-batches that train at the same time: one for each rank, None or a blank for a rank that gets none."""
 
 
 class Packer:
@@ -33,6 +33,7 @@ class Packer:
             still counts them (overlong filtering: DAPO, 2503.14476, section 3.4).
         ranks: Micro-batches of a round, of equal work.
         share_rows: Whether several responses may lie in one row; not with a model in which they would see each other.
+        blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
 
     Raises:
         ValueError: micro_batch_tokens or temperature is not above 0.
@@ -48,11 +49,13 @@ class Packer:
         mask_truncated: bool = False,
         ranks: int = 1,
         share_rows: bool = True,
+        blanks: bool = False,
     ) -> None:
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}: greedy responses have no log-prob to learn from; use 1.0")
         self.advantages, self.temperature = advantages, temperature
         self.oldest_version, self.mask_truncated = oldest_version, mask_truncated
+        self._blanks = blanks
         self.tokens = 0
         """Response tokens in the loss so far: the step's denominator once every group is in."""
         self.sequences = 0
@@ -107,7 +110,7 @@ class Packer:
             if micro is not None:
                 self._places += micro.input_ids.numel()
                 self._padded += int((micro.sequence_ids < 0).sum())
-        return filled
+        return [blank() if micro is None and self._blanks else micro for micro in filled]
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
         """Returns for each token of a rollout whether it is in the loss; an environment's never is."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lrl.rollouts.packing import Packer, Round
+from lrl.runtime.collective import Command, HasRanks
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Group, MicroBatch, Step
@@ -37,8 +38,12 @@ class RunParts:
     """Receives all groups of a step when its optimizer step is done."""
     gather: bool = False
     """Whether a step waits for all of its groups before it packs the first."""
+    check: Callable[[], None] = lambda: None
+    """Raises if the run was stopped; called before each round, when the other ranks listen."""
     ranks: Ranks = field(default_factory=Ranks)
-    """The ranks that train; the packer makes a micro-batch for each."""
+    """The ranks that train; the packer makes a micro-batch for each, or for each `tensor_parallel_size` of them."""
+    tensor_parallel_size: int = 1
+    """Ranks, neighbours, that compute one micro-batch together."""
 
 
 class StepStream:
@@ -64,13 +69,20 @@ class StepStream:
     def __iter__(self) -> Iterator[MicroBatch]:
         stopwatch, ranks = self._run.stopwatch, self._run.ranks
         stopwatch.enter("pack")
+        ranks.listening = True
         for each in self._rounds():
-            if (micro := ranks.scatter(each)) is None:
+            self._run.check()
+            if (
+                micro := ranks.scatter([micro for micro in each for _ in range(self._run.tensor_parallel_size)])
+            ) is None:
                 continue
             stopwatch.enter("train")
+            ranks.listening = False
             yield micro
+            ranks.listening = True
             self.passes.append((stopwatch.enter("pack"), micro.lengths))
         ranks.scatter([StepCounts(self.num_tokens, self.num_sequences)] * ranks.size)
+        ranks.listening = False
         with stopwatch.within("ranks"):
             ranks.wait_sent()
         stopwatch.enter("train")
@@ -94,6 +106,7 @@ class StepStream:
 
     def finish(self) -> None:
         """Reports the trained groups, see `Step`."""
+        self._run.ranks.listening = True
         # Not earlier: a step that an error ends is trained again after a resume, and would count twice.
         self._run.end_step(self.step, self.groups)
 
@@ -124,19 +137,21 @@ class StepStream:
 
 
 class RankStream:
-    """One optimizer step on any other rank: the micro-batches that rank 0 scatters.
+    """One optimizer step on any other rank: the micro-batches that rank 0 scatters, and its commands in between.
 
     Args:
-        ranks: The ranks that train.
+        policy: The policy; its ranks are those that train.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, policy: HasRanks) -> None:
+        self._policy = policy
         self.num_tokens, self.num_sequences = 0, 0  # see `StepStream`
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        while not isinstance(given := self._ranks.receive(), StepCounts):
-            if given is not None:
+        while not isinstance(given := self._policy.ranks.receive(), StepCounts):
+            if isinstance(given, Command):
+                given.obey(self._policy)
+            elif given is not None:
                 yield given
         self.num_tokens, self.num_sequences = given
 

@@ -1,4 +1,4 @@
-"""Atomic checkpoint files; a checkpoint that cannot be written does not end the run.
+"""Atomic checkpoints; one that cannot be written does not end the run.
 
 Lightning writes into the system's temporary folder and moves the file from there. Across file systems the move is a
 copy: a run killed within it leaves half a checkpoint in the place of the last good one. Here the bytes go into a file
@@ -17,6 +17,7 @@ import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lrl.runtime.best_effort import os_error
 from lrl.runtime.malloc_trim import trim_heap
@@ -49,7 +50,8 @@ class CheckpointFile(TorchCheckpointIO):
             if reason is None:
                 raise
             last = f"The last good one is {self.newest}." if self.newest else "There is none yet."
-            log.warning("The checkpoint of step %d cannot be written to %s: %s. %s", step, path, reason, last)
+            warn = rank_zero_only(log.warning)  # all ranks come here if each writes a part
+            warn("The checkpoint of step %d cannot be written to %s: %s. %s", step, path, reason, last)
             return
         self.refused, self.newest, self.newest_step = None, str(path), step
         while self._outdated:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lrl.generators.endpoint import is_loopback
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.server import Server
@@ -35,6 +36,7 @@ from lrl.runtime.ranks import Ranks
 from lrl.runtime.run_folder import RunFolderLock, run_folder
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.training.schedule import check_optimizers
+from lrl.training.sharding import Sharding
 from lrl.weights import Machine, Transport, choose_transport
 
 if TYPE_CHECKING:
@@ -52,13 +54,18 @@ class GeneratorDevices(GracefulShutdown):
             GPUs.
         evaluation_generators: Generators that serve evaluations only, each evaluation at one version.
         heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds for that token;
-            without it the generator is replaced.
+            without it the generator is replaced. Also the silence that ends a connection between two ranks.
         generator_timeout_s: Seconds that a run without any generator waits for a replacement, before it ends.
-        weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU) or
-            `nccl`.
+        weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU), `nccl`
+            or `pull` (other machines without nccl). `auto` takes one that reaches other machines if `server.host` does.
         server: Settings of the vLLM servers.
         **kwargs: The base strategy's own.
     """
+
+    sharding: Sharding | None = None
+    """The division of the weights over the ranks; None if every rank has them all."""
+    resumes_parts = False
+    """Whether a run can go on from a checkpoint in parts (`lrl.runtime.checkpoint_folder`)."""
 
     def __init__(
         self,
@@ -96,6 +103,11 @@ class GeneratorDevices(GracefulShutdown):
         super().__init__(**kwargs)
 
     @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the weights."""
+        return 1
+
+    @property
     def parallel_devices(self) -> list[torch.device] | None:
         """The trainer's devices."""
         return self._parallel_devices
@@ -114,6 +126,9 @@ class GeneratorDevices(GracefulShutdown):
             )
         split = len(devices) - kept
         self._parallel_devices, self.generator_devices = devices[:split], devices[split:]
+
+    def check(self) -> None:
+        """Notes faults of settings that only this strategy has; part of the checks before a run."""
 
     def setup(self, trainer: L.Trainer) -> None:
         """Sets up training, then starts the generators and waits until they are ready."""
@@ -162,9 +177,15 @@ class GeneratorDevices(GracefulShutdown):
         return self.choose_transport(), self._placements(self.root_device.type == "cuda")
 
     def choose_transport(self) -> type[Transport]:
-        """Returns the transport on these devices; raises ConfigError if they do not allow `weight_transfer`."""
+        """Returns the transport on these devices; raises ConfigError if they, or the servers' settings, do not allow
+        `weight_transfer`."""
         on_cuda = self.root_device.type == "cuda"
-        return choose_transport(self.weight_transfer, Machine(on_cuda, on_cuda and not self.generator_devices))
+        ranks = (len(self.parallel_devices or ()) or 1) * getattr(self, "num_nodes", 1)
+        shares_device, is_open = on_cuda and not self.generator_devices, not is_loopback(self.server_settings.host)
+        chosen = choose_transport(self.weight_transfer, Machine(on_cuda, shares_device, is_open, ranks))
+        if why := chosen.server_refusal(self.server_settings):
+            raise ConfigError(why)
+        return chosen
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """Makes one server, not started, for each list of CUDA indices; their logs go to the run's folder."""
@@ -175,7 +196,7 @@ class GeneratorDevices(GracefulShutdown):
         return [
             Server(
                 *(policy.policy_folder, settings, transport.backend, devices, folder, number, self.run_id, self.token),
-                transport.server_environment(number, os.environ),
+                *(transport.server_environment(number, os.environ), transport.middleware),
             )
             for number, devices in enumerate(placements)
         ]
@@ -203,6 +224,7 @@ class GeneratorDevices(GracefulShutdown):
             run_id=self.run_id,
             on_cpu=self.root_device.type != "cuda",
             generators=len(servers),
+            environment=self.transport.common_environment(os.environ) if self.transport else {},
         )
 
     def _placements(self, on_cuda: bool) -> list[list[int]]:

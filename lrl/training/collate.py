@@ -31,6 +31,12 @@ def text_sequence(token_ids: list[int], group: int = 0) -> Sequence:
     return Sequence(group, [first], rollout, torch.zeros(()), [True] * len(rest))
 
 
+def blank() -> MicroBatch:
+    """Returns a micro-batch without a token in the mask, for a rank that must take part in a pass."""
+    nothing = Rollout(token_ids=[0], logprobs=[0.0], versions=[0])
+    return fill_rows([[Sequence(0, [0], nothing, torch.zeros(()), [False])]], temperature=1.0)
+
+
 def unpacked(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
     """Returns rollouts of a group, each with at least one token and in its own row, with every token in the mask."""
     zero = torch.zeros(())

@@ -1,7 +1,7 @@
 """From the sum of gradients to the gradient of the optimizer step: averaged over ranks, scaled, clipped, finite."""
 
-import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,9 +45,9 @@ def scale_and_clip(parameters: Iterable[torch.nn.Parameter], scale: float, max_n
     for weight in weights:
         assert weight.grad is not None
         weight.grad.mul_(scale)
-    norm = torch.nn.utils.clip_grad_norm_(weights, math.inf if max_norm is None else max_norm)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    norm = norm_of(weight.grad for weight in weights)
+    if max_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
     if not torch.isfinite(norm):
         raise RuntimeError(
             f"step {step}: the gradient norm is {norm.item()}. The weights were not touched. Look at policy/ratio_max "
@@ -55,3 +55,14 @@ def scale_and_clip(parameters: Iterable[torch.nn.Parameter], scale: float, max_n
             "model.dtype to float32."
         )
     return norm
+
+
+def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
+    """Returns the L2 norm over all gradients, float32 []; a collective of all ranks if they are sharded."""
+    by_mesh: dict[Any, list[Tensor]] = {}  # torch adds up no tensors of different meshes
+    for gradient in gradients:
+        if gradient is not None:
+            by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+    norms = [torch.nn.utils.get_total_norm(some) for some in by_mesh.values()]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return torch.stack(whole).norm() if whole else torch.tensor(0.0)

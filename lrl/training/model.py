@@ -13,8 +13,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -22,6 +21,7 @@ from lrl.runtime import import_by_name
 from lrl.runtime.config_errors import ConfigError
 from lrl.training.collate import fill_rows, text_sequence
 from lrl.training.logprobs import LogitTransform, token_logprobs
+from lrl.training.sharding import parameters_without_memory, whole_on_rank_0
 from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
@@ -71,12 +71,7 @@ def open_network(
 
     Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last hidden state.
     """
-    config = _from_pretrained(AutoConfig, folder)
-    text_config = config.get_text_config()
-    for name, value in vars(text_config).items():
-        if isinstance(value, float) and ("drop" in name or "jitter" in name):  # noise the generator does not have
-            setattr(text_config, name, 0.0)
-    settings = {"config": config, "dtype": getattr(torch, dtype), "attn_implementation": attention}
+    settings = {"config": _config(folder), "dtype": getattr(torch, dtype), "attn_implementation": attention}
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
     if unset := sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"]):
@@ -84,14 +79,39 @@ def open_network(
             f"model={folder!r}: {len(unset)} weights are missing or of another shape than config.json says, the first "
             f"{unset[0]}. They would be random: give a complete folder."
         )
+    _check_logits(_prepared(network, gradient_checkpointing).to(device))
+    return network
+
+
+def open_empty_network(
+    folder: str, dtype: Dtype, attention: str | None, gradient_checkpointing: bool
+) -> PreTrainedModel:
+    """Makes the network of `open_network` without memory for its weights; call it when that has checked the folder."""
+    with parameters_without_memory():
+        network = AutoModelForCausalLM.from_config(
+            _config(folder), dtype=getattr(torch, dtype), attn_implementation=attention, trust_remote_code=False
+        )
+    return _prepared(network, gradient_checkpointing)
+
+
+def _config(folder: str) -> Any:
+    """Opens a model's config, without noise."""
+    config = _from_pretrained(AutoConfig, folder)
+    text_config = config.get_text_config()
+    for name, value in vars(text_config).items():
+        if isinstance(value, float) and ("drop" in name or "jitter" in name):  # noise the generator does not have
+            setattr(text_config, name, 0.0)
+    return config
+
+
+def _prepared(network: PreTrainedModel, gradient_checkpointing: bool) -> PreTrainedModel:
     if gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
     generation: Any = network.generation_config
     if generation is not None and not generation.do_sample:  # transformers ignores these, yet refuses to save them
         for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
             setattr(generation, name, None)
-    _check_logits(network.train().to(device))
-    return network
+    return network.train()
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
@@ -126,6 +146,18 @@ def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: in
     return torch.zeros(micro.mask.shape, device=logprobs.device).masked_scatter(micro.mask, logprobs)
 
 
+class LabelLogprobs(nn.Module):
+    """`label_logprobs` of a network as a module, which can be sharded as the root."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, micro: MicroBatch, chunk_tokens: int) -> Tensor:
+        """See `label_logprobs`."""
+        return label_logprobs(self.network, micro, chunk_tokens)
+
+
 def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
     """Returns the part of a causal language model that computes the last hidden state."""
     decoder = network.get_decoder()
@@ -138,8 +170,8 @@ def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatc
     return fill_rows([[text_sequence(token_ids)]], temperature=1.0).to(device)
 
 
-def unique_parameters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor of the network once, whole, with its name in memory; a collective of all ranks if sharded.
+def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields every tensor of the network once, as this rank has it, with its name in memory.
 
     Tied weights are one tensor with several names: only the first name comes.
     """
@@ -147,14 +179,19 @@ def unique_parameters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in network.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            yield name, tensor.detach()
+
+
+def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of `unique_tensors`, whole on rank 0 (`lrl.training.sharding.whole_on_rank_0`)."""
+    return ((name, whole_on_rank_0(tensor)) for name, tensor in unique_tensors(network))
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of `unique_parameters` with their names in a Hugging Face checkpoint."""
+    """Yields the tensors of `whole_tensors` with their names in a Hugging Face checkpoint, a layer at a time."""
     # transformers keeps some weights (the experts of a mixture) in another layout than checkpoints do, and only whole
     # layers convert back.
-    for _, layer in groupby(unique_parameters(network), key=lambda item: _layer_of(item[0])):
+    for _, layer in groupby(whole_tensors(network), key=lambda item: _layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 

@@ -3,20 +3,32 @@
 Its log-probs are computed once per rollout, when the rollout's group reaches its step, and stay with the rollout.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.runtime.config_errors import fault
 from lrl.training.collate import unpacked
 from lrl.training.isolation import check_rows
-from lrl.training.model import Dtype, label_logprobs, open_network
-from lrl.types import Group, Rollout
+from lrl.training.model import (
+    Dtype,
+    LabelLogprobs,
+    open_empty_network,
+    open_network,
+    unique_tensors,
+    whole_tensors,
+)
+from lrl.training.sharding import Sharding, on_cpu, shard_again
+from lrl.types import Group, MicroBatch, Rollout
 
+WHOLE = StateDictOptions(full_state_dict=True, strict=False)
+"""Each rank takes its part of whole weights; a tied head is there once."""
 Estimator = Literal["k1", "k2", "k3"]
+Logprobs = Callable[[Sequence[MicroBatch]], list[Tensor]]
 
 
 class Reference:
@@ -68,20 +80,48 @@ class Reference:
         if not hasattr(self, "network"):
             self.network = open_network(self.model or policy_folder, dtype, attention, False, device)
             check_rows(self.network)
-            self.network.requires_grad_(False)
+            self._scorer = LabelLogprobs(self.network).requires_grad_(False)
 
-    def fill(self, group: Group, temperature: float, chunk_tokens: int, micro_batch_tokens: int) -> None:
+    def open_sharded(
+        self,
+        policy_folder: str,
+        dtype: Dtype,
+        attention: str | None,
+        device: torch.device,
+        sharding: Sharding,
+        leads: bool,
+    ) -> None:
+        """Loads the frozen model as `open` does, in parts over all ranks; `leads` is rank 0, which reads it."""
+        if hasattr(self, "network"):
+            return
+        settings, whole = (self.model or policy_folder, dtype, attention, False), None
+        if leads:
+            whole = open_network(*settings)
+            check_rows(whole)
+        self.network = open_empty_network(*settings)
+        self._scorer = LabelLogprobs(self.network).requires_grad_(False)
+        sharding.divide(self._scorer, self.network)
+        sharding.fill(self.network, whole, device)
+
+    @torch.no_grad()
+    def logprobs(self, micro: MicroBatch, chunk_tokens: int) -> Tensor:
+        """Returns log-probs of the labels: float32 [R, L] on the CPU, nats, 0 outside the mask."""
+        found: Tensor = self._scorer(micro, chunk_tokens)
+        shard_again(self._scorer)
+        return found.cpu()
+
+    def fill(self, group: Group, temperature: float, micro_batch_tokens: int, logprobs: Logprobs) -> None:
         """Sets `reference_logprobs` and, if the place is the reward, `kl_penalty` of every rollout of a group.
 
         A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout gets its own pass.
+        `logprobs` has all ranks compute them (`lrl.PolicyModule.reference_logprobs`).
         """
         if group.reference_version == self.version:  # from a replay, and the reference is still the same
             return
-        for rollouts in _batches(group, micro_batch_tokens):
-            micro = unpacked(group, rollouts, temperature).to(self.network.device)
-            with torch.no_grad():
-                logprobs = label_logprobs(self.network, micro, chunk_tokens)
-            for rollout, row, mask in zip(rollouts, logprobs.cpu(), micro.mask.cpu(), strict=True):
+        batches = list(_batches(group, micro_batch_tokens))
+        micros = [unpacked(group, rollouts, temperature) for rollouts in batches]
+        for rollouts, micro, found in zip(batches, micros, logprobs(micros), strict=True):
+            for rollout, row, mask in zip(rollouts, found, micro.mask, strict=True):
                 rollout.reference_logprobs = row[mask].tolist()
                 if self.place == "reward":
                     kl = self._kl(torch.tensor(rollout.logprobs), row[mask])
@@ -98,19 +138,19 @@ class Reference:
     def end_step(self, steps_done: int, network: torch.nn.Module) -> None:
         """Copies the policy's weights in after every `refresh_every_n_steps` steps."""
         if self.refresh_every_n_steps and steps_done % self.refresh_every_n_steps == 0:
-            self.network.load_state_dict(network.state_dict())
+            self.network.load_state_dict(dict(unique_tensors(network)), strict=False)  # a tied head is there once
             self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns weights and version; empty if the weights never change."""
+        """Returns weights and version; empty if the weights never change. A collective of all ranks if sharded."""
         if not self.refresh_every_n_steps:
             return {}
-        return {"weights": dict(self.network.state_dict()), "version": self.version}
+        return {"weights": on_cpu(whole_tensors(self.network)), "version": self.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores weights and version of a checkpoint."""
         if state:
-            self.network.load_state_dict(state["weights"])
+            set_model_state_dict(self.network, state["weights"], options=WHOLE)
             self.version = state["version"]
 
     def _kl(self, logprobs: Tensor, reference: Tensor) -> Tensor:

@@ -14,8 +14,16 @@ TRANSPORTS = {
     "ipc": "lrl.weights.ipc:Ipc",
     "nccl": "lrl.weights.nccl:Nccl",
     "shared_memory": "lrl.weights.shared_memory:SharedMemory",
+    "pull": "lrl.weights.pull:Pull",
 }
-"""The class of each transport; `auto` takes the first one that the machine allows."""
+"""The class of each transport; `auto` takes the first one that the machine allows, and its guests where it is open."""
+NOT_DRIVEN = {
+    "nccl_m2n": (
+        "which lrl does not drive: vLLM's engine needs the packages nccl-extensions and NCCL 2.30.5 or newer, and "
+        "whether a transfer in it can be ended when a member is lost was never tried (docs/weights.md)"
+    ),
+}
+"""Engines of vLLM that a user may ask for by name, and why they are refused."""
 
 
 def find_transport(name: str) -> type[Transport]:
@@ -33,10 +41,15 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
     Raises:
         ConfigError: The name is unknown, or the machine does not allow it; names the transport that works.
     """
-    works = next(one for one in map(find_transport, TRANSPORTS) if not one.refusal(machine))
+    works = next(one for one in map(find_transport, TRANSPORTS) if _suits(one, machine))
     if name == "auto":
         return works
-    chosen = find_transport(name)
-    if why := chosen.refusal(machine):
+    if why := NOT_DRIVEN.get(name) or find_transport(name).refusal(machine):
         raise ConfigError(f"strategy.weight_transfer is {name!r}, {why}. Here `{works.backend}` works.")
-    return chosen
+    return find_transport(name)
+
+
+def _suits(transport: type[Transport], machine: Machine) -> bool:
+    if machine.is_open and transport.join_refusal(same_machine=False):
+        return False
+    return not transport.refusal(machine)

@@ -5,12 +5,17 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from lrl.weights.control import Control
-from lrl.weights.transport import Machine
-from lrl.weights.vllm_engine import VllmTransport
+import torch
+
+from lrl.weights.control import Control, Weights
+from lrl.weights.transport import Machine, Transport
+from lrl.weights.wire import Wire
+
+BUFFER_BYTES = 2**28
+"""Bytes of the buffer, if the largest tensor has no more."""
 
 
-class _PickledHandles:
+class PickledHandles:
     """The control plane with CUDA handles pickled for JSON, as vLLM's route expects them.
 
     vLLM unpickles them only with VLLM_ALLOW_INSECURE_SERIALIZATION=1, which only this transport's servers have; they
@@ -31,16 +36,18 @@ class _PickledHandles:
         self._control.update_weights(info)
 
 
-class Ipc(VllmTransport):
-    """The transport to a generator that shares the trainer's GPU."""
+class Ipc(Transport):
+    """The transport to a generator that shares the trainer's GPU; vLLM's engine drives the control plane by itself."""
 
     backend = "ipc"
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """CUDA handles are opened on the device that they point to."""
+        """A CUDA handle opens on its own device, and vLLM waits for the handles of every rank."""
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
+        if machine.ranks > 1:
+            return f"but {machine.ranks} ranks train, and only one of them shares the generator's GPU"
         return "" if machine.shares_device else "but the generator has a GPU of its own"
 
     @classmethod
@@ -53,15 +60,34 @@ class Ipc(VllmTransport):
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """vLLM unpickles the handles (`_PickledHandles`)."""
+        """vLLM unpickles the handles (`PickledHandles`)."""
         return {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
 
-    def init_info(self, control: Control) -> Any:
-        """Returns packed transfer: one bounded staging buffer instead of a second copy of the policy."""
+    @classmethod
+    def buffer_bytes(cls, largest: int) -> int:
+        """The buffer, and the generator's copy of what is in it."""
+        return 2 * max(BUFFER_BYTES, largest)
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+
+    def connect(self, control: Control, weights: Weights, name: str) -> None:
+        """See `Transport.connect`. Packed: one bounded buffer instead of a second copy of the policy."""
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-        return IPCTrainerInitInfo(packed=True, rank=0)
+        wire = Wire(weights, getattr(torch, control.taking_part[0].server.settings.dtype))
+        size = max(BUFFER_BYTES, wire.largest)  # vLLM does not divide a tensor
+        info = IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=0)
+        client, source = PickledHandles(control), wire.source()
+        self._engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
-    def client(self, control: Control) -> Any:
-        """See `VllmTransport.client`."""
-        return _PickledHandles(control)
+    def send(self, control: Control) -> None:
+        """See `Transport.send`."""
+        self._engine.send_weights()
+
+    def close(self) -> None:
+        """Tears down the engine."""
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None

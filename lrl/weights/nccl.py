@@ -1,21 +1,58 @@
-"""Weights by NCCL: vLLM's packed broadcast from trainer rank 0 to every worker of every generator."""
+"""Weights by NCCL: a packed broadcast from trainer rank 0 to every worker of every generator.
 
+The generators' end is vLLM's engine, made so that it can be ended (`lrl.weights.nccl_engine`). The trainer's end is not
+vLLM's: that one meets the workers through a store on a port of its own, which asks for no token, and waits for a lost
+worker for ever. Here the members meet by NCCL's unique id, which travels over the route that asks for the run's token,
+and whatever waits for other members runs on a thread beside the one that watches it (`Control.join`).
+"""
+
+from __future__ import annotations
+
+import base64
 import os
-import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
-from urllib.parse import urlsplit
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from lrl.generators.endpoint import LOOPBACK, is_loopback
-from lrl.weights.control import Control
-from lrl.weights.transport import Machine
-from lrl.weights.vllm_engine import VllmTransport
+import torch
+from torch import Tensor
+
+from lrl.runtime.daemon_call import start_daemon_call
+from lrl.weights import communicator
+from lrl.weights.abort_route import transfer_name
+from lrl.weights.control import Control, Weights
+from lrl.weights.stuck import abort_broadcast
+from lrl.weights.transport import Machine, Transport
+from lrl.weights.wire import Wire
+
+if TYPE_CHECKING:
+    from lrl.generators.settings import ServerSettings
+
+BUFFER_BYTES = 2**28
+"""Bytes that are packed for one broadcast; one tensor more may come on top."""
+BUFFERS = 2
+"""Buffers of either side, so that one is packed or loaded while the other travels."""
+OF_ONE_MACHINE = (
+    *("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_COMM_ID", "NCCL_CONF_FILE"),
+    *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_TOPO_FILE", "NCCL_TOPO_DUMP_FILE"),
+    *("NCCL_GRAPH_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_RAS_ADDR"),
+)
+"""NCCL's variables that name things of one machine, and those of its log; all others must agree in a communicator."""
+NOT_TENSOR_PARALLEL = ("pipeline-parallel", "data-parallel", "prefill-context-parallel")
+"""Beginnings of the vLLM flags that add workers to a generator in another way than tensor parallelism."""
 
 
-class Nccl(VllmTransport):
+class Nccl(Transport):
     """The transport to generators on other GPUs than the trainer's."""
 
     backend = "nccl"
+    collective = True
+    middleware = ("lrl.weights.abort_route.AbortRoute",)
+    attempts = (False, False, False)
+    _wire: Wire
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
@@ -30,37 +67,138 @@ class Nccl(VllmTransport):
         return ""
 
     @classmethod
+    def server_refusal(cls, settings: ServerSettings) -> str:
+        """Each worker needs a rank in the communicator, and the ranks are counted by tensor parallelism alone."""
+        for name, value in settings.extra_args.items():
+            if name.strip("-").replace("_", "-").startswith(NOT_TENSOR_PARALLEL) and value not in (None, 1, "1"):
+                return (
+                    f"strategy.server.extra_args sets {name} to {value!r}, and strategy.weight_transfer nccl counts "
+                    "the workers of a generator by tensor parallelism alone. Leave it out and set "
+                    "strategy.server.tensor_parallel_size."
+                )
+        return ""
+
+    @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
         """Another host for each generator, where the trainer's environment names one (`refusal`)."""
         host = inherited.get("NCCL_HOSTID")
         return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
 
-    def init_info(self, control: Control) -> Any:
-        """Returns the group: rank 0 is the trainer, the workers of all generators follow (`Control` numbers them)."""
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+    @classmethod
+    def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
+        """NCCL's variables: members that disagree about one of them may wait for each other for ever."""
+        return {name: own[name] for name in own if name.startswith("NCCL_") and name not in OF_ONE_MACHINE}
 
-        address = local_address_for([generator.client.url for generator in control.taking_part])
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.bind((address, 0))
-            port = probe.getsockname()[1]
-        workers = sum(generator.server.settings.tensor_parallel_size for generator in control.taking_part)
-        return NCCLTrainerInitInfo(
-            master_address=address, master_port=port, world_size=1 + workers, packed=True, rank=0
-        )
+    @classmethod
+    def buffer_bytes(cls, largest: int) -> int:
+        """The buffers, and one that is made before the oldest is free; each may exceed its size by a tensor."""
+        return (BUFFERS + 1) * (BUFFER_BYTES + largest)
+
+    def __init__(self) -> None:
+        self._communicator: Any = None
+        self._name = ""
+
+    def connect(self, control: Control, weights: Weights, name: str) -> None:
+        """Makes a communicator: rank 0 is the trainer, the workers of all generators follow (`Control` numbers them).
+
+        Raises:
+            CollectiveBroken: A generator did not join.
+            ConfigError: vLLM does not use NCCL in the trainer.
+        """
+        control.release_engines()
+        settings = [generator.server.settings for generator in control.taking_part]
+        self._wire = Wire(weights, getattr(torch, settings[0].dtype))  # the generators of a pool have one format
+        unique_id = communicator.new_unique_id()
+        encoded = base64.b64encode(unique_id).decode()
+        self._name = transfer_name(encoded)
+        size = 1 + sum(one.tensor_parallel_size for one in settings)
+        info = {"nccl_unique_id_b64": encoded, "rank_offset": 1, "world_size": size, "packed": True}
+        buffers = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
+        joining = control.start_init(info | buffers)
+        joined = start_daemon_call(partial(communicator.join, unique_id, 0, size, this_device()), "lrl-nccl-join")
+
+        def give_up() -> None:
+            joined.add_done_callback(_abort_late)  # NCCL gives no handle by which to end the call itself
+
+        self._communicator = control.join(joining, joined, self._name, give_up)
+
+    def send(self, control: Control) -> None:
+        """See `Transport.send`.
+
+        Raises:
+            CollectiveBroken: The communicator was aborted, because a generator failed or the deadline passed.
+            StuckTransfer: The abort did not end the broadcast.
+        """
+        control.start_weight_update()
+        names = [one.name for one in self._wire.tensors]
+        dtypes = [str(one.dtype).removeprefix("torch.") for one in self._wire.tensors]
+        shapes = [list(one.shape) for one in self._wire.tensors]
+        updating = control.start_update({"names": names, "dtype_names": dtypes, "shapes": shapes})
+        sending = start_daemon_call(self._broadcast_from(this_device()), "lrl-nccl-broadcast")
+
+        def abort() -> None:
+            abort_broadcast(self._communicator, sending, control.deadline_s)
+
+        control.join(updating, sending, self._name, abort)
+        control.finish_weight_update()
+
+    def close(self) -> None:
+        """Leaves the communicator; the workers leave it before they join the next."""
+        communicator.abort(self._communicator)
+        self._communicator = None
+
+    def _broadcast_from(self, device: torch.device) -> Callable[[], None]:
+        """Returns the broadcast for another thread, which reads the weights on this thread's stream."""
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        if stream is not None:
+            stream.synchronize()  # the optimizer's last kernels may still write
+
+        def broadcast() -> None:
+            from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # a thread begins with the first device
+            tensors = self._tensors(stream)
+            try:
+                packed_nccl_broadcast_producer(
+                    iterator=tensors,
+                    group=self._communicator,
+                    src=0,
+                    post_iter_func=lambda item: item[1],
+                    buffer_size_bytes=BUFFER_BYTES,
+                    num_buffers=BUFFERS,
+                )
+            finally:
+                deque(tensors, maxlen=0)  # all ranks take part in reading, to the end
+
+        return broadcast
+
+    def _tensors(self, stream: Any) -> Iterator[tuple[str, Tensor]]:
+        """Yields each tensor when it is complete.
+
+        vLLM packs on streams of its own. A sharded tensor is gathered on `stream`: on theirs, the gathering and the
+        broadcast could wait for each other on the GPU. After an abort the rest is read and not sent.
+        """
+        group, tensors = self._communicator, iter(self._wire)
+        while True:
+            with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+                found = next(tensors, None)
+                if stream is not None:
+                    stream.synchronize()
+            if found is None:
+                return
+            if stream is not None:  # it is packed on the present stream, and may be freed before that has happened
+                found[1].record_stream(torch.cuda.current_stream())
+            if not group.disabled:
+                yield found
 
 
-def local_address_for(urls: Sequence[str]) -> str:
-    """Returns this machine's address as generators at `urls` see it: loopback, unless one is on another machine.
+def this_device() -> torch.device:
+    """Returns the device of this thread."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
-    Not run between two machines yet.
-    """
-    # Connecting a datagram socket sends nothing; the kernel only chooses the address it would send from.
-    seen = LOOPBACK
-    for address in map(urlsplit, urls):
-        family, kind, _, _, target = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            own = str(probe.getsockname()[0])
-        if not is_loopback(own) and own != target[0]:
-            seen = own
-    return seen
+
+def _abort_late(joined: Future[Any]) -> None:
+    """Ends a communicator that came into being after it was given up."""
+    if joined.exception() is None:
+        communicator.abort(joined.result())

@@ -1,11 +1,16 @@
-"""The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes: it registers lrl's engine."""
+"""The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes: it registers lrl's engines."""
+
+ENGINES = {
+    **dict.fromkeys(("shared_memory", "pull"), ("lrl.weights.shared_memory_engine", "SharedMemoryEngine")),
+    "nccl": ("lrl.weights.nccl_engine", "NcclEngine"),
+}
+"""Module and class by name; `nccl` takes the place of vLLM's own, from which it derives."""
 
 
 def register() -> None:
-    """Registers the shared-memory engine; vLLM may call this more than once in a process."""
+    """Registers the engines; vLLM may call this more than once in a process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if "shared_memory" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(
-            "shared_memory", "lrl.weights.shared_memory_engine", "SharedMemoryEngine"
-        )
+    for name, place in ENGINES.items():
+        WeightTransferEngineFactory._registry.pop(name, None)
+        WeightTransferEngineFactory.register_engine(name, *place)

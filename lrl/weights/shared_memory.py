@@ -6,19 +6,14 @@ file. The fallback is a file in the temporary folder. The name begins with the r
 the files of a killed run.
 """
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
-from lrl.weights.checksum import checksum
+from lrl.weights import staged_file
 from lrl.weights.control import Control, Weights
+from lrl.weights.staged_file import stage_file, too_little_room
 from lrl.weights.transport import Transport
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class SharedMemory(Transport):
@@ -35,20 +30,14 @@ class SharedMemory(Transport):
             return ""
         return (
             "moves its weights through shared memory, which only its own machine has, and this is another one. Join "
-            "there, or start the run on GPUs with strategy.weight_transfer: nccl."
+            "there, or start the run with strategy.weight_transfer: pull, or nccl on GPUs."
         )
 
     @classmethod
-    def room_refusal(cls, weight_bytes: int, pools: int) -> str:
+    def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
         """A file for each pool, and one more: a new version is written beside the older one."""
-        needed, free = (pools + 1) * weight_bytes, shutil.disk_usage(SHARED_MEMORY).free
-        if needed <= free:
-            return ""
-        return (
-            f"{SHARED_MEMORY} has {free / 2**30:.2f} GiB free, and strategy.weight_transfer shared_memory takes "
-            f"{needed / 2**30:.2f}. Enlarge it: `mount -o remount,size={needed // 2**30 + 1}G {SHARED_MEMORY}`, or "
-            "`docker run --shm-size` for a container."
-        )
+        free = shutil.disk_usage(staged_file.SHARED_MEMORY).free
+        return too_little_room(cls.backend, (pools + 1) * weight_bytes, free)
 
     def __init__(self) -> None:
         self._name = ""
@@ -63,20 +52,9 @@ class SharedMemory(Transport):
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Writes the weights next to the older file, then renames."""
         tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights()}
-        folder = Path(tempfile.gettempdir()) if use_fallback else SHARED_MEMORY
-        _require_room(folder, sum(tensor.nbytes for tensor in tensors.values()))
+        folder = Path(tempfile.gettempdir()) if use_fallback else staged_file.SHARED_MEMORY
         file = folder / self._name
-        draft = file.with_suffix(".draft")
-        try:
-            save_file(tensors, draft)
-            self._checksum = checksum(draft)
-            draft.rename(file)
-        except SafetensorError as error:  # its form of "no space left", when something else filled the folder meanwhile
-            draft.unlink(missing_ok=True)
-            raise OSError(f"{draft} could not be written: {error}") from error
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        self._checksum = stage_file(tensors, file)
         if self._file not in (None, file):
             self.close()
         self._file = file
@@ -92,13 +70,3 @@ class SharedMemory(Transport):
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None
-
-
-def _require_room(folder: Path, needed: int) -> None:
-    """Raises OSError if `folder` has not `needed` bytes free."""
-    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    if needed > free:
-        raise OSError(
-            f"{folder} has {free / 2**30:.2f} GiB free and the weights take {needed / 2**30:.2f} GiB (twice that while "
-            "a new version replaces the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
-        )

@@ -1,16 +1,18 @@
 """The syncs of one pool, one after another, each with its verification.
 
-    stage -> pause -> start, update, finish -> resume -> finish_sync -> verify
+    stage -> distribute -> pause -> start, update, finish -> resume -> finish_sync -> verify
 
 `move` does all of it up to the resume while the trainer waits; `start` only the stage, which alone needs the policy,
 and the rest on a thread beside the next step (for transports that copy the weights). The trainer never waits for the
-verification: unverified tokens stay in their generator.
+verification: unverified tokens stay in their generator. A generator that the distribution does not reach is paused with
+the others, because nothing may begin under its older version once they hold the new one.
 
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and a version are also
 read back, because an answered call is no proof of its effect, and weights must not change under a generator that
 writes. Before the resume a failure does no harm: the generator is paused, and the sync is attempted again, at last by
 the transport's fallback. A generator that fails all attempts is evicted; so is one that lets the deadline of a pause or
-resume pass, since its event loop stands still.
+resume pass, since its event loop stands still. A collective transfer fails for all when it fails for one: that one is
+evicted at once, and the next attempt connects the others without it.
 """
 
 import logging
@@ -117,11 +119,21 @@ class PoolSync:
         self._log_failures(1, self.control.failed)
         if self.control.failed:
             return False
-        # The trainer may ask for an evaluation at once: its responses must be of the new version.
-        self._call(self.pool.drain(stale), "draining generators")
+        if not self._transport.fetches:  # while they fetch, they take requests: it may be minutes
+            self._call(self.pool.drain(stale), "draining generators")
         self.control.interrupted = self._raise_if_ended
         self._delivery = self._thread.submit(self._deliver_beside, probe, moved)
         return True
+
+    @property
+    def fetched_bytes(self) -> int:
+        """See `Transport.fetched_bytes`."""
+        return self._transport.fetched_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `Transport.sent_bytes`."""
+        return self._transport.sent_bytes
 
     @property
     def has_stale(self) -> bool:
@@ -185,8 +197,9 @@ class PoolSync:
         for number, use_fallback in enumerate(self._transport.attempts, 1):
             self.entered("stage")
             self._stage(weights, todo, version, use_fallback)
+            unreached = self._distribute()
             self.entered("transfer")
-            gone, late = self._deliver(resumed, number)
+            gone, late = self._deliver(unreached, resumed, number)
             given_up |= gone
             todo = [generator for generator in generators if generator in late]
             first = late | first  # the first failure says most: later ones may follow from it
@@ -197,10 +210,10 @@ class PoolSync:
     def _deliver_beside(self, probe: Probe, moved: Callable[[], Any]) -> Failures:
         """Delivers the staged copy in two attempts, without the policy; returns the generators that stay paused."""
         resumed = self._verify(probe)
-        given_up, late = self._deliver(resumed, 1)
+        given_up, late = self._deliver(self._distribute(), resumed, 1)
         if late:
             self.control.begin(list(late), self.control.version)
-            gone, still = self._deliver(resumed, 2)
+            gone, still = self._deliver(self._distribute(), resumed, 2)
             given_up, late = given_up | gone, {generator: late[generator] for generator in still}
         self.finish_sync(given_up)
         moved()
@@ -213,14 +226,15 @@ class PoolSync:
         stale = [generator for generator in members if generator.version != version or not generator.serving]
         return list(members) if stale and self.control.collective else stale
 
-    def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> Failures:
+    def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
         """Connects new generators; all of them if the transport is collective and the pool has changed."""
+        self.control.begin([], version)
         new = [generator for generator in generators if generator not in self._connected]
         if self._transport.collective and self._connected != set(generators):
             self._transport.close()
             self._transport, self._connected, new = self.make_transport(), set(), list(generators)
         if not new:
-            return {}
+            return
         self.control.begin(new, version)
         try:
             self._transport.connect(self.control, weights, self.name)
@@ -228,41 +242,62 @@ class PoolSync:
             self.control.fail(str(error))
         known = self._connected | set(self.control.taking_part)
         self._connected = {generator for generator in known if generator.eviction is None}
-        return dict(self.control.failed)
 
     def _stage(self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool) -> None:
         """Does what can be done while the generators still write."""
-        late = self._connect(weights, generators, version)
+        self._connect(weights, generators, version)
+        late, sound = self.control.failed, self.control.sound
         self.control.begin([generator for generator in generators if generator not in late], version)
-        self.control.failed |= late
+        self.control.failed, self.control.sound = late, sound
         if self.control.taking_part:
             try:
                 self._transport.stage(weights, use_fallback)
             except OSError as error:
                 self.control.fail(f"staging the weights failed: {error}")
 
-    def _deliver(self, resumed: Resumed, number: int) -> tuple[Failures, Failures]:
-        """Moves the staged weights into the generators and resumes them; returns those to evict and those to retry."""
+    def _distribute(self) -> Failures:
+        """Brings the staged weights to the generators while they still write; returns those that it did not reach."""
+        control, failed = self.control, dict(self.control.failed)
+        if not control.taking_part:
+            return {}
+        asked = list(control.taking_part)
+        self._transport.distribute(control)
+        unreached = {one: why for one, why in control.failed.items() if one not in failed and one.eviction is None}
+        control.taking_part = [one for one in asked if one in control.taking_part or one in unreached]
+        for generator in unreached:
+            del control.failed[generator]
+        return unreached
+
+    def _deliver(self, unreached: Failures, resumed: Resumed, number: int) -> tuple[Failures, Failures]:
+        """Moves the staged weights into the generators and resumes them; returns those to evict and those to retry.
+
+        Those that are `unreached` are only paused, and retried.
+        """
         paused_from = time.monotonic()
-        self._update()
-        late, silent = dict(self.control.failed), self.control.silent
-        given_up = {generator: late.pop(generator) for generator in silent}
+        self._update(unreached)
+        late, control = dict(self.control.failed), self.control
+        to_blame = late.keys() - control.sound if control.collective else control.silent
+        given_up = {generator: late.pop(generator) for generator in to_blame}
         if self.control.taking_part:
             given_up |= self._resume(paused_from)
             resumed(self.control.taking_part)
         self._log_failures(number, late)
         return given_up, late
 
-    def _update(self) -> None:
-        """Pauses the generators and replaces their weights."""
+    def _update(self, unreached: Failures) -> None:
+        """Pauses the generators and replaces the weights of all but those that are `unreached`."""
         if not self.control.taking_part:
             return
         self.control.each("/pause", self._pause, short=True)
         self._confirm("/is_paused", {"is_paused": True})
+        self.control.drop(unreached)
+        if not self.control.taking_part:
+            return
         self.control.close_update()
         try:
             self._transport.send(self.control)
         except CollectiveBroken as error:
+            self._connected.clear()
             self.control.fail(str(error))
         self._confirm("/weight_info", {"weight_version": str(self.control.version)})
 

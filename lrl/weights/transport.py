@@ -4,11 +4,16 @@ A transport is one file with all that is particular to it: what it refuses, what
 sends. When to pause, the version's name and the check of the outcome are the same for all (`lrl.weights.sync`).
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lrl.weights.control import Control, Weights
+
+if TYPE_CHECKING:
+    from lrl.generators.settings import ServerSettings
 
 
 class Machine(NamedTuple):
@@ -18,6 +23,10 @@ class Machine(NamedTuple):
     """Both are on GPUs."""
     shares_device: bool
     """A generator has the trainer's own GPU."""
+    is_open: bool = False
+    """The run's generators listen where other machines reach them, so that others may join from there."""
+    ranks: int = 1
+    """Processes that train."""
 
 
 class Transport(ABC):
@@ -29,12 +38,27 @@ class Transport(ABC):
     """All generators take part in one transfer; a change of the pool then means that all connect anew."""
     copies = False
     """`stage` copies the weights, so that the policy may change while they are sent."""
+    fetches = False
+    """The generators fetch what `stage` copied, in `distribute`."""
+    narrows = False
+    """The weights travel in the generators' number format, where that is the smaller one."""
+    middleware: tuple[str, ...] = ()
+    """Class paths of the routes that its servers need besides vLLM's."""
     attempts: tuple[bool, ...] = (False, False)
     """The attempts at a sync; true for one that uses the transport's fallback."""
+    fetched_bytes = 0
+    """Bytes of weights that generators fetched so far, from rank 0 and from each other."""
+    sent_bytes = 0
+    """Bytes of weights that rank 0 sent so far."""
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
         """Returns why the transport cannot work on `machine`, as words behind its name; empty if it can."""
+        return ""
+
+    @classmethod
+    def server_refusal(cls, settings: ServerSettings) -> str:
+        """Returns why the transport cannot work with servers of these settings, and the remedy; empty if it can."""
         return ""
 
     @classmethod
@@ -43,13 +67,30 @@ class Transport(ABC):
         return ""
 
     @classmethod
+    def address_refusal(cls, host: str) -> str:
+        """Returns why a generator of another machine cannot join a run whose `strategy.server.host` is `host`."""
+        return ""
+
+    @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
         """Returns the environment variables that generator `number` needs besides those it inherits."""
         return {}
 
     @classmethod
-    def room_refusal(cls, weight_bytes: int, pools: int) -> str:
-        """Returns why this machine has no room for what the transport stores for `pools` pools; empty if it has."""
+    def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment variables in `own` that every process of a transfer must have alike, or lack."""
+        return {}
+
+    @classmethod
+    def buffer_bytes(cls, largest: int) -> int:
+        """Returns the bytes that a transfer takes on each GPU, of trainer and generator, when the largest tensor has
+        `largest`."""
+        return 0
+
+    @classmethod
+    def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
+        """Returns why this machine has no room for what the transport stores for the run's `pools` pools of
+        `generators` together; empty if it has. `weight_bytes` are those of one copy as it travels."""
         return ""
 
     @abstractmethod
@@ -68,6 +109,9 @@ class Transport(ABC):
         Raises:
             OSError: There is no room for the weights.
         """
+
+    def distribute(self, control: Control) -> None:  # noqa: B027
+        """Brings what `stage` copied to the generators that take part, while they still write; `fetches` says so."""
 
     @abstractmethod
     def send(self, control: Control) -> None:

@@ -85,7 +85,7 @@ def test_a_side_gets_the_job_it_was_sent(tmp_path: Path) -> None:
     assert Job.read(json.dumps({name: getattr(sent, name) for name in Job.__dataclass_fields__})) == sent
 
 
-def test_the_clock_counts_samples_and_keeps_start_up_apart(tmp_path: Path) -> None:
+def test_the_clock_counts_samples_and_leaves_the_start_out(tmp_path: Path) -> None:
     clock = Clock(job(tmp_path))
     clock.start(process_began=0.0)
     clock.step_done(1, 256)
@@ -96,7 +96,7 @@ def test_the_clock_counts_samples_and_keeps_start_up_apart(tmp_path: Path) -> No
     assert 0 < second["seconds"] <= third["seconds"] < 60
 
 
-def test_an_interrupted_comparison_goes_on_with_the_runs_that_are_missing(
+def test_an_interrupted_comparison_continues_with_the_missing_runs(
     tmp_path: Path, measured: list[tuple[str, int]]
 ) -> None:
     broken_off = [row("lrl-0", 0, step, 0.5) for step in (0, 10)]
@@ -162,7 +162,7 @@ def test_both_sides_take_the_same_prompts_with_the_token_ids_of_the_policys_toke
         ([], [], "length"),
     ],
 )
-def test_an_answer_is_finished_only_by_its_end_token(tokens: list[int], answer: list[int], reason: str) -> None:
+def test_a_response_is_finished_only_by_its_end_token(tokens: list[int], answer: list[int], reason: str) -> None:
     assert until_end(tokens, EOS) == answer
     assert finish_reason(answer, EOS) == reason
 

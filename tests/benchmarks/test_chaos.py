@@ -41,7 +41,7 @@ def test_a_step_counts_for_the_last_launch_that_trained_it() -> None:
     assert trained_once(lineage, PROMPTS)["prompts"] == 8
 
 
-def test_a_step_that_is_missing_is_said() -> None:
+def test_a_missing_step_is_reported() -> None:
     with pytest.raises(ValueError, match=r"\[1\]"):
         surviving([line for line in two_epochs() if line["step"] != 1])
 
@@ -50,14 +50,14 @@ def test_two_whole_epochs_are_recognised() -> None:
     assert trained_once(two_epochs(), PROMPTS) == {"prompts": 8, "missing": [], "twice": [], "epochs_whole": 2}
 
 
-def test_a_prompt_that_is_trained_in_the_place_of_another_is_seen() -> None:
+def test_a_prompt_trained_in_the_place_of_another_is_found() -> None:
     lines = two_epochs()
     lines[1] = step(1, 0, [1, 3])
     found = trained_once(lines, PROMPTS)
     assert (found["missing"], found["twice"], found["epochs_whole"]) == ([2], [1], 1)
 
 
-def test_a_row_of_the_data_set_that_comes_twice_under_two_places_is_seen() -> None:
+def test_a_row_that_is_trained_twice_under_two_indices_is_found() -> None:
     lines = two_epochs()
     lines[1]["prompts"] = lines[0]["prompts"]
     found = trained_once(lines, PROMPTS)
@@ -73,7 +73,7 @@ def test_a_row_of_the_data_set_that_comes_twice_under_two_places_is_seen() -> No
         ({"done_through": 4, "done_ahead": []}, {"lost": [4], "untold": [3, 4]}),
     ],
 )
-def test_what_a_ledger_does_not_account_for_is_named(change: dict[str, Any], found: dict[str, Any]) -> None:
+def test_a_difference_between_ledger_and_journal_is_named(change: dict[str, Any], found: dict[str, Any]) -> None:
     end = {"done_through": 3, "done_ahead": [4], "open": [3, 5, 6], "skipped": []} | change
     if "done_through" not in change and change:
         end["open"] = change.get("open", [5, 6]) + [3]
@@ -156,7 +156,7 @@ def test_a_process_that_outlives_its_target_is_found(target: launch.Target) -> N
     assert left["gone_s"] is None and left["temporary_files"] == ["left"] and not target.scratch.exists()
 
 
-def test_a_file_in_shared_memory_that_nobody_has_mapped_is_found(target: launch.Target) -> None:
+def test_a_file_in_shared_memory_without_a_process_is_found(target: launch.Target) -> None:
     path = launch.SHM / f"lrl-chaos-{os.getpid()}"
     path.touch()
     try:

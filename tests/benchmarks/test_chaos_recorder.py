@@ -64,7 +64,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "kept", "lost"), [([[4, 5, 6], [7]], 1, 0), ([[4, 9, 6], [7]], 0, 1)])
-def test_an_answer_counts_as_continued_only_with_the_very_tokens_of_the_checkpoint(
+def test_a_response_counts_as_continued_only_with_exactly_the_tokens_of_the_checkpoint(
     tmp_path: Path, tokens: list[list[int]], kept: int, lost: int
 ) -> None:
     path = tmp_path / "journal.jsonl"
@@ -175,7 +175,7 @@ def test_sockets_are_no_files(tmp_path: Path) -> None:
     assert footprint.descriptors(os.getpid()) == (files, sockets)
 
 
-def test_a_slope_is_per_thousand_steps_however_often_it_was_sampled() -> None:
+def test_a_slope_is_per_thousand_steps_at_any_rate_of_samples() -> None:
     samples = [{"step": 2.0 * n, "trainer_rss_mib": 500 + 0.01 * 2 * n} for n in range(200)]
     found = soak.trend(samples, "trainer_rss_mib")
     assert found["slope"] == pytest.approx(10, rel=1e-3) and found["half"] == pytest.approx(0, abs=1e-3)
@@ -224,7 +224,7 @@ def test_a_soak_begins_with_every_kind_of_fault_at_all_generators_each_when_all_
     assert len(hit) == 4 and broken.counts["reward worker"] == 5
 
 
-def test_what_a_process_holds_grows_with_what_it_is_given_and_falls_when_it_gives_that_back() -> None:
+def test_a_footprint_grows_with_a_process_and_falls_with_it() -> None:
     gc.collect()  # or what earlier tests have left behind goes in between
     before = footprint.held()
     buffers, objects = ctypes.create_string_buffer(2**24), [[number] for number in range(100_000)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import math
@@ -17,8 +18,20 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.chaos import sync
 from benchmarks.chaos.proxy import Fault, Kind, Proxy, phase_of
-from benchmarks.chaos.sync_faults import INIT, ON_THE_WAY, PROBE, UPDATE, Outcome, full_memory, make_plan
+from benchmarks.chaos.sync_faults import (
+    INIT,
+    ON_THE_WAY,
+    PROBE,
+    SIGNS,
+    TEXTS,
+    UPDATE,
+    Outcome,
+    full_memory,
+    make_plan,
+    short_backoffs,
+)
 from benchmarks.chaos.token_proof import TokenRecorder
+from lrl.generators import fleet
 from lrl.generators.client import GENERATE, GeneratorClient, GeneratorError
 from lrl.runtime.event_loop import LoopThread
 from lrl.types import Group, Prompt, Rollout
@@ -27,6 +40,7 @@ from lrl.weights.shared_memory import SharedMemory
 from tests.leftovers import wait_for
 
 LATE_S = 2.0
+ROOT = Path(__file__).parents[2]
 
 
 class Behind:
@@ -73,7 +87,7 @@ def behind() -> Iterator[Behind]:
     scene.close()
 
 
-def test_a_proxy_passes_on_query_token_and_answer(behind: Behind) -> None:
+def test_a_proxy_forwards_query_token_and_response(behind: Behind) -> None:
     assert behind.post("/pause?mode=keep") == {"did": "/pause"}
     assert behind.seen == [("/pause?mode=keep", "Bearer secret")]
 
@@ -160,6 +174,25 @@ def test_a_full_memory_has_no_room_for_weights_and_leaves_nothing(notice: bool) 
     assert "lrl-full-" not in mounts
 
 
+@pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in TEXTS.items() for text in texts])
+def test_lrl_still_writes_the_texts_by_which_a_fault_is_recognised(file: str, text: str) -> None:
+    nodes = list(ast.walk(ast.parse((ROOT / file).read_text())))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    written = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    assert any(text in part for part in written if isinstance(part, str)), f"{file} has no message with {text!r}"
+
+
+def test_the_file_of_every_text_is_known() -> None:
+    assert set(SIGNS) <= {text for texts in TEXTS.values() for text in texts}
+
+
+def test_a_lost_generator_is_replaced_after_the_shortest_backoff() -> None:
+    longest = fleet.LONGEST_BACKOFF_S
+    with short_backoffs():
+        assert fleet.LONGEST_BACKOFF_S == fleet.FIRST_BACKOFF_S < longest
+    assert longest == fleet.LONGEST_BACKOFF_S
+
+
 class Fixed(torch.nn.Module):
     """Gives every token the same distribution; one parameter decides which."""
 
@@ -188,7 +221,7 @@ def rollout(logprobs: list[float], versions: list[int]) -> Rollout:
     return Rollout(token_ids=[0] * len(logprobs), logprobs=logprobs, versions=versions, finish_reason="stop")
 
 
-def test_tokens_by_the_versions_they_name_are_proved_and_the_version_before_is_told_apart() -> None:
+def test_tokens_agree_with_the_version_they_name_and_not_with_the_one_before() -> None:
     responses = rollout([logprob(0.0), logprob(1.0)], [0, 1]), rollout([logprob(2.0)], [2])
     proof = recorded_tokens(*responses).verify(Fixed(0.0), 1.0)
     assert proof.tokens == 3 and proof.difference < 1e-5 and proof.largest_lag == 2 and proof.missing == 0
@@ -200,12 +233,12 @@ def test_a_token_by_half_updated_weights_is_found_with_its_version() -> None:
     assert proof.difference == pytest.approx(logprob(1.0) - logprob(0.5), abs=1e-5) and proof.worst_version == 1
 
 
-def test_only_a_carried_answer_may_be_by_a_newer_version_than_it_names() -> None:
+def test_only_a_carried_response_may_be_by_a_newer_version_than_it_names() -> None:
     proof = recorded_tokens(rollout([logprob(2.0)], [1])).verify(Fixed(0.0), 1.0)
     assert proof.difference == pytest.approx(logprob(2.0) - logprob(1.0), abs=1e-5)
 
 
-def test_a_carried_answer_may_be_younger_than_it_says_and_no_older() -> None:
+def test_a_carried_response_may_be_by_a_newer_version_and_by_no_older_one() -> None:
     for written_by, within in ((2.0, True), (0.0, False)):
         carried = rollout([logprob(written_by)], [1])
         tokens = recorded_tokens(carried)

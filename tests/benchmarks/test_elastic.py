@@ -32,14 +32,14 @@ class Ended(elastic.Run):
         assert callable(condition) and condition(), what
 
 
-def test_the_run_writes_few_answers_at_once_and_has_no_other_askers(tmp_path: Path) -> None:
+def test_the_run_writes_few_responses_at_once_and_has_no_further_callbacks(tmp_path: Path) -> None:
     recipe = yaml.safe_load(elastic.config_of(SETTINGS, tmp_path).read_text())
     assert recipe["trainer"]["strategy"]["init_args"]["server"]["max_num_seqs"] == 3
     names = [callback["class_path"].rpartition(".")[2] for callback in recipe["trainer"]["callbacks"]]
     assert names == list(elastic.CALLBACKS)
 
 
-def test_a_phase_weighs_its_steps_by_their_seconds(tmp_path: Path) -> None:
+def test_the_steps_of_a_phase_are_weighted_by_their_seconds(tmp_path: Path) -> None:
     write(tmp_path, [1, 1, 1])
     steps = Ended(tmp_path).series()
     assert elastic.phase(steps) == {
@@ -49,7 +49,7 @@ def test_a_phase_weighs_its_steps_by_their_seconds(tmp_path: Path) -> None:
     }
 
 
-def test_a_count_that_the_run_did_not_have_yet_is_zero(tmp_path: Path) -> None:
+def test_a_count_that_the_run_has_not_logged_is_zero(tmp_path: Path) -> None:
     write(tmp_path, [1, 1, 1])
     assert [step[elastic.COUNT] for step in Ended(tmp_path).series()] == [0, 0, 0]
     with SummaryWriter(str(tmp_path)) as writer:

@@ -42,7 +42,7 @@ async def obeying() -> AsyncIterator[tuple[generator.GeneratorClient, list[dict[
         await client.close()
 
 
-def test_each_answer_of_a_group_has_the_drawn_length_also_when_it_goes_on_elsewhere() -> None:
+def test_each_response_of_a_group_has_its_drawn_length_even_if_another_generator_continues_it() -> None:
     lengths, rollouts = long_tailed(), [Rollout() for _ in range(4)]
     cut, longest = 3, max(lengths.of(7, 107, 4))
 
@@ -61,7 +61,7 @@ def test_each_answer_of_a_group_has_the_drawn_length_also_when_it_goes_on_elsewh
     assert [rollout.finish_reason for rollout in rollouts] == ["length" if n == longest else "stop" for n in drawn]
 
 
-def test_answers_of_one_length_share_a_request_as_those_of_a_run_do() -> None:
+def test_responses_of_one_length_share_a_request_as_in_a_run() -> None:
     rollouts = [Rollout() for _ in range(4)]
 
     async def scene() -> list[dict[str, Any]]:
@@ -74,13 +74,13 @@ def test_answers_of_one_length_share_a_request_as_those_of_a_run_do() -> None:
     assert [len(rollout.token_ids) for rollout in rollouts] == [64] * 4
 
 
-def test_what_is_said_of_the_draws_is_true() -> None:
+def test_drawn_lengths_have_the_stated_mean_and_maximum() -> None:
     drawn = [length for group in range(400) for length in long_tailed().of(group, group, 16)]
     assert 62 < sum(drawn) / len(drawn) < 66 and max(drawn) == 512
     assert set(equal().of(3, 3, 16)) == {64}
 
 
-def test_a_run_behind_it_writes_as_the_policy_likes() -> None:
+def test_lengths_are_free_again_after_the_block() -> None:
     whole = generator.GeneratorClient
     with forced(equal(), prompts=1):
         assert generator.GeneratorClient is not whole

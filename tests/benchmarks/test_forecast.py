@@ -50,7 +50,7 @@ def test_where_the_simulator_is_right_every_forecast_is_the_fact(tmp_path: Path)
     assert len(lines) == 2 + len(rows) and "| B | lag 3 |" in lines[3] and "0%" in lines[3]
 
 
-def test_the_runs_differ_from_the_fitted_one_in_what_their_names_say() -> None:
+def test_each_run_differs_from_the_fitted_one_in_the_setting_of_its_name() -> None:
     described = {name: forecast.described(ARGS, name) for name in forecast.SCENES}
     fitted = described[forecast.FITTED]
     differ = {

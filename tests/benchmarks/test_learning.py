@@ -103,7 +103,9 @@ def row(objective: str = "AIPO", lag: int = 0, seed: int = 0, accuracies: Sequen
 # ---- rows and resuming
 
 
-def test_a_run_that_diverges_is_a_row_with_the_step_and_what_came_before(tmp_path: Path, without_server: None) -> None:
+def test_a_run_that_diverges_is_a_row_with_its_step_and_its_last_evaluation(
+    tmp_path: Path, without_server: None
+) -> None:
     record = lag_sweep.measure(SimpleNamespace(), "AIPO", SETTINGS, tmp_path, 10)  # type: ignore[arg-type]
     assert record["diverged_at"] == 1
     assert record["series"]["reward"] == [0.5]
@@ -123,7 +125,7 @@ def test_any_other_error_ends_the_sweep(tmp_path: Path, without_server: None, mo
         lag_sweep.measure(SimpleNamespace(), "AIPO", SETTINGS, tmp_path, 10)  # type: ignore[arg-type]
 
 
-def test_what_is_there_with_the_same_settings_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_run_with_the_same_settings_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, int, int]] = []
 
     def measure(server: Any, objective: str, settings: Any, folder: Path, every: int) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def test_what_is_there_with_the_same_settings_is_not_run_again(tmp_path: Path, m
     assert len(ran) == 3
 
 
-def test_early_rows_already_cover_the_whole_table() -> None:
+def test_the_first_seed_covers_the_whole_table() -> None:
     args: argparse.Namespace = lag_sweep.make_parser().parse_args(TINY)
     runs = [(objective, settings.max_lag, settings.seed) for objective, settings in lag_sweep.wanted(args)]
     assert [seed for _, _, seed in runs] == [0] * 4 + [1] * 4
@@ -200,7 +202,7 @@ def test_lag_is_a_mean_over_tokens_and_steps_without_tokens_have_none() -> None:
     assert lag_report.seen_lag(row()) == pytest.approx((100 * 0.5 + 300 * 1.0) / 400)
 
 
-def test_every_place_of_the_table_sums_up_its_own_runs() -> None:
+def test_every_cell_of_the_table_is_computed_from_its_own_runs() -> None:
     rows = [row("AIPO", 0), row("AIPO", 8, accuracies=[0.4, 0.7]), row("PPO", 8, accuracies=[0.4, 0.1])]
     head, _, aipo, ppo = lag_report.table(rows, lambda cell: f"{lag_report.final(cell[0])}").splitlines()
     assert head == "| objective | max_lag 0 | max_lag 8 |"
@@ -217,7 +219,7 @@ def test_the_report_holds_runs_that_diverged_at_once(tmp_path: Path) -> None:
 # ---- mismatch
 
 
-def test_differences_are_summed_up_in_nats_and_small_ones_keep_their_kl() -> None:
+def test_differences_are_summarised_in_nats_and_small_ones_keep_their_kl() -> None:
     found = mismatch.summary(torch.tensor([1e-7, -3e-7, 2e-7]))
     assert found["mean"] == pytest.approx(0.0, abs=1e-13)
     assert found["max"] == pytest.approx(3e-7)

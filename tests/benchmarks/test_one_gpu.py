@@ -31,7 +31,7 @@ def result(**changes: Any) -> dict[str, Any]:
     return found | one_gpu.medians([step] * 4) | rest | changes
 
 
-def test_without_a_gpu_it_says_so_and_writes_nothing(
+def test_without_a_gpu_the_benchmark_ends_with_an_error_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -42,7 +42,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
 
 
 @pytest.mark.parametrize("words", [["--size", "70b"], ["--transport", "shared_memory"], ["--steps", "3"]])
-def test_what_it_cannot_measure_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_cannot_be_measured_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         one_gpu.main(words)
     assert words[0] in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_a_policy_that_does_not_fit_is_refused_with_both_sides_sizes() -> None:
         plan_memory(random_policy.llama("8b")).utilization(H100)
 
 
-def test_keys_and_values_of_all_answers_are_planned_for() -> None:
+def test_the_memory_plan_includes_keys_and_values_of_all_responses() -> None:
     assert plan_memory(random_policy.llama("8b")).kv_cache == 128 * 1024 * 128 * 1024  # 128 KiB a token, as Llama-3.1
 
 
@@ -97,7 +97,7 @@ def test_a_policy_is_made_once_and_opens(tmp_path: Path, texts: list[str]) -> No
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_the_reward_differs_between_answers() -> None:
+def test_the_reward_differs_between_responses() -> None:
     rewards = {random_policy.hashed("p", f"answer {i}", num_tokens=3) for i in range(100)}
     assert len(rewards) == 100 and all(0 <= reward < 1 for reward in rewards)
 
@@ -108,12 +108,12 @@ def test_the_first_steps_and_the_last_are_not_measured() -> None:
     assert one_gpu.medians(steps)["step_s"] == 2.0
 
 
-def test_the_table_has_a_cell_for_every_head_and_says_where_it_comes_from() -> None:
+def test_the_table_has_a_cell_for_every_head_and_names_its_command() -> None:
     heads, rule, cells, _, below = one_gpu.table(result()).splitlines()
     assert heads.count("|") == rule.count("|") == cells.count("|")
     assert all(part in below for part in ("2026-01-02", "torch 1", "`python -m x`"))
 
 
-def test_the_page_shows_the_very_table() -> None:
+def test_the_page_has_the_heads_of_the_table() -> None:
     page = Path(one_gpu.__file__).with_name("README.md").read_text()
     assert one_gpu.table(result()).splitlines()[0] in page

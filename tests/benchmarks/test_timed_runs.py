@@ -37,7 +37,7 @@ def took(seconds: float) -> dict[str, list[float]]:
     }
 
 
-def test_training_alone_has_the_steps_of_a_run_answer_for_answer(policy: Path, tmp_path: Path) -> None:
+def test_training_alone_has_the_same_responses_in_every_step_as_a_run(policy: Path, tmp_path: Path) -> None:
     lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
     data = ready_responses.ReadyResponses(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
 
@@ -80,7 +80,7 @@ def test_a_side_that_ends_early_is_not_waited_for() -> None:
         at_once.heard(here)
 
 
-def test_trls_counted_steps_have_the_answers_of_lrls(policy: Path, tmp_path: Path) -> None:
+def test_trls_counted_steps_have_the_responses_of_lrls(policy: Path, tmp_path: Path) -> None:
     args = argparse.Namespace(folder=tmp_path, steps=2)
     job, drawn = speed.make_job(args, "long-tailed")
     first = timed_run.WARM_UP * timed_run.GROUPS
@@ -92,14 +92,14 @@ def test_trls_counted_steps_have_the_answers_of_lrls(policy: Path, tmp_path: Pat
     assert job.steps == len(drawn) == 3
 
 
-def test_overlap_is_held_against_the_slower_of_both_sides() -> None:
+def test_overlap_is_compared_with_the_slower_side() -> None:
     step = {"asynchronous": took(3.3), "writing": took(1.0), "training": took(3.0), "synchronous": took(6.6)}
     found = overlap.table({("equal", name): row for name, row in step.items()})
     assert "1.10 times the larger of both alone" in found
     assert "2.00 times as fast as lrl's synchronous one" in found
 
 
-def test_lrl_is_held_against_the_faster_of_trls_ways() -> None:
+def test_lrl_is_compared_with_the_faster_of_trls_ways() -> None:
     speeds = {"trl": 20.0, "trl-pieces": 25.0, "split": 30.0, "trainer-all": 40.0}
     parts = {part: [1.0, 1.0, 1.0] for part in speed.PARTS}
     rows = {("equal", name): parts | {"answers_per_s": value, "trl": "1"} for name, value in speeds.items()}

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.callbacks import Evaluation, Export, Health, Progress, RolloutLog, Summary, Throughput, Timeline, WeightSync
-from lrl.callbacks.default_callbacks import put_in_order
+from lrl.callbacks.base import FollowRankZero, OnRankZero
+from lrl.callbacks.default_callbacks import let_others_follow, put_in_order
 
 
 class Users(L.Callback):
@@ -24,7 +25,7 @@ KINDS = [WeightSync, Evaluation, RolloutLog, Throughput, Timeline, Health, Progr
 
 
 @given(st.permutations([*KINDS, Users, Users]))
-def test_lrls_callbacks_come_in_one_order_and_a_users_own_stay_behind_what_they_were_behind(
+def test_lrls_callbacks_have_one_order_and_a_users_own_stay_after_all_that_stood_before_them(
     kinds: list[type[L.Callback]],
 ) -> None:
     callbacks = [make(kind) for kind in kinds]
@@ -34,8 +35,28 @@ def test_lrls_callbacks_come_in_one_order_and_a_users_own_stay_behind_what_they_
     assert all(those <= set(callbacks[: callbacks.index(one)]) for one, those in before.items())
 
 
-def test_what_is_in_order_stays_as_it_is() -> None:
+def test_callbacks_in_order_are_not_moved() -> None:
     callbacks = [make(kind) for kind in (Users, WeightSync, RolloutLog, Users, Throughput, Summary, Users)]
     given_order = list(callbacks)
     put_in_order(callbacks)
     assert callbacks == given_order
+
+
+@given(st.lists(st.sampled_from([*KINDS, Users]), unique_by=lambda kind: kind if kind is not Users else object()))
+def test_other_ranks_follow_each_row_of_rank_zeros_callbacks_and_lack_nothing_else(kinds: list[Any]) -> None:
+    callbacks = [make(kind) for kind in kinds]
+    on_rank_zero, on_another = list(callbacks), list(callbacks)
+    let_others_follow(on_rank_zero, leads=True)
+    let_others_follow(on_another, leads=False)
+    assert [one for one in on_rank_zero if not isinstance(one, FollowRankZero)] == callbacks
+    assert [one for one in on_another if not isinstance(one, FollowRankZero)] == [
+        one for one in callbacks if not isinstance(one, OnRankZero)
+    ]
+    meetings = [one for one in on_rank_zero if isinstance(one, FollowRankZero)]
+    assert [one.last for one in meetings] == [False] * (len(meetings) - 1) + [True] * bool(meetings)
+    assert run_by_all(on_rank_zero) == run_by_all(on_another)
+
+
+def run_by_all(callbacks: list[L.Callback]) -> list[str]:
+    """Returns what all ranks run, in order."""
+    return [type(one).__name__ for one in callbacks if not isinstance(one, OnRankZero)]

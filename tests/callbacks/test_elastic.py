@@ -35,7 +35,7 @@ def times_of(work: float, train: float, generators: int) -> StepTimes:
 
 @settings(deadline=None)
 @given(RUNS)
-def test_one_more_is_asked_for_exactly_when_with_it_generation_is_still_the_slower_side(
+def test_a_run_lacks_a_generator_exactly_if_generation_stays_the_slower_side_with_one_more(
     run: tuple[float, float, int],
 ) -> None:
     work, ratio, generators = run
@@ -59,7 +59,7 @@ def test_one_less_is_spoken_of_exactly_when_without_it_training_is_still_the_slo
     assert not (has_one_too_many(times, generators) and lacks_one(times, generators))
 
 
-def test_a_trainer_that_waits_for_one_long_answer_gains_nothing_from_another_generator() -> None:
+def test_a_trainer_that_waits_for_one_long_response_gains_nothing_from_another_generator() -> None:
     times = StepTimes({"train": 5.0, "wait_last": 5.0}, {"writing": 12.0, "paused": 0.0, "starved": 6.0, "idle": 2.0})
     assert generation_s(times) == pytest.approx(6.0) and not lacks_one(times, 2)
 
@@ -114,7 +114,7 @@ def script(folder: Path, more: str = "") -> str:
     return f"{sys.executable} {folder / 'stays.py'} {{run}}"
 
 
-def test_without_a_command_it_says_once_what_to_type(
+def test_without_a_command_the_log_says_once_what_to_type(
     model_run: ModelRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     elastic = Elastic(steps=3)
@@ -127,7 +127,7 @@ def test_without_a_command_it_says_once_what_to_type(
     assert caplog.text.count(f"Type: lrl serve --leave {tmp_path}") == 1
 
 
-def test_one_at_a_time_is_started_and_no_more_than_allowed(
+def test_generators_are_started_one_at_a_time_up_to_the_limit(
     model_run: ModelRun, tmp_path: Path, started: list[psutil.Process]
 ) -> None:
     elastic = Elastic(command=script(tmp_path), max_generators=4, steps=2)
@@ -143,7 +143,7 @@ def test_one_at_a_time_is_started_and_no_more_than_allowed(
     assert not any(process.is_running() for process in started)
 
 
-def test_a_command_that_fails_is_told_and_tried_again(
+def test_a_failed_command_is_logged_and_tried_again(
     model_run: ModelRun, started: list[psutil.Process], caplog: pytest.LogCaptureFixture
 ) -> None:
     elastic = Elastic(command=f"{sys.executable} -c 'raise SystemExit(3)'", steps=1)
@@ -165,7 +165,7 @@ def test_a_program_that_is_gone_does_not_end_the_run(
     assert caplog.text.count("cannot be started") == 2
 
 
-def test_what_will_not_end_is_killed_with_the_run(
+def test_a_command_that_does_not_end_is_killed_with_the_run(
     model_run: ModelRun, tmp_path: Path, started: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elastic_module, "END_S", 0.2)

@@ -106,7 +106,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("step", "moment"), MOMENTS)
-def test_a_run_stopped_at_any_moment_goes_on_as_if_it_had_not_been(
+def test_a_run_stopped_at_any_moment_resumes_as_if_it_had_not_stopped(
     policy: str, whole: Record, tmp_path: Path, step: int, moment: str
 ) -> None:
     before, between, after = Record(), Record(), Record()

@@ -65,7 +65,7 @@ def test_a_response_without_a_reward_or_a_token_is_no_zero() -> None:
     assert found["rollouts/by_lag/0/reward"] == 1.0
 
 
-def test_what_was_resumed_is_told_at_the_first_step_alone() -> None:
+def test_resumed_responses_are_logged_at_the_first_step_only() -> None:
     resumed = Resumed(step=9, responses=37, tokens=4210, finished_groups=5)
     assert resumed_scalars(resumed, 9) == {"rollouts/resumed_responses": 37.0, "rollouts/resumed_tokens": 4210.0}
     assert resumed_scalars(resumed, 10) == resumed_scalars(None, 0) == {}
@@ -132,7 +132,7 @@ def written(folder: Path, failures: list[int]) -> EventAccumulator:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_tensorboard_has_an_overview_of_what_the_run_logs_and_of_nothing_else(steps: int, tmp_path: Path) -> None:
+def test_tensorboards_overview_has_only_metrics_that_the_run_logs(steps: int, tmp_path: Path) -> None:
     assert overview_of(written(tmp_path, [0] * steps)) == {
         "reward": ["^reward/mean$"],
         "effective sample size (0 to 1)": ["^policy/ess$"],
@@ -149,7 +149,7 @@ def test_the_overview_has_one_accuracy_for_each_data_set() -> None:
         assert charts[f"accuracy on {name}, with its 95 % interval"] == ["Margin", tags]
 
 
-def test_a_count_appears_when_it_is_not_zero_and_goes_on(tmp_path: Path) -> None:
+def test_a_count_is_logged_from_its_first_nonzero_value_on(tmp_path: Path) -> None:
     events = written(tmp_path, [0, 2, 0, 1])
     series = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert series["rollouts/discarded"] == [(1, 2.0), (2, 0.0), (3, 1.0)]
@@ -158,7 +158,7 @@ def test_a_count_appears_when_it_is_not_zero_and_goes_on(tmp_path: Path) -> None
     assert not never & series.keys()
 
 
-def test_counts_are_told_apart() -> None:
+def test_each_count_is_logged_from_its_own_first_nonzero_value_on() -> None:
     counts = NonzeroCounts()
     assert counts.to_log({"a": 0, "b": 0}) == {}
     assert counts.to_log({"a": 0, "b": 3}) == {"b": 3.0}

@@ -24,7 +24,7 @@ def model_run() -> Iterator[ModelRun]:
     run.end()
 
 
-def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_hold_the_version(
+def test_the_trainer_continues_and_prompts_are_admitted_only_when_the_generators_hold_the_version(
     model_run: ModelRun,
 ) -> None:
     assert model_run.versions == [0]
@@ -37,7 +37,7 @@ def test_the_trainer_goes_on_and_prompts_are_admitted_only_when_the_generators_h
     assert model_run.sync.version == 1 and model_run.sync.pause_seconds > 0
 
 
-def test_when_the_trainer_goes_on_nothing_begins_any_more_under_the_version_before(model_run: ModelRun) -> None:
+def test_when_the_trainer_continues_no_response_begins_under_the_version_before(model_run: ModelRun) -> None:
     sync, begins = model_run.sync._syncs[model_run.pool], threading.Event()
     deliver: Any = sync._deliver_beside
     sync._deliver_beside = lambda *parts: begins.wait(60) and deliver(*parts)  # type: ignore[assignment]
@@ -47,7 +47,7 @@ def test_when_the_trainer_goes_on_nothing_begins_any_more_under_the_version_befo
     until(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
-def test_what_arrives_is_what_the_policy_was_and_not_what_it_becomes_meanwhile(model_run: ModelRun) -> None:
+def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhile(model_run: ModelRun) -> None:
     weight = torch.ones(3)
     model_run.trainer.lightning_module.named_weights = lambda: iter([("head", weight)])
     staged = zlib.crc32(weight.numpy())
@@ -126,7 +126,7 @@ def test_a_generator_that_is_never_reached_is_evicted_by_name(model_run: ModelRu
     until(lambda: proved([healthy]) == [2])
 
 
-def test_a_generator_that_does_not_answer_the_pause_is_evicted_beside_the_step(model_run: ModelRun) -> None:
+def test_a_generator_without_a_response_to_the_pause_is_evicted_beside_the_step(model_run: ModelRun) -> None:
     silent, healthy = model_run.pool.generators
     model_run.clients[0].silent = {PAUSE}
     model_run.step(1)
@@ -146,7 +146,7 @@ def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_t
     until(lambda: proved(model_run.pool.generators) == [1, 1, 1])
 
 
-def test_without_room_for_the_copy_the_other_way_is_taken(model_run: ModelRun) -> None:
+def test_without_room_for_the_copy_the_temporary_folder_is_used(model_run: ModelRun) -> None:
     transport: Any = model_run.sync._syncs[model_run.pool]._transport
     transport.full = True
     model_run.step(1)

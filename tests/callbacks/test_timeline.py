@@ -101,7 +101,7 @@ def test_a_steps_parts_add_up_to_its_seconds_and_every_trained_token_is_in_one_p
     assert sum(step.tokens for step in steps) == sum(sum(group.lengths) for group in groups)
 
 
-def test_the_optimizers_update_is_told_apart(
+def test_the_optimizers_update_has_seconds_of_its_own(
     policy_folder: Path, tmp_path: Path, data: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part_of_the_update = torch.optim.Adam._init_group
@@ -115,7 +115,7 @@ def test_the_optimizers_update_is_told_apart(
     assert all(0.1 <= step.update_s < step.seconds for step in steps)
 
 
-def test_a_run_that_begins_anew_in_a_folder_leaves_nothing_of_the_other_in_its_timeline(
+def test_a_new_run_in_a_folder_removes_the_timeline_of_the_older_one(
     policy_folder: Path, tmp_path: Path, data: Steps
 ) -> None:
     fit(policy_folder, tmp_path, data, steps=3)
@@ -124,7 +124,7 @@ def test_a_run_that_begins_anew_in_a_folder_leaves_nothing_of_the_other_in_its_t
     assert len(of(GroupRecord, records)) == 4
 
 
-def test_without_throughput_it_says_so(policy_folder: Path, tmp_path: Path, data: Steps) -> None:
+def test_without_throughput_the_error_names_it(policy_folder: Path, tmp_path: Path, data: Steps) -> None:
     running = trainer(tmp_path, Timeline(), enable_checkpointing=False)
     with pytest.raises(ValueError, match=r"without lrl.callbacks.Throughput"):
         running.fit(PolicyModule(str(policy_folder)), datamodule=data)

@@ -81,7 +81,7 @@ def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_rep
     assert not lost and run.versions == []
 
 
-def test_a_run_that_ends_before_a_proof_takes_back_what_is_unproved_and_does_not_wait_for_it(
+def test_a_run_that_ends_before_a_proof_drops_unverified_tokens_without_waiting(
     model_run: ModelRun,
 ) -> None:
     model_run.hold(True)
@@ -92,13 +92,13 @@ def test_a_run_that_ends_before_a_proof_takes_back_what_is_unproved_and_does_not
     model_run.data.state_dict()  # does not wait: the probes are held still
 
 
-def test_what_a_sync_may_do_with_keys_and_values_is_named() -> None:
+def test_an_unknown_keys_and_values_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match=r"WeightSync.keys_and_values is 'drop'; choose recompute or keep"):
         WeightSync(keys_and_values="drop")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("how", "clears"), [("recompute", "true"), ("keep", "false")])
-def test_every_sync_of_a_run_treats_keys_and_values_as_it_is_told(model_run: ModelRun, how: Any, clears: str) -> None:
+def test_every_sync_of_a_run_treats_keys_and_values_by_the_setting(model_run: ModelRun, how: Any, clears: str) -> None:
     model_run.sync.keys_and_values = how
     model_run.sync._syncs.clear()
     model_run.step(1)

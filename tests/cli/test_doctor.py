@@ -27,7 +27,7 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
     monkeypatch.setattr(metadata, "requires", lambda name: requires if name in versions else version(name))
 
 
-def test_everything_that_is_not_ok_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_finding_that_is_not_ok_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, {})
     monkeypatch.setattr(doctor, "import_torch", lambda: ImportError("no torch"))
     rows = doctor.checks(tmp_path / "not" / "yet")
@@ -36,7 +36,7 @@ def test_everything_that_is_not_ok_says_what_to_type(monkeypatch: pytest.MonkeyP
         assert bool(row.remedy) == (row.status != "ok"), row
 
 
-def test_a_missing_lrl_still_leaves_the_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lrl_the_other_checks_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {})
     assert [row.name for row in doctor.packages()] == ["lrl"]
 
@@ -84,9 +84,13 @@ def test_a_cuda_torchvision_beside_a_cpu_torch_is_wrong(monkeypatch: pytest.Monk
     assert doctor.torch_build(torch).status == "ok"
 
 
-def test_transports_are_those_the_gpus_allow() -> None:
+def test_doctor_lists_the_transports_that_the_gpus_allow() -> None:
     works = {gpus: doctor.transports(gpus).found.split(";")[0] for gpus in (0, 1, 2)}
-    assert works == {0: "shared_memory", 1: "ipc, shared_memory", 2: "ipc, nccl, shared_memory"}
+    assert works == {
+        0: "shared_memory, pull",
+        1: "ipc, shared_memory, pull",
+        2: "ipc, nccl, shared_memory, pull",
+    }
 
 
 def test_an_unregistered_plugin_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +118,7 @@ def test_a_machine_without_a_free_port_is_wrong(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("value", "status"), [("1", "warning"), ("true", "warning"), ("0", "ok"), ("", "ok")])
-def test_an_offline_hub_is_told(monkeypatch: pytest.MonkeyPatch, value: str, status: str) -> None:
+def test_an_offline_hub_is_reported(monkeypatch: pytest.MonkeyPatch, value: str, status: str) -> None:
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
     assert doctor.hub().status == status

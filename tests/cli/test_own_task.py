@@ -52,7 +52,7 @@ def lrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540)
 
 
-def test_the_recipe_for_ones_own_task_is_short_and_works_at_the_first_try(readers_folder: Path) -> None:
+def test_the_recipe_for_a_users_own_task_is_short_and_works_unchanged(readers_folder: Path) -> None:
     assert COMMAND is not None and len(FILES["own.yaml"].splitlines()) <= 15
     done = lrl(readers_folder, *COMMAND[1].split())
     assert "a server would start here" in done.stdout, done.stderr[-3000:]

@@ -110,7 +110,7 @@ def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
     assert not (tmp_path / "home" / "harm").exists()
 
 
-def test_another_generator_is_asked_by_its_number(
+def test_another_generator_is_chosen_by_its_number(
     two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
@@ -119,7 +119,7 @@ def test_another_generator_is_asked_by_its_number(
     assert (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
 
 
-def test_a_run_is_found_by_its_log_under_whatever_name_and_is_gone_with_its_process(
+def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(
     two_generators: list[Server], tmp_path: Path
 ) -> None:
     link = tmp_path / "link"
@@ -132,7 +132,7 @@ def test_a_run_is_found_by_its_log_under_whatever_name_and_is_gone_with_its_proc
         find_generator(link, 12)
 
 
-def test_where_nothing_runs_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_run_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "generator-0.log").write_text("a run that has ended")
     for folder in (tmp_path, tmp_path / "nowhere"):
         status, out, error = say(capsys, "--chat", str(folder))
@@ -152,7 +152,7 @@ def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
     assert (status, out) == (2, "") and server.url in error and str(server.log_path) in error
 
 
-def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve"])
     assert "--chat RUN" in capsys.readouterr().err
@@ -171,7 +171,9 @@ def test_without_words_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]
         (["--chat", __file__], f"--chat {__file__} is a file; give the run's folder"),
     ],
 )
-def test_what_cannot_count_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_does_not_apply_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", *words])
     assert said in capsys.readouterr().err

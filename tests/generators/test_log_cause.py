@@ -58,5 +58,5 @@ KILLED = """\
         ("", ""),
     ],
 )
-def test_the_cause_of_an_end_is_the_last_error_that_points_at_no_other(log: str, found: str) -> None:
+def test_the_cause_of_an_end_is_the_last_error_that_names_no_other_error(log: str, found: str) -> None:
     assert cause(log) == found

@@ -148,7 +148,7 @@ class Uneven(ModelClient):
             how["ended"]()
 
 
-def test_the_place_of_an_answer_that_has_ended_does_not_wait_for_the_longest_of_its_group() -> None:
+def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_ends() -> None:
     pool, _ = make_crew(4)
     pool.generators[0].client = client = Uneven()  # type: ignore[assignment]
 
@@ -173,13 +173,13 @@ def test_the_least_loaded_generator_is_asked() -> None:
     assert [len(client.asked) for client in clients] == [3, 3]
 
 
-def test_of_what_waits_at_the_door_the_oldest_group_goes_first_whenever_it_came() -> None:
+def test_of_the_waiting_requests_the_oldest_group_goes_first() -> None:
     pool, (client,) = make_crew(2)
     run(gather([ask(pool, priority=number) for number in (3, 8, 1, 7, 0, 2, 6, 5, 4)]))
     assert [priority for _, _, priority, _ in client.asked] == list(range(9))
 
 
-def test_what_goes_wrong_in_a_rule_is_raised_where_the_requests_wait() -> None:
+def test_an_error_of_a_dispatch_policy_is_raised_in_the_waiting_requests() -> None:
     class Broken(LeastLoaded):
         def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
             raise ZeroDivisionError("in the rule")
@@ -206,7 +206,7 @@ def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request(
     assert run(scene()) == [2 * 3 + 28, 2 * 1 + 26, 24, 22, 0]
 
 
-def test_the_generators_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:
+def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
     pool, _ = make_crew(2, 2)
 
     async def scene() -> dict[str, float]:
@@ -314,7 +314,7 @@ def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> N
     assert pool.generators[0].in_flight == 0 and client.most == 2
 
 
-def test_a_closed_door_lets_nothing_through_until_the_new_version_is_proved() -> None:
+def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -> None:
     pool, clients = make_crew(4, 4)
 
     async def scene() -> None:
@@ -335,7 +335,7 @@ def test_a_closed_door_lets_nothing_through_until_the_new_version_is_proved() ->
     assert clients[1].posted == ["/pause?mode=keep&clear_cache=true", "/resume"]
 
 
-def test_the_door_is_closed_before_the_generators_are_told_to_pause() -> None:
+def test_requests_are_held_before_the_generators_pause() -> None:
     pool, (client,) = make_crew(4)
 
     async def scene() -> None:
@@ -363,6 +363,21 @@ async def spare(pool: GeneratorPool) -> None:
     assert all(rollout.finished for rollout in rollouts)
 
 
+def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> None:
+    pool, (client,) = make_crew(4)
+
+    async def scene() -> int:
+        await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
+        evaluation = asyncio.create_task(spare(pool))
+        await asyncio.sleep(10)
+        begun = len(client.asked)
+        await pool.finish_sync({})
+        await evaluation
+        return begun
+
+    assert run(scene()) == 0 and len(client.asked) == 1
+
+
 def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
     pool, (client,) = make_crew(4)
 
@@ -387,7 +402,7 @@ def test_spare_places_wait_at_a_closed_door_too() -> None:
 
 
 @pytest.mark.parametrize("question", [ask, spare])
-def test_a_failed_generator_is_left_out_and_another_goes_on_with_every_token(
+def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
     question: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, (first, second) = make_crew(4, 4)
@@ -446,7 +461,7 @@ def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
     assert lost == [newcomer] and len(pool.generators) == 1
 
 
-def test_a_frozen_generator_gives_its_answers_up_when_it_is_taken_out() -> None:
+def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
     pool, (first, second) = make_crew(4, 4)
 
     async def scene() -> None:
@@ -461,7 +476,7 @@ def test_a_frozen_generator_gives_its_answers_up_when_it_is_taken_out() -> None:
     assert second.requests == [(1, 2), (1, 2)]
 
 
-def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back() -> None:
+def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> None:
     pool, (first, second) = make_crew(4, 4)
     liar = pool.generators[0]
 
@@ -484,7 +499,7 @@ def test_what_was_written_between_a_resume_and_a_probe_that_failed_is_taken_back
 
 
 @pytest.mark.parametrize("event", ["its probe fails", "its process dies", "it leaves", "the run is told to end"])
-def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(event: str) -> None:
+def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
     pool, _ = make_crew(4, 4)
     pool.has_served = True
     first, second = pool.generators
@@ -523,7 +538,7 @@ def test_a_finished_rollout_stays_finished_whatever_takes_its_generator_out(even
     assert second.client.asked_for == rollouts[1:]  # type: ignore[attr-defined]
 
 
-def test_a_run_that_ends_within_a_sync_keeps_nothing_unproved_and_nothing_comes_behind() -> None:
+def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_later() -> None:
     pool, (client,) = make_crew(4)
     rollouts = [Rollout(), Rollout()]
 
@@ -544,7 +559,7 @@ def test_a_run_that_ends_within_a_sync_keeps_nothing_unproved_and_nothing_comes_
     assert all(rollout.token_ids == [0, 1] and not rollout.finished for rollout in rollouts)
 
 
-def test_what_was_written_before_a_probe_that_passed_counts() -> None:
+def test_tokens_written_before_a_passed_probe_count() -> None:
     pool, (client,) = make_crew(4)
 
     async def scene() -> list[Rollout]:
@@ -562,7 +577,7 @@ def test_what_was_written_before_a_probe_that_passed_counts() -> None:
     assert len(client.requests) == 1
 
 
-def test_a_cancelled_answer_gives_its_places_back_and_ends_its_requests() -> None:
+def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> None:
     pool, (client,) = make_crew(2)
 
     async def scene() -> None:

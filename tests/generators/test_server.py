@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from lrl.generators.endpoint import LOOPBACK
-from lrl.generators.server import Server, ServerError
+from lrl.generators.server import FILES_VARIABLE, Server, ServerError
 from lrl.generators.settings import OWNED, ServerSettings
 from tests.leftovers import wait_for
 
@@ -155,7 +155,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
         build(tmp_path, devices=[0, 1])
 
 
-def test_no_other_process_gets_the_reserved_port_but_the_generator_does(scripted: Server) -> None:
+def test_only_the_generator_gets_the_reserved_port(scripted: Server) -> None:
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((LOOPBACK, scripted.port))
     scripted.start()
@@ -190,7 +190,9 @@ def test_a_generator_has_lower_priority_than_a_trainer_on_half_of_the_cores_and_
     assert generator.nice() == min(19, psutil.Process().nice() + lower)
 
 
-def test_a_server_that_ends_says_how_and_shows_its_log(scripted: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_ended_server_has_its_status_and_its_log(
+    scripted: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scripted, "program", BREAKING)
     scripted.start()
     with pytest.raises(ServerError, match="exit status 3") as caught:
@@ -238,3 +240,17 @@ def refuses(port: int) -> bool:
     except ConnectionRefusedError:
         return True
     return False
+
+
+def test_the_token_guards_the_routes_of_a_transport(tmp_path: Path) -> None:
+    words = ("a/model", ServerSettings(), "pull", [], tmp_path, 0, "test", None, {}, ("a.Route", "b.Route"))
+    command = Server(*words).command()
+    layers = [after for word, after in zip(command, command[1:], strict=False) if word == "--middleware"]
+    # vLLM puts the last one outermost
+    assert layers == ["a.Route", "b.Route", "lrl.generators.auth.TokenMiddleware"]
+
+
+def test_a_servers_own_files_are_the_runs_and_no_other_servers(tmp_path: Path) -> None:
+    one, ten = (Server("m", ServerSettings(), "pull", [], tmp_path, number, "ab12") for number in (1, 10))
+    assert one.own_files.startswith("lrl-ab12-") and not ten.own_files.startswith(one.own_files)
+    assert one.environment()[FILES_VARIABLE] == one.own_files

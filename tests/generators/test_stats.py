@@ -33,7 +33,7 @@ def test_the_end_of_a_response_reads_no_other_one() -> None:
     assert stats.snapshot().read == 5 and stats.snapshot().written == 1
 
 
-def test_a_prompt_is_read_once_though_its_responses_end_one_by_one() -> None:
+def test_a_prompt_is_read_once_even_if_its_responses_end_one_by_one() -> None:
     stats = GeneratorStats()
     first, second = asked(stats, 5, Rollout(), Rollout())
     first.token_ids.append(1)

@@ -79,6 +79,8 @@ class Run:
             str(owner),
             "--prefix",
             f"lrl-{self.id}-",
+            "--own",
+            f"lrl-{self.id}-generator-0-",
             "--",
             *program,
         ]
@@ -141,7 +143,7 @@ def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("end", ["asked", "SIGTERM to the supervisor", "SIGKILL to the root"])
-def test_nothing_of_the_tree_is_left_and_the_runs_own_files_stay(end: str, run: Run) -> None:
+def test_no_process_of_the_tree_and_no_file_but_the_runs_own_is_left(end: str, run: Run) -> None:
     process = run.start()
     root, orphan = run.tree()
     if end == "asked":
@@ -198,6 +200,19 @@ def test_the_supervisor_ignores_ctrl_c_and_a_closed_terminal(run: Run) -> None:
 )
 def test_the_exit_status_is_the_childs(program: str, status: int, run: Run) -> None:
     assert run.start(sys.executable, "-c", program).wait(60) == status
+
+
+def test_what_only_its_generator_uses_is_removed_although_the_run_continues(run: Run) -> None:
+    process, own = run.start(), supervisor.SHM / f"lrl-{run.id}-generator-0-weights"
+    run.tree()
+    other = supervisor.SHM / f"lrl-{run.id}-generator-01-weights"
+    own.touch(), other.touch()
+    try:
+        ask_to_stop(process)
+        process.wait(60)
+        assert run.weights.exists() and other.exists() and not own.exists()
+    finally:
+        own.unlink(missing_ok=True), other.unlink()
 
 
 def test_shared_memory_that_others_still_use_stays(run: Run) -> None:

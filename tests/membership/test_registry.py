@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -164,7 +165,8 @@ def test_on_the_runs_machine_no_token_is_typed(opened: Registry, monkeypatch: py
     ("spec", "own", "remedy"),
     [
         (spec_of("ipc"), OWN, "generator_devices above 0"),
-        (spec_of("shared_memory", owner=ELSEWHERE), OWN, "weight_transfer: nccl"),
+        (spec_of("shared_memory", owner=ELSEWHERE), OWN, "weight_transfer: pull, or nccl"),
+        (spec_of("pull", owner=ELSEWHERE), OWN, "strategy.server.host 127.0.0.1, which only its own machine reaches"),
         (spec_of("nccl", on_cpu=False), OWN, "--devices .not given.*are on GPUs"),
         (spec_of(), join.LocalOverrides([0], {}), "--devices 0: .*leave it out"),
         (spec_of("nccl", on_cpu=False, owner=ELSEWHERE), join.LocalOverrides([0], {}), "--host .not given"),
@@ -185,6 +187,23 @@ def test_a_generator_that_cannot_join_is_an_error_before_its_start(
 ) -> None:
     with pytest.raises(ValueError, match=remedy):
         join.settings_here(tmp_path, spec, own)
+
+
+@pytest.mark.parametrize(
+    ("of_run", "here", "named"),
+    [
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}, "NCCL_ALGO is 'Tree' here and is 'Ring' in"),
+        ({}, {"NCCL_ALGO": "Tree"}, "NCCL_ALGO is 'Tree' here and is not set in"),
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth1"}, None),
+        ({"NCCL_ALGO": "Ring"}, {}, None),
+    ],
+)
+def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
+    of_run: dict[str, str], here: dict[str, str], named: str | None, tmp_path: Path
+) -> None:
+    spec = spec_of("nccl", on_cpu=False, environment=of_run)
+    with pytest.raises(ValueError, match=named) if named else nullcontext():
+        join.check_environment(tmp_path, spec, here)
 
 
 def test_settings_come_from_the_run_and_the_endpoint_from_this_machine(tmp_path: Path) -> None:

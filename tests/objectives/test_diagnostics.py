@@ -29,7 +29,7 @@ def test_diagnostics_do_not_depend_on_micro_batches(responses: list[Response], c
     assert parts.result() == pytest.approx(result(responses, AIPO(2.0)), rel=1e-4, abs=1e-6)
 
 
-def test_diagnostics_are_what_they_are_called() -> None:
+def test_diagnostics_have_their_defined_values() -> None:
     # One token of lag 2 whose ratio 3 is cut to 2, and one of lag 0 on which both programs agree.
     responses = [
         Response(
@@ -67,7 +67,7 @@ def test_diagnostics_are_what_they_are_called() -> None:
     )
 
 
-def test_the_contribution_of_a_clipped_lag_is_what_still_reaches_the_gradient() -> None:
+def test_the_contribution_of_a_clipped_lag_is_its_share_of_the_gradient() -> None:
     """A PPO token beyond the bound contributes nothing, however large its ratio and its advantage."""
     responses = [Response(0, 1.0, [Token(0.0, -1.0, 0.0, 4), Token(-1.0, -1.0, 0.0, 0)])]
     found = result(responses, PPO())

@@ -117,7 +117,11 @@ RESUMES: dict[str, Case] = {
     "a last checkpoint where there is none": (("--ckpt_path", "last"), ("ckpt_path is 'last'", "no checkpoint in")),
     "a best checkpoint of a run to come": (("--ckpt_path", "best"), ("ckpt_path is 'best'", "'last'")),
     "a checkpoint that is text": (("--ckpt_path", "{in}/checkpoints/text.ckpt"), ("--ckpt_path", "text.ckpt", "read")),
-    "a folder that is no checkpoint": (("--ckpt_path", "{in}/checkpoints/empty"), ("--ckpt_path", "give a .ckpt")),
+    "a folder that is no checkpoint": (("--ckpt_path", "{in}/checkpoints/empty"), ("--ckpt_path", "give a checkpoint")),
+    "a checkpoint in parts for a whole policy": (
+        ("--ckpt_path", "{in}/checkpoints/parts"),
+        ("AsyncFSDP", "lrl export"),
+    ),
     "a checkpoint without weights": (("--ckpt_path", "{in}/checkpoints/no-weights.ckpt"), ("no-weights", "state_dict")),
     "a checkpoint of another model": (
         ("--ckpt_path", "{in}/checkpoints/other-model.ckpt"),

@@ -14,7 +14,24 @@ RANKER = (
     "LanguageModelRanker",
 )
 
+
+def fsdp(named: tuple[str, ...], **settings: object) -> Case:
+    """Returns the case of AsyncFSDP with these settings."""
+    words = [word for name, value in settings.items() for word in (f"--trainer.strategy.{name}", str(value))]
+    return ("--trainer.devices", "5", "--trainer.strategy", "lrl.AsyncFSDP", *words), named
+
+
 SETTINGS: dict[str, Case] = {
+    "copies that do not divide the ranks": fsdp(("strategy.replicas is 3", "4 trainer ranks", "divisor"), replicas=3),
+    "a copy on one rank": fsdp(("strategy.replicas is 4", "lrl.AsyncDDP"), replicas=4),
+    "no copy": fsdp(("strategy.replicas is 0",), replicas=0),
+    "gradients averaged at another time": fsdp(
+        ("reduce_gradients", "always", "each", "once"), reduce_gradients="always"
+    ),
+    "weights away from the GPU, on a CPU": fsdp(("strategy.cpu_offload", "on the CPU already"), cpu_offload=True),
+    "a mesh for a sharded policy": fsdp(("strategy.data_parallel_size is 2", "Leave it out"), data_parallel_size=2),
+    "groups that do not divide the ranks": fsdp(("strategy.tensor_parallel_size is 3", "4 tr"), tensor_parallel_size=3),
+    "one group for all ranks": fsdp(("strategy.tensor_parallel_size is 4", "two or more"), tensor_parallel_size=4),
     "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),
     "a misspelt key of the trainer": (("--trainer.max_step", "1"), ("Did you mean --trainer.max_steps?",)),
     "a misspelt key of the prompts": (("--data.prompts.sorce", "x"), ("Did you mean --data.prompts.source?",)),

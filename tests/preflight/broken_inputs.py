@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 import yaml
 
 from lrl.rollouts.ledger import Ledger
@@ -32,6 +33,10 @@ def make(folder: Path) -> Path:
         path.write_bytes(content) if isinstance(content, bytes) else path.write_text(as_lines(content))
     (folder / "data/folder.jsonl").mkdir()
     (folder / "checkpoints/empty").mkdir(parents=True)
+    (folder / "checkpoints/parts").mkdir()
+    whole = checkpoints(model)["whole"]
+    dcp.save({"state_dict": whole.pop("state_dict")}, checkpoint_id=folder / "checkpoints/parts", no_dist=True)
+    torch.save(whole, folder / "checkpoints/parts/meta.pt")
     for name, checkpoint in checkpoints(model).items():
         torch.save(checkpoint, folder / f"checkpoints/{name}.ckpt")
     (folder / "checkpoints/text.ckpt").write_text("no checkpoint")

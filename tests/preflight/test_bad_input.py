@@ -151,7 +151,7 @@ def test_no_rank_is_started_for_a_strategy_without_generators(run: Run, monkeypa
 LOGGED = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{tmp}", "--trainer.logger.name", "mine")
 
 
-def test_last_goes_on_from_the_newest_checkpoint_of_the_run(
+def test_last_resumes_from_the_newest_checkpoint_of_the_run(
     run: Run, inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt"
@@ -208,7 +208,7 @@ def test_more_faults_than_ten_lines_hold_are_counted(run: Run) -> None:
     assert lines[0].startswith("lrl: error: 12 things") and lines[-1] == "  and 4 more"
 
 
-def test_a_trainer_that_cannot_be_built_does_not_hide_what_is_wrong_with_data_and_model(run: Run) -> None:
+def test_a_trainer_that_cannot_be_built_does_not_hide_the_faults_of_data_and_model(run: Run) -> None:
     words = ("--trainer.devices", "1", "--data.prompts.source", "{in}/data/empty.jsonl")
     status, said = run(*FIT, *words, "--model.model", "{in}/models/no-weights")
     assert status == 2
@@ -258,13 +258,19 @@ NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
         ),
     ],
 )
-def test_what_has_no_room_is_said_by_its_parts(
+def test_too_little_memory_is_an_error_with_its_parts(
     patched: str, found: Callable[..., object], named: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patched, found)
     status, said = run(*FIT)
     assert status == 2 and len(said.splitlines()) <= 10
     assert all(name in said for name in named), said
+
+
+def test_the_room_of_pull_counts_the_generators_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
+    status, said = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
+    assert status == 2 and "strategy.weight_transfer pull takes" in said
 
 
 @pytest.mark.parametrize(
@@ -281,7 +287,7 @@ def test_what_has_no_room_is_said_by_its_parts(
         (0.9, 3, True, "cuda:1", "data.length_predictor.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0"),
     ],
 )
-def test_a_gpu_that_is_too_small_is_said(
+def test_a_gpu_that_is_too_small_is_an_error(
     share: float,
     trainer_gib: int,
     alone: bool,
@@ -301,6 +307,28 @@ def test_a_gpu_that_is_too_small_is_said(
         resources.check_gpus(strategy, trainer_gib * resources.GIB, 2 * resources.GIB, beside)
 
 
+@pytest.mark.parametrize(
+    ("share", "buffers_gib", "named"),
+    [
+        (0.9, 1, None),
+        (0.9, 2, "buffers of strategy.weight_transfer take 2.0 GiB of cuda:1, where a generator has 9.0 of 10.0"),
+        (0.9, 8, "take 3.0 GiB, buffers of strategy.weight_transfer 8.0, and the GPU has 10.0"),
+    ],
+)
+def test_the_buffers_of_a_transfer_are_counted_beside_the_generators_share(
+    share: float, buffers_gib: int, named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=10 * resources.GIB)
+    )
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    devices = {"root_device": first, "parallel_devices": [first], "generator_devices": [second]}
+    server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
+    strategy = SimpleNamespace(server_settings=server, **devices)
+    with pytest.raises(ValueError, match=named) if named else nullcontext():
+        resources.check_gpus(strategy, 3 * resources.GIB, resources.GIB, {}, buffers_gib * resources.GIB)
+
+
 @pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
 def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
     trainer: Any = SimpleNamespace(world_size=ranks, state=SimpleNamespace(fn=verb))
@@ -309,7 +337,7 @@ def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
         check_ranks(trainer)
 
 
-def test_a_warning_is_given_for_what_is_tight_or_odd(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tight_or_odd_setting_gives_a_warning(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     sizes = ("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2")
     words = (*FIT, *sizes, "--model.warmup_steps", "9", "--data.prompts.source", "{in}/data/twins.jsonl")
     with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):

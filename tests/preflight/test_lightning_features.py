@@ -240,7 +240,7 @@ QUICK: dict[str, Callable[[Run], bool]] = {
 }
 
 ELSEWHERE = {
-    "trainer.validate": "tests/runs/test_recipes.py:test_validate_prints_the_report_and_writes_every_answer",
+    "trainer.validate": "tests/runs/test_recipes.py:test_validate_prints_the_report_and_writes_every_response",
     "ModelCheckpoint(monitor)": "tests/callbacks/test_monitors.py:test_the_checkpoint_of_the_best_evaluation_is_kept",
     "EarlyStopping": "tests/callbacks/test_monitors.py:test_a_run_stops_when_its_rewards_get_no_better",
     "configure_optimizers of one's own": (
@@ -249,7 +249,7 @@ ELSEWHERE = {
     "enable_checkpointing=False": "tests/callbacks/test_last_checkpoint.py:test_nothing_is_saved_when",
     "several devices (lrl.AsyncDDP)": (
         "tests/strategies/test_ranks_run.py:"
-        "test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichever_way_it_is_broken"
+        "test_a_run_broken_in_any_way_trains_every_prompt_once_and_the_same_policy_on_all_ranks"
     ),
 }
 """Rows that other tests hold."""
@@ -261,7 +261,7 @@ def test_it_works(row: str, first: Run) -> None:
 
 
 @pytest.mark.parametrize("row", SECOND)
-def test_it_works_in_a_run_that_goes_on(row: str, second: Run) -> None:
+def test_it_works_in_a_resumed_run(row: str, second: Run) -> None:
     assert SECOND[row](second)
 
 
@@ -277,7 +277,7 @@ def test_no_prompt_is_trained_twice_when_the_newest_checkpoint_is_named_last(fir
 SECOND_FIT = "trainer.fit twice"
 
 
-def test_a_second_fit_of_one_trainer_is_refused_or_goes_on_from_its_checkpoint(second: Run) -> None:
+def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(second: Run) -> None:
     with pytest.raises(ValueError, match="has fitted 6 steps before .* continue with ckpt_path='last'"):
         second.trainer.fit(second.policy, second.data)
     second.trainer.fit(second.policy, second.data, ckpt_path="last")
@@ -320,7 +320,7 @@ def test_a_callback_that_cannot_work_is_refused(row: str, refused: Callable[...,
 
 
 @pytest.mark.parametrize("row", VERBS)
-def test_a_verb_that_there_is_not_is_refused(row: str, refused: Callable[..., str]) -> None:
+def test_an_unknown_verb_is_refused(row: str, refused: Callable[..., str]) -> None:
     verb, named = VERBS[row]
     said = refused(verb)
     assert all(name in said for name in named), said
@@ -332,7 +332,7 @@ def documented() -> dict[str, str]:
     return dict(lines)
 
 
-def test_the_table_says_what_the_tests_show() -> None:
+def test_the_table_agrees_with_the_tests() -> None:
     works = [*FIRST, *SECOND, *QUICK, *ELSEWHERE]
     said = documented()
     assert {row for row, verdict in said.items() if verdict == "works"} == set(works)

@@ -87,7 +87,7 @@ def test_the_warm_up_shows_training_problems_and_learns_only_their_answers() -> 
     assert 16 <= direct <= 48
 
 
-def test_a_warm_up_that_does_not_learn_says_so_and_leaves_no_policy(tmp_path: Path) -> None:
+def test_a_warm_up_that_does_not_learn_is_an_error_and_leaves_no_policy(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="max_steps=3"):
         make_policy(tmp_path / "policy", 0, WarmUp(loss=0.0, max_steps=3, examples=4))
     assert not (tmp_path / "policy").exists()
@@ -147,7 +147,7 @@ def test_a_policy_of_another_seed_or_other_settings_is_made_again(tmp_path: Path
         assert (facts["seed"], facts["habit_steps"]) == (seed, settings.habit_steps)
 
 
-def test_what_a_killed_warm_up_left_is_not_taken_for_a_policy(tmp_path: Path) -> None:
+def test_the_rest_of_a_killed_warm_up_is_not_used_as_a_policy(tmp_path: Path) -> None:
     (tmp_path / "policy.unfinished").mkdir()
     (tmp_path / "policy.unfinished" / "stale").touch()
     assert not (make_policy(tmp_path / "policy", 0, TINY) / "stale").exists()

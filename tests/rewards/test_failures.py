@@ -66,7 +66,7 @@ def hasty_pool():
 
 
 @pytest.mark.parametrize(("order", "kind"), (REPORTED | DEADLY).items())
-def test_each_kind_is_told_apart_with_the_reward_that_failed(pool, order, kind):
+def test_each_kind_of_failure_is_counted_apart_with_the_reward_that_failed(pool, order, kind):
     good, bad, other = scored(pool, "give 1", order, "give 2")
     assert (good.reward, other.reward) == (1.0, 2.0)
     assert bad.reward is None and bad.reward_parts == {}
@@ -74,7 +74,7 @@ def test_each_kind_is_told_apart_with_the_reward_that_failed(pool, order, kind):
     assert counted(pool) == {"scored": 2, "retried": 1, kind: 1}
 
 
-def test_a_reward_that_never_ends_is_over_time_and_costs_only_itself(hasty_pool):
+def test_a_reward_that_never_ends_times_out_and_costs_only_its_own_response(hasty_pool):
     good, bad, other = scored(hasty_pool, "give 1", "loop", "give 2")
     assert (good.reward, other.reward) == (1.0, 2.0)
     assert bad.reward_failure.startswith("timeout: obey: ")
@@ -89,13 +89,13 @@ def test_a_reward_that_ignores_signals_is_killed(hasty_pool, monkeypatch):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_nothing_turns_into_0_whatever_the_rewards_say(pool, tmp_path, data):
+def test_no_result_of_a_reward_turns_into_a_reward_of_0(pool, tmp_path, data):
     check_exactly(pool, tmp_path, data, REPORTED)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_nothing_turns_into_0_whatever_the_workers_die_of(pool, tmp_path, data):
+def test_no_death_of_a_worker_turns_into_a_reward_of_0(pool, tmp_path, data):
     # The trainer compares the parts, not the worker: if the worker dies later in the job, they are lost with it.
     check_exactly(pool, tmp_path, data, {order: kind for order, kind in REPORTED.items() if order != "parts"} | DEADLY)
 
@@ -146,7 +146,7 @@ def notice_nothing(manager, worker_id):
 
 
 @pytest.mark.parametrize("reaction", [lose_the_pool, notice_nothing])
-def test_the_guilty_response_is_found_however_pebble_reports_a_death(pool, monkeypatch, reaction):
+def test_the_response_that_killed_a_worker_is_found_for_every_report_of_pebble(pool, monkeypatch, reaction):
     """Both are reactions of pebble to a worker that dies before its job is known to have begun."""
     monkeypatch.setattr("pebble.pool.process.PoolManager.find_expired_task", reaction)
     rollouts = scored(pool, "give 1", "exit", "hog", "give 2")
@@ -161,7 +161,7 @@ def test_a_response_that_fails_once_keeps_its_reward(pool, tmp_path):
     assert counted(pool) == {"scored": 4, "retried": 3}
 
 
-def test_what_filled_a_worker_does_not_fail_the_next_responses():
+def test_memory_that_one_response_filled_does_not_fail_the_next_ones():
     pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB)
     pool.start()
     before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
@@ -241,7 +241,7 @@ def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     st.lists(st.booleans() | st.integers(1, 300), max_size=40),
     st.sampled_from([0.02, 0.1, 0.5, 1.0]),
 )
-def test_the_run_ends_exactly_over_the_share(stretches, share):
+def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
     """Each stretch is a number of scored responses, or failures (False: one, True: thirty)."""
     stats, seen = FailureStats(share), []
     for stretch in stretches:

@@ -60,7 +60,7 @@ def test_a_huge_response_is_wrong_and_no_worker_is_lost(pool):
     assert (pool.counts["gave_up"], pool.counts["replaced"]) == (len(HUGE), 0)
 
 
-def test_what_takes_too_long_to_compare_is_wrong_and_no_worker_is_lost(pool):
+def test_a_response_that_takes_too_long_to_compare_is_wrong_and_no_worker_is_lost(pool):
     for formula in LONG:
         check_size(formula)  # so the limit on CPU time ends it
     rollouts = scored(pool, *boxed("4", *LONG, "2+2"), columns={"answer": "4"})
@@ -105,7 +105,7 @@ def test_the_first_verifier_that_gives_up_is_in_the_log_with_reason_and_response
     assert "math: the response would have more than" in said and "1000000!" in said
 
 
-def test_the_gold_answer_itself_is_right_however_large_it_is():
+def test_the_gold_answer_itself_is_right_at_any_size():
     gold = "10^{10^{10}}"
     assert Math()("", rf"It is $\boxed{{ {gold} }}$.", answer=gold) == 1.0
     with pytest.raises(ValueError, match="gold answer '10.* would have more than"):
@@ -117,7 +117,7 @@ def test_a_gold_answer_that_takes_too_long_to_read_is_an_error():
         Math(give_up_s=0.05)("", r"\boxed{5}", answer=LONG[0])
 
 
-def test_what_stands_before_an_equals_sign_is_not_worked_out():
+def test_the_expression_before_an_equals_sign_is_not_computed():
     assert Math()("", r"\boxed{10^{10^9} \bmod 7 = 4}", answer="4") == 1.0
 
 
@@ -133,7 +133,7 @@ def test_a_verifier_must_give_up_before_its_worker_is_killed():
         Math(give_up_s=0)
 
 
-def test_a_reward_of_ones_own_may_give_up_too():
+def test_a_users_own_reward_may_give_up():
     pool = RewardPool([odd_rewards.obey], workers=1)
     pool.start()
     given_up, zero = scored(pool, "giveup", "give 0")
@@ -158,7 +158,7 @@ def swallow():
             return "found"
 
 
-def test_computing_is_ended_and_what_was_there_before_is_there_again():
+def test_computing_ends_at_the_limit_and_the_old_signal_handler_is_restored():
     rung = []
     before = signal.signal(signal.SIGVTALRM, lambda *_: rung.append(True))
     try:
@@ -171,7 +171,7 @@ def test_computing_is_ended_and_what_was_there_before_is_there_again():
         signal.signal(signal.SIGVTALRM, before)
 
 
-def test_code_that_swallows_the_signal_is_out_of_time_all_the_same():
+def test_code_that_swallows_the_signal_is_still_out_of_time():
     with pytest.raises(OutOfTimeError):
         within(0.05, swallow)
 
@@ -193,7 +193,7 @@ def test_outside_of_the_main_thread_there_is_no_limit():
     assert found == [sum(range(10**6))]
 
 
-def test_what_is_seen_from_the_text_never_reaches_math_verify(monkeypatch):
+def test_a_text_that_is_seen_to_be_too_large_never_reaches_math_verify(monkeypatch):
     monkeypatch.setattr("lrl.rewards.math.verify", None)
     for formula in HUGE:
         with pytest.raises(TooLargeError):

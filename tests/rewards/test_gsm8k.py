@@ -41,7 +41,7 @@ def test_every_gold_answer_is_right_and_its_neighbour_wrong():
 @given(
     st.integers(-(10**9), 10**9), st.sampled_from(["{}", "{:,}", "{}.0", "{:,}.00"]), st.sampled_from(["", ".", "%"])
 )
-def test_how_a_number_is_written_does_not_matter(number, style, end):
+def test_the_notation_of_a_number_does_not_matter(number, style, end):
     written = style.format(number) + end
     latex = written.replace(",", "{,}").replace("%", r"\%")
     for text in (written, f"It is **{written}**", f"5 + 3\n#### {written}", rf"7 or \(\boxed{{{latex}}}\)"):
@@ -81,7 +81,7 @@ def test_the_final_number_is_the_one_that_the_text_commits_to(text, number):
 
 
 @given(st.text(alphabet="0123456789,.-$#\\boxed{}= \n%"))
-def test_no_text_upsets_the_reward(text):
+def test_every_text_gets_a_reward(text):
     assert GSM8K()("", text, answer="72") in (0.0, 1.0)
 
 
@@ -92,5 +92,5 @@ def test_a_row_without_a_number_is_an_error_and_not_a_zero(columns):
 
 
 @pytest.mark.parametrize("answer", [72, 72.0, "72", "$72.00"])
-def test_a_bare_number_will_do_as_the_gold_answer(answer):
+def test_the_gold_answer_may_be_a_bare_number(answer):
     assert GSM8K()("", "so 72.", answer=answer) == 1.0

@@ -56,7 +56,7 @@ def test_pi_may_be_written_in_letters(response):
     ("answer", "response"),
     [(r"\frac{1}{2}", "0.5"), ("2x+1", r"$\boxed{1+2x}$"), (3, "so $x = 3$"), (r"\sqrt{8}", r"\boxed{2\sqrt{2}}")],
 )
-def test_equal_expressions_are_equal_however_they_are_written(answer, response):
+def test_equal_expressions_in_different_notations_are_equal(answer, response):
     assert Math()("", response, answer=answer) == 1.0
 
 

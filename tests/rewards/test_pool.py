@@ -59,7 +59,7 @@ def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
     assert [rollout.reward for rollout in rollouts] == [1.0] * 8
 
 
-def test_many_groups_are_scored_at_once_whatever_their_neighbours_do(pool):
+def test_many_groups_are_scored_at_once_and_failures_stay_in_their_own(pool):
     groups = [rollouts_of("give 1", bad, "give 2") for bad in ("exit", "give 0", "loop", "raise x", "segfault")]
 
     async def score_all():

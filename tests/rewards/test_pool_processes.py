@@ -115,7 +115,7 @@ STALLED = (
 
 
 @pytest.mark.parametrize("stalled", ["", STALLED.format(cls="ProcessPool"), STALLED.format(cls="PoolManager")])
-def test_a_script_without_a_main_guard_is_told_so(tmp_path, stalled):
+def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, stalled):
     # A machine may stall between the start of the workers and their first job: they are dead when pebble gets it.
     script = tmp_path / "trainer.py"
     script.write_text(
@@ -135,7 +135,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path, stalled):
 
 
 @pytest.mark.parametrize("when", ["before it is handed in", "while it is handed over"])
-def test_a_job_that_comes_as_all_workers_die_is_done_by_the_next_ones(monkeypatch, when):
+def test_a_job_that_arrives_while_all_workers_die_is_done_by_new_ones(monkeypatch, when):
     cls = ProcessPool if when == "before it is handed in" else PoolManager
     schedule, done = cls.schedule, []
 

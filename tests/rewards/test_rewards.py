@@ -40,7 +40,7 @@ def test_white_space_around_an_exact_match_does_not_matter():
 
 
 @pytest.mark.parametrize(("num_tokens", "penalty"), [(0, 0), (100, 0), (125, -0.25), (200, -1), (1000, -1)])
-def test_the_length_penalty_is_that_of_dapo(num_tokens, penalty):
+def test_the_length_penalty_equals_dapos(num_tokens, penalty):
     assert LengthPenalty(100, 200)("", "", num_tokens=num_tokens) == penalty
 
 
@@ -56,13 +56,13 @@ def test_a_length_penalty_without_a_slope_is_refused():
 
 
 @pytest.mark.parametrize("function", ["odd_rewards:length", "odd_rewards.length", odd_rewards.length])
-def test_a_function_is_a_reward_by_itself_or_by_its_path(function):
+def test_a_function_or_its_path_is_a_reward(function):
     reward = as_reward(function)
     assert (reward.name, reward.weight) == ("length", 1.0)
     assert reward("", "", num_tokens=3, finish_reason="stop", other=None) == 3
 
 
-def test_a_reward_stays_itself():
+def test_a_reward_is_not_wrapped_again():
     reward = GSM8K(weight=0.5)
     assert as_reward(reward) is reward
 
@@ -73,12 +73,12 @@ def test_a_path_that_leads_nowhere_is_refused_by_name(path):
         Function(path)
 
 
-def test_a_function_that_takes_no_columns_is_refused_with_the_remedy():
+def test_a_function_without_columns_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"def no_columns\(prompt, response, \*\*columns\)"):
         Function(odd_rewards.no_columns)
 
 
-def test_what_is_no_reward_is_refused():
+def test_an_object_that_is_no_reward_is_refused():
     with pytest.raises(TypeError, match="rewards has 1"):
         as_reward(1)
 
@@ -88,7 +88,7 @@ class Brevity(Reward):
         return -len(response)
 
 
-def test_a_reward_of_ones_own_needs_no_constructor():
+def test_a_users_own_reward_needs_no_constructor():
     assert (Brevity().name, Brevity(0.1, name="short").weight) == ("Brevity", 0.1)
 
 

@@ -58,7 +58,7 @@ def test_the_error_of_a_trial_names_the_line_that_raised():
     assert "The row's columns: level." in str(caught.value)
 
 
-def test_a_reward_that_works_has_scored_nothing_yet():
+def test_a_trial_leaves_the_counts_of_a_working_reward_at_zero():
     pool = RewardPool([odd_rewards.level], workers=1)
     pool.start(prompt(level=3, answer="5"))
     assert not any(pool.counts.values())
@@ -116,14 +116,14 @@ def test_a_trial_works_beside_an_event_loop_as_a_notebook_has():
         ({"form": True, "sense": numpy.bool_(False)}, None),
     ],
 )
-def test_a_truth_value_and_what_numpy_wraps_around_one_number_are_numbers(value, number):
+def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
     parts = parts_of("f", value)
     assert parts == ({"f/form": 1.0, "f/sense": 0.0} if number is None else {"f": number})
     assert all(type(part) is float for part in parts.values())
 
 
 @pytest.mark.parametrize("value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]])
-def test_what_wraps_anything_else_is_none(value):
+def test_any_other_array_is_not_a_number(value):
     with pytest.raises(BadValueError):
         parts_of("f", value)
 

@@ -104,7 +104,7 @@ def test_sequences_that_may_not_share_rows_have_one_each_and_padding_counts_in_t
             assert max(map(len, each)) * longest <= budget or max(map(len, each)) == 1
 
 
-def test_what_is_cut_one_a_row_is_of_like_length() -> None:
+def test_micro_batches_of_one_sequence_a_row_have_similar_lengths() -> None:
     pieces = [Piece(number, tokens) for number, tokens in enumerate([90, 3, 88, 4, 5, 86])]
     (first, second) = pack(BinPacker(270, share_rows=False), pieces)
     assert [[len(row[0]) for row in each[0]] for each in (first, second)] == [[90, 88, 86], [5, 4, 3]]

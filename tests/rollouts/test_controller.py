@@ -178,7 +178,7 @@ def test_older_groups_go_first() -> None:
     assert [priority for _, priority in sorted(fleet.asked)] == sorted(priority for _, priority in fleet.asked)
 
 
-def test_a_response_that_could_not_be_judged_has_no_reward_and_zero_is_one() -> None:
+def test_a_response_without_a_score_has_no_reward_and_zero_is_a_reward() -> None:
     trained, _ = whole_run(Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=0, last_step=3), seed=3)
     rollouts = [rollout for _, _, group in trained for rollout in group.rollouts]
     assert len(rollouts) == 18 and sum(rollout.reward is None for rollout in rollouts) == 6
@@ -241,7 +241,7 @@ def test_a_group_with_too_few_scored_responses_is_not_skipped() -> None:
     assert 0 < len(skipped) < 6 and [len(group.scored) for group in trained] == [1] * 6
 
 
-def test_a_budget_that_was_too_small_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_used_up_budget_of_skips_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         skipping_run(0, every=1000)
         assert not caplog.records
@@ -297,7 +297,7 @@ def resumed_run(
 SHORT = Pacing(prompts_per_epoch=100, groups_per_step=2, max_lag=1, last_step=3)
 
 
-def test_a_resumed_run_goes_on_in_the_middle_of_its_responses_and_asks_only_for_those() -> None:
+def test_a_resumed_run_continues_its_half_written_responses_and_requests_no_others() -> None:
     state = interrupted_run(SHORT, 7.5)  # 0 is finished; 1, 2 and 3 have 3, 2 and 1 of 4 tokens
     controller, fleet, trained = resumed_run(SHORT, state)
     assert [index for index, _ in fleet.asked] == [1, 2, 3, 4, 5]
@@ -309,7 +309,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_its_responses_and_asks_only_for_
     assert controller.generated_tokens == 6 * 2 * TOKENS - 2 * TOKENS - 12
 
 
-def test_whole_responses_that_were_not_judged_are_judged_without_asking_the_fleet_again() -> None:
+def test_finished_responses_without_a_reward_are_scored_and_not_written_again() -> None:
     state = interrupted_run(SHORT, 4.001)  # the responses of group 0 have just ended
     assert [group["finish_reasons"] for group in state["running"]][0] == ["stop", "stop"] and not state["finished"]
     controller, fleet, trained = resumed_run(SHORT, state)
@@ -317,7 +317,7 @@ def test_whole_responses_that_were_not_judged_are_judged_without_asking_the_flee
     assert all(rollout.reward is not None and rollout.text for rollout in trained[0].rollouts)
 
 
-def test_a_run_that_failed_has_saved_what_was_written_of_the_response_that_failed() -> None:
+def test_a_failed_run_has_saved_the_tokens_of_the_response_that_failed() -> None:
     state = interrupted_run(SHORT, 8.5, fails=1)
     assert {group["index"]: sum(group["lengths"]) for group in state["running"]} == {1: 8, 2: 4, 3: 4}
     _, _, trained = resumed_run(SHORT, state)
@@ -332,7 +332,7 @@ def test_a_run_that_failed_has_saved_what_was_written_of_the_response_that_faile
         ({"temperature": 0.5}, "data.temperature was 1 and is 0.5"),
     ],
 )
-def test_with_other_responses_asked_for_open_groups_are_generated_anew_and_none_is_lost(
+def test_with_other_sampling_settings_open_groups_are_generated_anew_and_none_is_lost(
     changed: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = replace(SAMPLING, **changed)

@@ -205,7 +205,7 @@ def test_the_ledger_does_not_grow_with_the_run(shape: tuple, seed: int, steps: i
     assert len(ledger._steps) == len(state["done_ahead"]) and len(ledger._open) <= pacing.max_lag + 1
 
 
-def test_a_group_of_an_older_version_gets_its_place_though_others_finished_first() -> None:
+def test_a_group_of_an_older_version_is_trained_first_even_if_others_finished_first() -> None:
     ledger = Ledger(make_pacing((8, 2, 1, True)))
     assert admit(ledger, 0) == [0, 1, 2, 3]
     finish(ledger, 1, 2)
@@ -227,7 +227,7 @@ def test_a_masked_straggler_does_not_hold_the_step() -> None:
     assert list(ledger.running) == [0, 5]
 
 
-def test_a_masked_straggler_goes_on_after_a_resume() -> None:
+def test_a_masked_straggler_continues_after_a_resume() -> None:
     ledger = Ledger(make_pacing((8, 2, 1, False)))
     admit(ledger, 0)
     finish(ledger, 1, 2, 3)
@@ -238,7 +238,7 @@ def test_a_masked_straggler_goes_on_after_a_resume() -> None:
     assert {index: group.admitted_by for index, group in resumed(ledger, 2).running.items()} == {0: 0, 5: 1}
 
 
-def test_what_is_open_is_open_after_a_resume_in_the_same_order() -> None:
+def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
     ledger = Ledger(make_pacing((8, 2, 1, True)))
     admit(ledger, 0)
     finish(ledger, 3, 1, 0)
@@ -249,7 +249,7 @@ def test_what_is_open_is_open_after_a_resume_in_the_same_order() -> None:
     assert [other.take(0).index, other.take(0).index] == [3, 1]
 
 
-def test_what_a_step_has_trained_is_not_open_after_a_resume() -> None:
+def test_a_trained_group_is_not_open_after_a_resume() -> None:
     ledger = Ledger(make_pacing((8, 2, 1, True)))
     admit(ledger, 0)
     finish(ledger, 3, 1, 0)

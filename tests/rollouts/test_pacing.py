@@ -21,7 +21,7 @@ def test_the_steps_of_an_epoch_train_every_prompt_once(pacing: Pacing, epoch: in
 
 
 @given(pacings, st.integers(0, 30))
-def test_what_was_admitted_so_far_can_be_trained_before_it_is_too_old(pacing: Pacing, version: int) -> None:
+def test_every_admitted_group_can_be_trained_before_it_is_too_old(pacing: Pacing, version: int) -> None:
     last = version + pacing.max_lag
     assert pacing.may_have_started(version) == sum(pacing.groups_in(step) for step in range(last + 1))
 

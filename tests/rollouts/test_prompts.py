@@ -39,7 +39,7 @@ def seen(prompts: Prompts, start: int, stop: int) -> list[int]:
     return [prompts[index].id for index in range(start, stop)]
 
 
-def test_every_epoch_holds_every_prompt_once_in_an_order_of_its_own() -> None:
+def test_every_epoch_has_every_prompt_once_in_another_order() -> None:
     prompts = loaded([{"prompt": str(n)} for n in range(50)])
     first, second = seen(prompts, 0, 50), seen(prompts, 50, 100)
     assert sorted(first) == sorted(second) == list(range(50))
@@ -103,7 +103,7 @@ def test_a_template_that_cannot_be_filled_is_refused_at_once(template: str) -> N
         Prompts(ROWS, template=template)
 
 
-def test_a_template_with_an_unknown_column_lists_those_there_are() -> None:
+def test_a_template_with_an_unknown_column_is_an_error_with_the_known_columns() -> None:
     with pytest.raises(ValueError, match="names question, but .* columns prompt, answer, level"):
         loaded(template="{question}")
     with pytest.raises(ValueError, match="Row 1 of prompts lacks hint"):
@@ -155,7 +155,9 @@ def test_chat_false_leaves_the_chat_template_alone() -> None:
         ({"prompt_column": "question"}, {}, "no column 'question'. Its columns: prompt, answer"),
     ],
 )
-def test_what_cannot_be_a_prompt_is_refused_by_name(settings: dict[str, Any], row: dict[str, Any], words: str) -> None:
+def test_a_row_that_cannot_be_a_prompt_is_refused_by_name(
+    settings: dict[str, Any], row: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=re.compile(words, re.DOTALL)):
         loaded([{"prompt": "1+1?", "answer": 2} | row], **settings)
 

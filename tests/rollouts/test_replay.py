@@ -62,7 +62,7 @@ def test_well_rewarded_groups_are_drawn_more() -> None:
     assert 0.82 < draws(replay, 1)[0] / 400 < 0.94  # e^2 / (e^2 + 1) = 0.88
 
 
-def test_a_resumed_run_draws_what_the_unbroken_one_would() -> None:
+def test_a_resumed_run_draws_the_same_groups_as_an_unbroken_one() -> None:
     whole, resumed = Replay(2, 10), Replay(2, 10)
     whole.add(0, [group(i, 0, reward=i / 5) for i in range(5)])
     resumed.load_state_dict(whole.state_dict())

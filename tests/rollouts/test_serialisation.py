@@ -32,14 +32,14 @@ def responses(draw: st.DrawFn) -> Rollout:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(responses(), min_size=1, max_size=4))
-def test_a_judged_group_comes_back_as_it_was(rollouts: list[Rollout]) -> None:
+def test_a_scored_group_comes_back_unchanged(rollouts: list[Rollout]) -> None:
     group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
     assert load_group(through_a_file(save_group(group, judged=True)), PROMPT) == group
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(responses(), min_size=1, max_size=4))
-def test_what_a_reward_said_of_an_unfinished_group_is_asked_again(rollouts: list[Rollout]) -> None:
+def test_an_unfinished_group_comes_back_without_its_rewards(rollouts: list[Rollout]) -> None:
     group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
     loaded = load_group(through_a_file(save_group(group, judged=False)), PROMPT)
     for rollout, was in zip(loaded.rollouts, rollouts, strict=True):
@@ -48,7 +48,7 @@ def test_what_a_reward_said_of_an_unfinished_group_is_asked_again(rollouts: list
         )
 
 
-def test_what_the_trainer_adds_is_not_kept() -> None:
+def test_fields_that_the_trainer_adds_are_not_saved() -> None:
     rollout = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop", text="x", reward=1.0)
     seen = Rollout(**{name: getattr(rollout, name) for name in Rollout.__slots__})
     seen.reference_logprobs, seen.kl_penalty = [-2.0], 0.5
@@ -79,7 +79,7 @@ def test_responses_to_another_prompt_are_refused(other: Prompt, what: str) -> No
         load_group(saved, other)
 
 
-def test_the_log_says_what_a_run_goes_on_with() -> None:
+def test_the_log_names_the_responses_that_a_resumed_run_continues() -> None:
     long = Rollout(token_ids=[1] * 4000, logprobs=[-1.0] * 4000, versions=[0] * 4000)
     short = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0])
     whole = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop")

@@ -78,7 +78,7 @@ def test_a_hub_name_that_cannot_be_read_says_why_in_a_few_lines() -> None:
     assert len(str(caught.value).splitlines()) <= 10 and caught.value.__suppress_context__
 
 
-def test_a_missing_split_lists_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_split_is_an_error_with_the_known_splits(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="split 'train'.*has the splits test"):
         read_rows(str(saved_splits(tmp_path / "rows")), None, "train")
 

@@ -51,14 +51,14 @@ class Scene:
         return tokens
 
 
-def test_training_begins_before_the_last_group_is_there() -> None:
+def test_training_begins_before_the_last_group_is_finished() -> None:
     scene = Scene([make_group(i, 4, [12, 12]) for i in range(6)])
     scene.train()
     assert scene.events.index("train") < scene.events.index("group 3")
     assert scene.events.count("train") > 1
 
 
-def test_a_shared_device_trains_nothing_before_the_last_group_is_there_and_then_the_same() -> None:
+def test_a_shared_device_trains_only_after_the_last_group_and_trains_the_same() -> None:
     groups = [make_group(i, 4, [12, 12]) for i in range(6)]
     scene = Scene(groups, gather=True)
     assert scene.train() == 6 * 24
@@ -66,7 +66,7 @@ def test_a_shared_device_trains_nothing_before_the_last_group_is_there_and_then_
     assert scene.prepared == scene.stream.groups == groups
 
 
-def test_a_steps_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:
+def test_a_steps_time_is_divided_by_state_and_adds_up() -> None:
     scene = Scene([make_group(i, 4, [12, 12]) for i in range(6)])
     scene.train()
     seconds = scene.stopwatch.lap()
@@ -86,7 +86,7 @@ def test_a_steps_time_is_told_apart_by_what_it_went_into_and_adds_up() -> None:
 
 
 @pytest.mark.parametrize("scoring_s", [0.0, 1.5, 60.0])
-def test_of_a_wait_for_a_group_what_its_rewards_took_is_the_rewards(scoring_s: float) -> None:
+def test_the_time_of_a_groups_rewards_counts_as_waiting_for_rewards(scoring_s: float) -> None:
     groups = [make_group(i, 4, [12, 12]) for i in range(2)]
     groups[1].scoring_s = scoring_s
     scene = Scene(groups)
@@ -96,7 +96,7 @@ def test_of_a_wait_for_a_group_what_its_rewards_took_is_the_rewards(scoring_s: f
     assert seconds["wait_last"] == 2.0 - seconds["wait_reward"] and seconds["wait_first"] == 2.0
 
 
-def test_the_waits_and_passes_of_a_step_are_those_of_its_stopwatch_one_by_one() -> None:
+def test_each_wait_and_pass_of_a_step_has_the_stopwatchs_seconds() -> None:
     groups = [make_group(i, 4, [12, 9 + i]) for i in range(6)]
     groups[4].scoring_s = 0.5
     scene = Scene(groups)

@@ -107,7 +107,7 @@ moves = st.lists(requests | st.sampled_from(["end", "end", "discard", "sync", "l
 @given(
     moves=moves, capacities=st.lists(st.integers(1, 9), min_size=1, max_size=4), draw=st.randoms(use_true_random=False)
 )
-def test_what_waits_is_sent_once_in_order_and_within_capacity(
+def test_waiting_requests_are_sent_once_in_order_and_within_capacity(
     rule: Callable[[], DispatchPolicy], moves: list[Request | str], capacities: list[int], draw: random.Random
 ) -> None:
     dispatch, generators = with_oracle(rule()), [Model(capacity) for capacity in capacities]
@@ -211,7 +211,7 @@ def test_round_robin_gives_each_generator_its_turn_and_passes_over_full_ones() -
     assert [position for _, position in send_all(dispatch, generators)] == [0, 1, 2, 0, 2, 0]
 
 
-def test_least_tokens_weighs_responses_by_what_they_still_need() -> None:
+def test_least_tokens_counts_the_tokens_that_responses_still_need() -> None:
     generators = [Model(8, has=[request(1, responses=5)]), Model(8, has=[request(1)])]
     generators[1].has[0].tokens = 100.0
     dispatch = with_oracle(LeastTokens())
@@ -219,7 +219,7 @@ def test_least_tokens_weighs_responses_by_what_they_still_need() -> None:
     assert send_all(dispatch, generators)[0][1] == 0
 
 
-def test_of_one_step_the_longest_goes_first_and_a_later_step_waits() -> None:
+def test_the_longest_request_of_a_step_goes_first_and_a_later_step_waits() -> None:
     dispatch = with_oracle(LeastTokens())
     for tokens, due in ((5, 1), (50, 2), (9, 1), (7, 1), (80, 2)):
         dispatch.add(request(tokens, due=due))
@@ -227,7 +227,7 @@ def test_of_one_step_the_longest_goes_first_and_a_later_step_waits() -> None:
     assert sent == [9, 7, 5, 80, 50]
 
 
-def test_tokens_that_are_written_count_no_more() -> None:
+def test_written_tokens_are_not_outstanding() -> None:
     dispatch = with_oracle(LeastTokens())
     half_written = request(50)
     half_written.written = 45.0
@@ -262,7 +262,7 @@ def test_the_split_of_the_generators_is_the_best_of_all(
     assert math.isclose(totals[found], min(totals.values()), rel_tol=1e-9)
 
 
-def test_the_longest_fifth_has_generators_of_its_own() -> None:
+def test_the_longest_fifth_has_separate_generators() -> None:
     generators, dispatch = [Model(64) for _ in range(4)], with_oracle(SkewnessAware())
     for priority, tokens in enumerate(range(10, 60)):
         dispatch.add(request(tokens, priority=priority))
@@ -313,7 +313,7 @@ def test_nothing_is_held_when_the_trainer_is_near(steps_ahead: int, version: int
     assert len(send_all(dispatch, generators)) == 1
 
 
-def test_what_is_discarded_while_it_is_held_is_never_sent() -> None:
+def test_a_held_request_that_is_discarded_is_never_sent() -> None:
     generators, dispatch = [Model(has=[request(10)])], tail()
     gone, kept = request(90, due=9), request(91, due=9)
     for held in (gone, kept):
@@ -324,7 +324,7 @@ def test_what_is_discarded_while_it_is_held_is_never_sent() -> None:
     assert [sent for sent, _ in send_all(dispatch, generators)] == [kept]
 
 
-def test_a_generator_with_nothing_else_to_do_takes_what_is_held() -> None:
+def test_an_idle_generator_takes_a_held_request() -> None:
     generators, dispatch = [Model(has=[request(10)]), Model()], tail()
     dispatch.add(request(90, due=9))
     assert [position for _, position in send_all(dispatch, generators)] == [1]

@@ -34,7 +34,7 @@ def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
         fleet.stop()
 
 
-def test_lengths_are_there_only_for_what_needs_them() -> None:
+def test_only_policies_that_need_lengths_get_a_length_predictor() -> None:
     assert data_module().length_predictor is None and isinstance(data_module().dispatch, LeastLoaded)
     assert data_module(dispatch=RoundRobin()).length_predictor is None
     assert isinstance(data_module(migration=Migration()).length_predictor, LengthPredictor)
@@ -43,7 +43,7 @@ def test_lengths_are_there_only_for_what_needs_them() -> None:
     assert data.length_predictor is mine
 
 
-def test_what_was_learnt_of_lengths_is_in_the_checkpoint_and_needs_not_be() -> None:
+def test_learned_lengths_are_in_the_checkpoint_and_may_be_absent() -> None:
     data, resumed = data_module(dispatch=TailBatching()), data_module(dispatch=TailBatching())
     data._end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
     state = through_a_file(data.state_dict())

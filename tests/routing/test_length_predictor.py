@@ -61,7 +61,7 @@ def test_prompts_that_were_never_seen_are_ranked_far_better_than_by_chance() -> 
     }
 
 
-def test_prompts_that_were_seen_are_ranked_by_what_was_seen() -> None:
+def test_seen_prompts_are_ranked_by_their_earlier_responses() -> None:
     world, lengths = World(), LengthPredictor()
     for epoch in range(2):
         for step in range(8):
@@ -79,7 +79,7 @@ def test_a_step_is_judged_before_it_is_learnt() -> None:
     assert lengths.recall()["length_predictor/recall_20"] < 0.4
 
 
-def test_recall_is_not_said_of_a_handful() -> None:
+def test_recall_is_absent_for_few_groups() -> None:
     lengths = LengthPredictor()
     for _ in range(2):
         assert not lengths.recall()
@@ -95,7 +95,7 @@ def test_newer_responses_to_a_prompt_count_more() -> None:
     assert LengthPredictor(newest_weight=1.0).newest_weight == 1.0
 
 
-def test_what_was_seen_once_grows_with_all_responses() -> None:
+def test_the_expected_length_of_a_seen_prompt_grows_with_all_responses() -> None:
     lengths = LengthPredictor(newest_weight=1.0)
     lengths.end_step([answered(make_prompt(0), 200), answered(make_prompt(1), 50)])
     lengths.end_step([answered(make_prompt(id), 1000) for id in range(2, 20)])
@@ -113,7 +113,7 @@ def test_a_response_that_was_cut_is_at_least_as_long_as_expected() -> None:
     assert lengths.expected(make_prompt(1)) == pytest.approx(900)
 
 
-def test_a_response_longer_than_expected_goes_on_like_those_that_became_longer() -> None:
+def test_a_response_longer_than_expected_is_expected_to_match_the_longer_ones() -> None:
     lengths = LengthPredictor()
     lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate((10, 10, 60, 100, 200))])
     assert lengths.expected(make_prompt(0), written=9.0) == pytest.approx(10)
@@ -132,7 +132,7 @@ def test_more_than_is_written_is_always_expected(seen: list[int], written: int, 
     assert not seen or sum(length < quantile for length in seen) <= share * len(seen)
 
 
-def test_what_was_learnt_comes_back_from_a_checkpoint() -> None:
+def test_learned_lengths_come_back_from_a_checkpoint() -> None:
     world, lengths, resumed = World(), LengthPredictor(), LengthPredictor()
     for step in range(6):
         lengths.end_step([world.group(40 * step + place) for place in range(40)])
@@ -152,7 +152,7 @@ def test_before_the_first_step_there_is_little_to_save() -> None:
     assert lengths.expected(make_prompt(0), written=3.0) == 4.0 and lengths.quantile(0.5) == 1.0
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_remembered_prompts_is_bounded() -> None:
     lengths, sizes = LengthPredictor(seen_prompts=20, ranker=NgramRanker(fitted_prompts=30)), []
     for step in range(300):
         lengths.end_step([answered(make_prompt(20 * step + id, *range(40)), *[9] * 16) for id in range(20)])

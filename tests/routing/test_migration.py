@@ -22,7 +22,7 @@ def make_moving_crew(*capacities: int, migration: Migration) -> tuple[GeneratorP
     return pool, clients
 
 
-def test_half_written_responses_go_on_with_an_idle_generator_behind_their_tokens() -> None:
+def test_an_idle_generator_continues_half_written_responses_after_their_tokens() -> None:
     pool, (first, second) = make_moving_crew(8, 8, migration=Migration())
     run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
     assert first.requests == [(2, 0), (2, 0)] and second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
@@ -39,14 +39,14 @@ def test_half_written_responses_go_on_with_an_idle_generator_behind_their_tokens
     ("migration", "known"),
     [(Migration(prefill_ms=1.0), True), (Migration(margin=50.0), True), (Migration(), False), (None, True)],
 )
-def test_what_gains_less_than_it_costs_stays(migration: Migration | None, known: bool) -> None:
+def test_a_response_whose_move_costs_more_than_it_gains_stays(migration: Migration | None, known: bool) -> None:
     pool, (_, second) = make_moving_crew(8, 8, migration=migration)  # type: ignore[arg-type]
     pool.requests.dispatch.lengths = Known() if known else None
     run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
     assert pool.requests.moved == 0 and len(second.requests) == 2
 
 
-def test_nothing_moves_while_something_waits() -> None:
+def test_no_response_moves_while_a_request_waits() -> None:
     class HoldsThree(LeastLoaded):
         def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
             return None if request.responses == 3 and not released else super().pick(request, generators)
@@ -96,7 +96,7 @@ def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
     )
 
 
-def test_a_response_that_outgrew_what_was_expected_may_still_move() -> None:
+def test_a_response_longer_than_expected_may_still_move() -> None:
     class OutgrownAtTen(Known):
         def expected(self, prompt: Prompt, written: float = 0.0) -> float:
             return 10 if written < 10 else written + 50

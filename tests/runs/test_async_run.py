@@ -102,13 +102,15 @@ def fit(
     for_evaluation: tuple[LentServer, ...] = (),
     learning: dict[str, Any] | None = None,
     placement: str = "split",
+    capacity: int = lrl.ServerSettings.max_num_seqs,
     **settings: Any,
 ) -> Witness:
     witness = Witness()
+    server_settings = lrl.ServerSettings(max_num_seqs=capacity)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2 + len(for_evaluation),
-        strategy=Borrowing(server, *for_evaluation, placement=placement),
+        strategy=Borrowing(server, *for_evaluation, placement=placement, server=server_settings),
         callbacks=[*([] if _has_a_sync(callbacks) else [WeightSync()]), Throughput(), *(callbacks or []), witness],
         max_steps=steps,
         max_epochs=-1,
@@ -174,7 +176,7 @@ class Pupil(Ranker):
         raise AssertionError("nothing is resumed")
 
 
-def test_a_ranker_sees_every_prompt_before_it_starts_but_those_of_the_first_version(
+def test_a_ranker_sees_every_prompt_before_it_starts_except_those_of_the_first_version(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     pupil = Pupil()
@@ -193,7 +195,7 @@ class Frozen(L.Callback):
         self.spared = gc.get_freeze_count()
 
 
-def test_the_collector_is_spared_what_was_there_before_the_first_step_until_the_run_ends(
+def test_objects_from_before_the_first_step_are_frozen_for_the_collector_until_the_run_ends(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     frozen = Frozen()
@@ -256,7 +258,7 @@ def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None
         assert stretch.responses > 0 and stretch.context_tokens > stretch.responses and stretch.tokens > 0
 
 
-def test_an_answer_written_over_a_sync_carries_several_versions_and_stays_within_the_bound(
+def test_a_response_written_over_a_sync_has_several_versions_and_stays_within_the_bound(
     far_off_policy: Witness,
 ) -> None:
     lags = [step - version for step, rollout in far_off_policy.rollouts for version in rollout.versions]
@@ -304,7 +306,7 @@ class Interrupt(L.Callback):
             raise RuntimeError("power cut")
 
 
-def test_a_resumed_run_trains_what_is_left_at_the_same_learning_rates(
+def test_a_resumed_run_trains_the_remaining_steps_at_the_same_learning_rates(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     whole = fit(lent_server, policy_folder, tmp_path / "whole")
@@ -321,7 +323,7 @@ def test_a_resumed_run_trains_what_is_left_at_the_same_learning_rates(
     assert min(rest.weights) == 4
 
 
-def test_the_exported_policy_gives_the_answers_that_were_evaluated(
+def test_the_exported_policy_writes_the_responses_that_were_evaluated(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
@@ -341,7 +343,7 @@ def test_the_exported_policy_gives_the_answers_that_were_evaluated(
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
 
 
-def test_what_is_evaluated_last_is_the_last_policy_in_whichever_order_the_callbacks_are_given(
+def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)

@@ -11,7 +11,6 @@ import lightning as L
 import psutil
 
 import lrl
-from benchmarks.chaos.faults import WITH_A_WORKER
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import find
 from lrl.generators.generator import Generator
@@ -28,7 +27,7 @@ def processes(generator: Generator, name: str) -> list[psutil.Process]:
 
 
 class Faults(L.Callback):
-    """Kills the worker of one generator, then freezes the engine of the other before the first is back."""
+    """Kills the engine of one generator, then freezes the engine of the other before the first is back."""
 
     def __init__(self) -> None:
         self.alive: list[int] = []
@@ -37,8 +36,8 @@ class Faults(L.Callback):
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         self.alive.append(fleet.alive)
         if trainer.global_step == 2:
-            (worker,) = processes(fleet.generators[1], "Worker")
-            worker.send_signal(signal.SIGKILL)
+            (engine,) = processes(fleet.generators[1], "EngineCore")
+            engine.send_signal(signal.SIGKILL)
         if trainer.global_step == 3:
             (engine,) = processes(fleet.generators[0], "EngineCore")
             engine.send_signal(signal.SIGSTOP)
@@ -57,7 +56,7 @@ class Faults(L.Callback):
 def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_once(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, extra_args=WITH_A_WORKER)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5)
     strategy = lrl.AsyncSingleDevice(generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0)
     witness, faults, sync = Witness(), Faults(), WeightSync(deadline_s=10.0)
     trainer = L.Trainer(

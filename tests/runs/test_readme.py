@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 from lrl.cli.main import main
 from lrl.rewards.failure_stats import KINDS
 from tests.event_files import overview_of
+from tests.leftovers import nothing_left
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -116,7 +118,14 @@ def test_the_overview_has_a_chart_for_all_that_matters_and_its_tags_are_logged(
     assert shown <= set(first_run[1].Tags()["scalars"])
 
 
-def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own(quickstart_policy: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from nothing_left(monkeypatch)
+
+
+def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own_and_leaves_nothing(
+    quickstart_policy: Path, tmp_path: Path, mark: str
+) -> None:
     logged = tags(run_small(SCRIPTS[1], quickstart_policy, tmp_path))
     assert {"policy/loss", "reward/brief"} <= logged
     assert "policy/ratio_mean" not in logged

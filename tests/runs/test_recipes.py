@@ -112,7 +112,7 @@ def test_every_recipe_has_its_expected_result_beside_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
-def test_settings_on_the_command_line_change_what_they_say(build: Any, name: str) -> None:
+def test_settings_on_the_command_line_change_the_named_objects(build: Any, name: str) -> None:
     changes = ["--trainer.max_steps", "20", "--data.max_lag", "0"]
     trainer, policy, data = build("--config", name, *changes, "--model.objective", "AIPO", "--model.objective.rho", "2")
     assert (trainer.max_steps, data.max_lag, policy.objective.rho) == (20, 0, 2.0)
@@ -168,7 +168,7 @@ def test_a_recipe_runs_with_a_tiny_policy(
     assert AutoTokenizer.from_pretrained(folder / "policy").chat_template
 
 
-def test_validate_prints_the_report_and_writes_every_answer(hub: Path, tmp_path: Path) -> None:
+def test_validate_prints_the_report_and_writes_every_response(hub: Path, tmp_path: Path) -> None:
     policy = tiny_llama(tmp_path / "policy")
     prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "gsm8k", "split": "test"}}
     sampled = {"prompts": prompts, "samples": 4, "temperature": 1.0}

@@ -15,7 +15,9 @@ from tests.lent_server import LentServer
 from tests.runs.test_async_run import GROUPS, STEPS, Witness, data_module, fit
 
 CUT_AT = 2
-DEADLINE_S = 60.0
+CAPACITY = 4
+"""Responses that the generator writes at once: so few that it is never done, and some are always half-written."""
+DEADLINE_S = 30.0
 
 
 def half_written(path: Path) -> dict[tuple[int, int], tuple[list[int], list[float], list[int]]]:
@@ -32,7 +34,7 @@ def half_written(path: Path) -> dict[tuple[int, int], tuple[list[int], list[floa
 
 
 class CutInTheMiddle(L.Callback):
-    """Saves while responses are being written, and ends the run."""
+    """Saves while responses are being written, and ends the run; after another step, if there were none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,12 +62,12 @@ class FirstStep(L.Callback):
             self.logged = float(metrics["rollouts/resumed_responses"]), float(metrics["rollouts/resumed_tokens"])
 
 
-def test_a_resumed_run_goes_on_in_the_middle_of_its_answers(
+def test_a_resumed_run_continues_its_half_written_responses(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     path, first, told = tmp_path / "cut.ckpt", Witness(), FirstStep()
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(lent_server, policy_folder, tmp_path, callbacks=[first, CutInTheMiddle(path)], max_lag=2)
+        fit(lent_server, policy_folder, tmp_path, callbacks=[first, CutInTheMiddle(path)], max_lag=2, capacity=CAPACITY)
     begun = half_written(path)
     rest = fit(lent_server, policy_folder, tmp_path, callbacks=[RolloutLog(), told], max_lag=2, ckpt_path=str(path))
     written = {
@@ -82,7 +84,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_its_answers(
     assert all(step - version <= 2 for step, rollout in rest.rollouts for version in rollout.versions)
 
 
-def test_before_there_is_a_controller_the_state_is_what_was_loaded() -> None:
+def test_without_a_controller_the_saved_state_is_the_loaded_one() -> None:
     data = data_module()
     state = {"ledger": {"steps_done": 3}, "advantages": data.advantages.state_dict()}
     data.load_state_dict(state)

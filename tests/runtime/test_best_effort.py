@@ -35,7 +35,7 @@ def disk_full_from_step(step: int, files: list[Any]) -> L.Callback:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_logger_on_a_full_disk_is_one_warning_and_the_run_goes_on(
+def test_a_logger_on_a_full_disk_gives_one_warning_and_the_run_continues(
     policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files: list[str] = []
@@ -48,9 +48,7 @@ def test_a_logger_on_a_full_disk_is_one_warning_and_the_run_goes_on(
     assert "Errno 28" in warnings[0] and str(tmp_path / "run") in warnings[0]
 
 
-def test_a_loggers_error_that_is_not_the_disks_ends_the_run(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loggers_other_error_ends_the_run(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*args: Any, **kwargs: Any) -> None:
         raise TypeError("a fault of the logger")
 
@@ -72,7 +70,7 @@ def test_an_export_to_an_unwritable_folder_goes_to_the_temporary_folder(
     assert f"cannot be written to {tmp_path / 'policy'}" in caplog.text
 
 
-def test_an_export_onto_a_full_disk_says_so(
+def test_an_export_onto_a_full_disk_is_reported(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "elsewhere").mkdir()

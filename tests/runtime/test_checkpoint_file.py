@@ -92,7 +92,7 @@ def test_a_full_disk_is_a_warning_with_path_and_reason_and_leaves_no_rest(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_that_is_not_the_disks_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_an_error_of_the_checkpoint_itself_is_not_reported_as_one_of_the_disk(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="pickle"):
         CheckpointFile().save_checkpoint({"global_step": 1, "a fault": lambda: None}, tmp_path / "last.ckpt")
 
@@ -126,7 +126,7 @@ def test_a_plugin_of_the_users_own_is_left_in_its_place(policy: str, tmp_path: P
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library cannot be told")
-def test_memory_that_was_freed_between_what_is_in_use_goes_back_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_checkpoint_returns_freed_memory_between_blocks_in_use_to_the_system(tmp_path: Path) -> None:
     blocks = [torch.ones(16_000) for _ in range(3_000)]  # 62 KiB each: from the heap, not mapped
     in_use = blocks[::2]
     del blocks

@@ -78,7 +78,7 @@ def test_a_process_that_has_ended_or_was_replaced_is_passed_over(program: psutil
     assert cores(program) == [EVERY, EVERY] and os.sched_getaffinity(thread) == SOME
 
 
-def test_a_machine_without_pinning_is_logged_once_and_the_run_goes_on(
+def test_a_machine_without_pinning_is_logged_once_and_the_run_continues(
     thread: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*words: object) -> None:

@@ -44,7 +44,7 @@ def test_the_version_names_the_run(tmp_path: Path, version: int | str) -> None:
     assert newest_checkpoint(trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", version))) == named
 
 
-def test_of_equal_steps_the_last_one_written_is_taken_and_a_name_without_steps_is_opened(tmp_path: Path) -> None:
+def test_of_checkpoints_of_equal_steps_the_newest_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     save(checkpoints / "epoch=0-step=9.ckpt", written_at=300)
     save(checkpoints / "epoch=0-step=10.ckpt", written_at=100)

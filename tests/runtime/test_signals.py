@@ -63,7 +63,7 @@ class Signal(L.Callback):
     "hook",
     ["setup", "on_fit_start", "on_train_start", "on_train_batch_start", "on_before_backward", "on_train_batch_end"],
 )
-def test_the_first_signal_ends_the_run_with_its_status_wherever_it_comes_and_handlers_are_put_back(
+def test_the_first_signal_ends_the_run_with_its_status_in_every_hook_and_handlers_are_restored(
     policy: str,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],

@@ -23,7 +23,7 @@ def test_seconds_of_all_states_add_up_to_the_time_since_the_last_lap(moves: list
     assert sum(stopwatch.lap().values()) == now - lapped
 
 
-def test_an_inner_state_counts_apart_and_the_outer_one_continues_even_after_an_error() -> None:
+def test_an_inner_state_has_seconds_of_its_own_and_the_outer_one_continues_after_an_error() -> None:
     now = 0.0
     stopwatch = Stopwatch(lambda: now)
     stopwatch.enter("train")

@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ def main(model: str, folder: Path, rank: int, ranks: int) -> None:
     wait = timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
     policy, them = opened(model), Ranks(dist.new_group(backend="gloo", timeout=wait))
-    step = RankStream(them) if rank else stream(them)
+    step = RankStream(SimpleNamespace(ranks=them)) if rank else stream(them)
     passes = 0
     print("trains", flush=True)
     for micro in step:

@@ -1,7 +1,7 @@
 """A run with two trainer ranks, a process each, and the server of another process.
 
-Arguments: policy folder, run folder, steps, checkpoint or "", and where the server is, as JSON. Every rank tells, step
-by step, what it trained; rank 0 also, of which groups it was.
+Arguments: policy folder, run folder, steps, checkpoint or "", strategy, and where the server is, as JSON.
+Every rank tells, step by step, what it trained; rank 0 also, of which groups it was.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.distributed_c10d import _get_default_group
+from torch.distributed.tensor import DTensor
 
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
 from lrl.membership.admission import JoinedServer
 from lrl.membership.registry import Address
+from lrl.strategies.several_ranks import SeveralRanks
 
 RANKS = 2
 
@@ -43,12 +46,10 @@ class ServerElsewhere(JoinedServer):
         return []
 
 
-class Borrowing(lrl.AsyncDDP):
-    """The strategy with that server in the place of its own."""
+class Borrowing(SeveralRanks):
+    """A strategy with that server in the place of its own."""
 
-    def __init__(self, where: dict[str, str]) -> None:
-        super().__init__()
-        self.where = where
+    where: dict[str, str]
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
@@ -56,10 +57,27 @@ class Borrowing(lrl.AsyncDDP):
         return [ServerElsewhere(0, Address(url=self.where["url"]), self.where["token"], settings, Path())]
 
 
+class BorrowingDDP(Borrowing, lrl.AsyncDDP):
+    """See `Borrowing`."""
+
+
+class BorrowingFSDP(Borrowing, lrl.AsyncFSDP):
+    """See `Borrowing`."""
+
+
 class Counting(lrl.PolicyModule):
-    """A policy that counts the passes of its rank."""
+    """A policy that counts the passes of its rank, and the reads of its weights."""
 
     passes = 0
+
+    def configure_model(self) -> None:
+        """See `PolicyModule.configure_model`."""
+        super().configure_model()
+        self.reads: list[str] = []
+        self.network.get_decoder().register_forward_pre_hook(
+            lambda *_: None if torch.is_grad_enabled() else self.reads.append("log-probs")
+        )
+        self.network.register_state_dict_pre_hook(lambda *_: self.reads.append("weights"))
 
     def compute_loss(self, micro: Any) -> Any:
         self.passes += 1
@@ -77,24 +95,31 @@ class Telling(L.Callback):
         groups = stream.groups if stream else []
         line = {
             "step": trainer.global_step,
-            "weights": sum(float(weight.detach().double().sum()) for weight in pl_module.parameters()),
+            "weights": sum(float(whole(weight).double().sum()) for weight in pl_module.parameters()),
             "passes": pl_module.passes,
+            "reads": pl_module.reads,
             "prompts": [group.prompt.id for group in groups],
             "timeout_s": _get_default_group()._get_backend(pl_module.device).options._timeout.total_seconds(),
             "lags": [stream.step - v for group in groups for one in group.rollouts for v in one.versions],
         }
-        pl_module.passes = 0
+        pl_module.passes, pl_module.reads = 0, []
         with (self.folder / f"rank-{trainer.global_rank}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         if trainer.is_global_zero:
             print(f"step {trainer.global_step}", flush=True)
 
 
-def main(policy: str, folder: Path, steps: int, checkpoint: str, where: dict[str, str]) -> None:
+def whole(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
+def main(policy: str, folder: Path, steps: int, checkpoint: str, kind: str, where: dict[str, str]) -> None:
+    strategy = BorrowingFSDP() if kind == "AsyncFSDP" else BorrowingDDP()
+    strategy.where = where
     trainer = L.Trainer(
         accelerator="cpu",
         devices=RANKS + 1,
-        strategy=Borrowing(where),
+        strategy=strategy,
         callbacks=[
             WeightSync(),
             RolloutLog(),
@@ -115,7 +140,7 @@ def main(policy: str, folder: Path, steps: int, checkpoint: str, where: dict[str
     )
     data = lrl.RolloutDataModule(
         [{"prompt": f"{n}+1="} for n in range(10, 50)],
-        ["tests.odd_lengths:brevity"],
+        ["tests.odd_lengths:variety"],  # with brevity, a step of full-length responses has no gradient
         groups_per_step=4,
         rollouts_per_group=4,
         max_lag=1,
@@ -129,4 +154,4 @@ def main(policy: str, folder: Path, steps: int, checkpoint: str, where: dict[str
 if __name__ == "__main__":
     # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], json.loads(sys.argv[5]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5], json.loads(sys.argv[6]))

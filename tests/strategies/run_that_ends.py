@@ -1,4 +1,4 @@
-"""A run in a process of its own, which the tests end. Arguments: policy folder, run folder, steps, failing step."""
+"""A run in a process of its own, which the tests end. Arguments: policy folder, run folder, failing step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Report(L.Callback):
             raise RuntimeError("the module fails")
 
 
-def main(policy: str, folder: str, steps: int, fail_at: int) -> None:
+def main(policy: str, folder: str, fail_at: int) -> None:
     settings = lrl.ServerSettings(max_num_seqs=8, kv_cache_gib=0.1)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
         strategy=lrl.AsyncSingleDevice(server=settings),
         callbacks=[WeightSync(), Report(fail_at)],
-        max_steps=steps,
+        max_steps=1_000_000,
         max_epochs=-1,
         logger=False,
         default_root_dir=Path(folder),
@@ -53,4 +53,4 @@ def main(policy: str, folder: str, steps: int, fail_at: int) -> None:
 if __name__ == "__main__":
     # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import lrl
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
+from tests.strategies.reads_of_ranks import alone
 from tests.strategies.test_shutdown import ROOT
 from tests.test_policy import gradient, opened, pack
 
@@ -22,10 +24,10 @@ import sys
 from datetime import timedelta
 import lightning as L
 import lrl
-from lrl.strategies import ddp
+from lrl.strategies import several_ranks
 from lrl.callbacks import WeightSync
 
-ddp.MEETING = timedelta(seconds=2)
+several_ranks.MEETING = timedelta(seconds=2)
 quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": sys.argv[2]}
 trainer = L.Trainer(
     accelerator="cpu", devices=3, strategy=lrl.AsyncDDP(), callbacks=[WeightSync()], max_steps=1, max_epochs=-1, **quiet
@@ -36,10 +38,12 @@ trainer.fit(lrl.PolicyModule(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.o
 """The script of a run of two ranks."""
 
 
-def start(policy: Path, results: Path, ranks: int) -> list[subprocess.Popen[str]]:
-    words = [sys.executable, "-m", "tests.strategies.gradient_of_ranks", str(policy), str(results)]
+def start(
+    policy: Path, results: Path, ranks: int, program: str = "gradient_of_ranks", *more: str
+) -> list[subprocess.Popen[str]]:
+    words = [sys.executable, "-m", f"tests.strategies.{program}", str(policy), str(results)]
     how: Any = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return [subprocess.Popen([*words, str(rank), str(ranks)], **how) for rank in range(ranks)]
+    return [subprocess.Popen([*words, str(rank), str(ranks), *more], **how) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -52,6 +56,23 @@ def test_the_gradient_does_not_depend_on_the_number_of_ranks(policy_folder: Path
     for rank in found:
         torch.testing.assert_close(rank["gradient"], alone, atol=1e-6, rtol=1e-4)
         assert rank["passes"] > 1 and rank["sequences"] == sum(len(group.rollouts) for group in GROUPS)
+
+
+def test_every_rank_takes_part_in_every_read_of_the_weights(policy_folder: Path, tmp_path: Path) -> None:
+    processes = start(policy_folder, tmp_path, 3, "reads_of_ranks")
+    assert [process.wait(400) for process in processes] == [0] * 3, [each.communicate()[0] for each in processes]
+    led, *others = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    expected = alone(str(policy_folder))
+    assert led["logprobs"] == pytest.approx(expected["logprobs"], abs=1e-5)
+    for found, right in zip(led["reference"], expected["reference"], strict=True):
+        assert found == pytest.approx(right, abs=1e-5)
+    torch.testing.assert_close(led["weights"], expected["weights"])
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy").num_parameters() > 0
+    for other in others:
+        assert other["reads"]["forward"] == led["reads"]["forward"] == 1
+        assert other["reads"]["weights"] == led["reads"]["weights"] >= 2
+        assert 0 < other["reads"]["reference"] <= led["reads"]["reference"]
+        assert "alone" not in other
 
 
 def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,5 +110,11 @@ def test_a_setting_of_torchs_wrapper_is_refused(name: str, value: Any) -> None:
         lrl.AsyncDDP(**{name: value})
 
 
-def test_what_the_command_line_gives_to_torchs_wrapper_by_itself_is_not_refused() -> None:
+def test_the_command_lines_defaults_for_torchs_wrapper_are_not_refused() -> None:
     assert lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)
+
+
+def test_a_size_of_the_mesh_that_follows_from_the_others_is_refused() -> None:
+    with pytest.raises(ValueError, match="strategy.data_parallel_size is 2. It follows from the other sizes"):
+        lrl.AsyncFSDP(data_parallel_size=2)
+    assert lrl.AsyncFSDP(data_parallel_size="auto", tensor_parallel_size=2)

@@ -25,7 +25,7 @@ def run(policy: Path, folder: Path, strategy: str) -> subprocess.Popen[str]:
         return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, text=True)
 
 
-def test_a_rank_ends_with_its_rank_0_and_when_it_is_told_to_before_they_have_met(
+def test_a_rank_ends_with_its_rank_0_and_at_a_signal_before_all_have_met(
     policy_folder: Path, tmp_path: Path, mark: str
 ) -> None:
     process = run(policy_folder, tmp_path, "AsyncDDP")

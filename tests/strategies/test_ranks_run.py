@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.strategies.ddp import RANK_TIMEOUT
-from tests.leftovers import nothing_left
+from lrl.strategies.several_ranks import RANK_TIMEOUT
+from tests.leftovers import nothing_left, wait_for
 from tests.lent_server import LentServer
 from tests.strategies.run_of_ranks import RANKS
 from tests.strategies.test_shutdown import ROOT, wait_for_step
@@ -29,7 +29,9 @@ def mark(lent_server: LentServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     yield from nothing_left(monkeypatch)
 
 
-def run(policy: Path, server: LentServer, folder: Path, checkpoint: str = "") -> subprocess.Popen[str]:
+def run(
+    policy: Path, server: LentServer, folder: Path, checkpoint: str = "", strategy: str = "AsyncDDP"
+) -> subprocess.Popen[str]:
     where = json.dumps({"url": server.url, "token": server.token})
     words = [
         sys.executable,
@@ -39,6 +41,7 @@ def run(policy: Path, server: LentServer, folder: Path, checkpoint: str = "") ->
         str(folder),
         str(STEPS),
         checkpoint,
+        strategy,
         where,
     ]
     with (folder / "output").open("w") as errors:
@@ -57,18 +60,18 @@ def told(folder: Path) -> list[list[dict[str, Any]]]:
     return [list({line["step"]: line for line in lines}.values()) for lines in found]
 
 
-def test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichever_way_it_is_broken(
+def test_a_run_broken_in_any_way_trains_every_prompt_once_and_the_same_policy_on_all_ranks(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str
 ) -> None:
     process = run(policy_folder, lent_server, tmp_path)
-    wait_for_step(process, 3)
+    wait_for_all(process, tmp_path, 3)
     (other,) = ranks_of(process.pid)
     other.kill()
     assert process.wait(300) == 1
     assert "Another rank does not take part in the step any more" in (tmp_path / "output").read_text()
 
     process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path))
-    wait_for_step(process, 6)
+    wait_for_all(process, tmp_path, 6)
     (other,) = ranks_of(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(300) == 128 + signal.SIGTERM
@@ -77,11 +80,39 @@ def test_a_run_trains_every_prompt_once_and_the_same_policy_on_all_ranks_whichev
     process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path))
     wait_for_step(process, STEPS)
     assert process.wait(300) == 0
+    check_whole(tmp_path)
+
+
+def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str
+) -> None:
+    process = run(policy_folder, lent_server, tmp_path, strategy="AsyncFSDP")
+    wait_for_all(process, tmp_path, 3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 128 + signal.SIGTERM
+    assert "--ckpt_path" in (tmp_path / "output").read_text()
+    process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path), "AsyncFSDP")
+    wait_for_step(process, STEPS)
+    assert process.wait(300) == 0
+    check_whole(tmp_path)
+
+
+def wait_for_all(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Waits until every rank has written its line of a step: rank 0, which says so, may be the first."""
+    wait_for_step(process, step)
+    files = [folder / f"rank-{rank}.jsonl" for rank in range(RANKS)]
+    wait_for(lambda: all(f'{{"step": {step},' in file.read_text() for file in files), 300.0, "the lines of all ranks")
+
+
+def check_whole(tmp_path: Path) -> None:
+    """Checks that every prompt was trained once, within the bound on lag, and by ranks that hold the same policy."""
     first, second = told(tmp_path)
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, STEPS + 1))
     assert [line["weights"] for line in first] == [line["weights"] for line in second]
     assert len({line["weights"] for line in first}) == STEPS
     assert all(line["passes"] > 0 for line in [*first, *second])
+    assert [line["reads"] for line in first] == [line["reads"] for line in second]
+    assert all({"weights", "log-probs"} <= set(line["reads"]) for line in second)
     assert sorted(prompt for line in first for prompt in line["prompts"]) == list(range(STEPS * GROUPS))
     lags = [lag for line in first for lag in line["lags"]]
     assert min(lags) >= 0 and max(lags) <= 1

@@ -114,7 +114,7 @@ def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None
     policy = opened(str(tiny_llama(tmp_path)))
     policy.responses_share_rows = shares
     data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)
-    strategy = SimpleNamespace(ranks=Ranks(), placement="split")
+    strategy = SimpleNamespace(ranks=Ranks(), placement="split", sharded=False)
     data.trainer = SimpleNamespace(lightning_module=policy, strategy=strategy, max_steps=1)
     data._controller = SimpleNamespace(ledger=SimpleNamespace(give_up=None))
     data.prompts.load(policy.tokenizer, 512)

@@ -175,7 +175,7 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
         sizes.append(tuple(micro.input_ids.shape))
         return label_logprobs(network, micro, chunk_tokens)
 
-    monkeypatch.setattr("lrl.training.reference.label_logprobs", seen)
+    monkeypatch.setattr("lrl.training.model.label_logprobs", seen)
     parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
     assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes) and len(sizes) >= 3
     for one, other in zip(whole, parts, strict=True):
@@ -201,7 +201,7 @@ def test_an_objective_without_the_reference_it_needs_is_refused(folder: str) -> 
         PolicyModule(folder, objective=TBA())
 
 
-def test_an_advantage_sees_what_the_kl_costs(folder: str, other_folder: str) -> None:
+def test_an_advantage_includes_the_kl_penalty(folder: str, other_folder: str) -> None:
     policy = opened(folder, reference=Reference(0.1, "k1", "reward", model=other_folder))
     (group, *_) = prepared(policy)
     net = [rollout.reward - rollout.kl_penalty for rollout in group.rollouts]

@@ -127,7 +127,7 @@ class Collective(Direct):
     """The same in one transfer for all."""
 
     collective = True
-    attempts = (False,)
+    attempts = (False, False, False)
 
 
 def weights() -> Iterator[tuple[str, torch.Tensor]]:

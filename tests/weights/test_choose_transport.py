@@ -1,7 +1,13 @@
 """Which way weights travel on which hardware."""
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from lrl.generators.settings import ServerSettings
+from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.weights import TRANSPORTS, Machine, choose_transport, find_transport
 
 
@@ -11,16 +17,24 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "on_cuda", "shares_device", "chosen"),
+    ("name", "on_cuda", "shares_device", "is_open", "chosen"),
     [
-        ("auto", False, False, "shared_memory"),
-        ("auto", True, True, "ipc"),
-        ("auto", True, False, "nccl"),
-        ("shared_memory", True, True, "shared_memory"),
+        ("auto", False, False, False, "shared_memory"),
+        ("auto", True, True, False, "ipc"),
+        ("auto", True, False, False, "nccl"),
+        ("auto", False, False, True, "pull"),
+        ("auto", True, True, True, "pull"),
+        ("auto", True, False, True, "nccl"),
+        ("shared_memory", True, True, False, "shared_memory"),
+        ("shared_memory", False, False, True, "shared_memory"),
+        ("pull", False, False, False, "pull"),
+        ("pull", True, False, True, "pull"),
     ],
 )
-def test_auto_takes_what_the_hardware_has(name: str, on_cuda: bool, shares_device: bool, chosen: str) -> None:
-    assert choose_transport(name, Machine(on_cuda, shares_device)).backend == chosen
+def test_auto_takes_what_the_hardware_has_and_reaches_other_machines_where_the_run_is_open_to_them(
+    name: str, on_cuda: bool, shares_device: bool, is_open: bool, chosen: str
+) -> None:
+    assert choose_transport(name, Machine(on_cuda, shares_device, is_open)).backend == chosen
 
 
 @pytest.mark.parametrize(
@@ -30,11 +44,33 @@ def test_auto_takes_what_the_hardware_has(name: str, on_cuda: bool, shares_devic
         ("nccl", False, False, "`shared_memory` works"),
         ("ipc", True, False, "`nccl` works"),
         ("nccl", True, True, "`ipc` works"),
+        ("nccl_m2n", True, False, "nccl-extensions.*`nccl` works"),
+        ("nccl_m2n", False, False, "nccl-extensions.*`shared_memory` works"),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_can(name: str, on_cuda: bool, shares_device: bool, remedy: str) -> None:
+def test_a_transport_that_cannot_work_is_refused_with_the_ones_that_can(
+    name: str, on_cuda: bool, shares_device: bool, remedy: str
+) -> None:
     with pytest.raises(ValueError, match=f"strategy.weight_transfer is '{name}'.*{remedy}"):
         choose_transport(name, Machine(on_cuda, shares_device))
+
+
+def test_ipc_is_for_one_rank() -> None:
+    two_ranks = Machine(on_cuda=True, shares_device=True, ranks=2)
+    with pytest.raises(ValueError, match="but 2 ranks train.*`shared_memory` works"):
+        choose_transport("ipc", two_ranks)
+    assert choose_transport("auto", two_ranks).backend == "shared_memory"
+
+
+def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start() -> None:
+    devices = {"root_device": torch.device("cuda:0"), "parallel_devices": [torch.device("cuda:0")]}
+    settings = ServerSettings(extra_args={"pipeline_parallel_size": 2})
+    strategy: Any = SimpleNamespace(**devices, generator_devices=[torch.device("cuda:1")], weight_transfer="auto")
+    strategy.server_settings = settings
+    with pytest.raises(ValueError, match="extra_args sets pipeline_parallel_size to 2.*tensor_parallel_size"):
+        GeneratorDevices.choose_transport(strategy)
+    strategy.weight_transfer = "shared_memory"
+    assert GeneratorDevices.choose_transport(strategy).backend == "shared_memory"
 
 
 def test_nccl_on_a_shared_gpu_needs_a_host_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from lrl.generators.client import GeneratorError
 from lrl.runtime.event_loop import LoopThread
 from lrl.weights.control import CollectiveBroken, Control
-from lrl.weights.ipc import Ipc
+from lrl.weights.ipc import PickledHandles
 
 
 class Recorder:
@@ -65,7 +65,7 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(loop: LoopThread
     assert info["rank_offset"] == 1
 
 
-def test_a_transport_without_ranks_says_nothing_of_them(loop: LoopThread) -> None:
+def test_a_transport_without_ranks_sends_no_rank(loop: LoopThread) -> None:
     generators = [make_generator(1), make_generator(1)]
     control_of(generators, loop).init_weight_transfer_engine({})
     assert [generator.client.posted for generator in generators] == [
@@ -86,17 +86,17 @@ def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
     ]
 
 
-def test_cuda_handles_travel_pickled_and_the_rest_as_it_is(loop: LoopThread) -> None:
+def test_only_cuda_handles_are_sent_pickled(loop: LoopThread) -> None:
     generator = make_generator(1)
     info = {"names": ["head"], "ipc_handles": [{"gpu": (1, 2)}]}
-    Ipc().client(control_of([generator], loop)).update_weights(info)
+    PickledHandles(control_of([generator], loop)).update_weights(info)
     ((_, body),) = generator.client.posted
     sent = body["update_info"]
     assert sent["names"] == ["head"] and "ipc_handles" not in sent and "ipc_handles" in info
     assert pickle.loads(b64decode(sent["ipc_handles_pickled"])) == [{"gpu": (1, 2)}]
 
 
-def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_go_on(loop: LoopThread) -> None:
+def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_continue(loop: LoopThread) -> None:
     generators = [make_generator(1), make_generator(1)]
     generators[1].client.error = GeneratorError("generator 1: /start_weight_update answered 500: no")
     control = control_of(generators, loop, 3)
@@ -116,7 +116,7 @@ def test_a_collective_transfer_ends_with_its_first_failure(loop: LoopThread) -> 
         control_of(generators, loop, collective=True).start_weight_update()
 
 
-def test_what_is_no_generators_failure_is_raised(loop: LoopThread) -> None:
+def test_an_error_that_is_no_generators_failure_is_raised(loop: LoopThread) -> None:
     generator = make_generator(1)
     generator.client.error = KeyError("a fault of the program")  # type: ignore[assignment]
     with pytest.raises(KeyError):

@@ -91,7 +91,7 @@ def models(policy_folder: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("one", ["recompute", "keep"], indirect=True)
-def test_what_is_written_over_a_sync_goes_on_over_the_keys_and_values_that_the_setting_names(
+def test_a_response_written_over_a_sync_continues_on_the_keys_and_values_that_the_setting_names(
     one: OneGenerator, models: tuple[Any, Any]
 ) -> None:
     old, new = models
@@ -128,7 +128,9 @@ def test_what_is_written_over_a_sync_goes_on_over_the_keys_and_values_that_the_s
 
 
 @pytest.mark.parametrize("one", ["keep"], indirect=True)
-def test_a_new_answer_starts_on_no_keys_and_values_of_older_weights(one: OneGenerator, models: tuple[Any, Any]) -> None:
+def test_a_new_response_starts_on_no_keys_and_values_of_older_weights(
+    one: OneGenerator, models: tuple[Any, Any]
+) -> None:
     for version, model in enumerate(models):
         one.sync(model, version)
         rollouts = [Rollout() for _ in range(SAMPLING.n)]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
@@ -20,29 +18,11 @@ from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
 from tests.lent_server import LentServer, start_server
+from tests.weights.policy_in_memory import PolicyInMemory
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 SMALL_STEP = 1e-6
 """What one step of such a learning rate adds to every weight: it changes 1 % of them in bfloat16."""
-
-
-class Policy:
-    """What a probe asks of one."""
-
-    dtype_name = "float32"
-
-    def __init__(self, folder: Path) -> None:
-        self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-    @torch.no_grad()
-    def prompt_logprobs(self, tokens: list[int]) -> list[float]:
-        logits = self.network(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-        return logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
-
-    @torch.no_grad()
-    def step(self, size: float) -> None:
-        for weight in self.network.parameters():
-            weight += size * torch.randn_like(weight).sign()
 
 
 class Stale(SharedMemory):
@@ -59,7 +39,7 @@ class Scene:
 
     def __init__(self, server: LentServer, folder: Path) -> None:
         torch.manual_seed(0)
-        self.policy, self.loop, self.version = Policy(folder), LoopThread(), 0
+        self.policy, self.loop, self.version = PolicyInMemory(folder), LoopThread(), 0
         self.generator = Generator(server, 8)  # type: ignore[arg-type]
         self.transport, self.probes = Stale(), Probes(None, 60.0)
         self.syncs = PoolSync(

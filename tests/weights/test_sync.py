@@ -17,7 +17,7 @@ from lrl.runtime.event_loop import LoopThread
 from lrl.types import Rollout
 from lrl.weights.control import Control
 from lrl.weights.sync import PoolSync
-from tests.weights.model_sync import Collective, Direct, make_generators, weights
+from tests.weights.model_sync import INIT, Collective, Direct, make_generators, weights
 
 PHASES = [
     "/pause?mode=keep&clear_cache=true",
@@ -112,7 +112,7 @@ def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_an
 
 
 @pytest.mark.parametrize("phase", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
-def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_way_of_the_next_attempt(
+def test_a_call_that_was_done_but_seemed_to_fail_does_not_block_the_next_attempt(
     loop: LoopThread, phase: str, verify: Proving
 ) -> None:
     sync, (healthy, unheard) = make_sync(loop)
@@ -123,7 +123,7 @@ def test_a_call_that_was_done_and_looked_like_a_failure_does_not_stand_in_the_wa
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"])
-def test_a_generator_that_does_not_answer_a_short_call_stays_paused_and_is_not_asked_again(
+def test_a_generator_without_a_response_to_a_short_call_stays_paused_and_is_not_called_again(
     loop: LoopThread, phase: str, verify: Proving
 ) -> None:
     sync, (healthy, frozen) = make_sync(loop)
@@ -136,7 +136,7 @@ def test_a_generator_that_does_not_answer_a_short_call_stays_paused_and_is_not_a
 
 @pytest.mark.parametrize("kind", ["failing", "unanswered"])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_resume_that_fails_is_told_again_and_the_others_write_on(
+def test_a_failed_resume_is_sent_again_and_the_other_generators_write(
     loop: LoopThread, kind: str, times: int, verify: Proving
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
@@ -149,9 +149,7 @@ def test_a_resume_that_fails_is_told_again_and_the_others_write_on(
     assert failing.serving and healthy.serving
 
 
-def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_by_name(
-    loop: LoopThread, verify: Proving
-) -> None:
+def test_a_resume_without_effect_is_sent_again_and_then_given_up_by_name(loop: LoopThread, verify: Proving) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
     failed = sync.give(weights, [healthy, liar], 3, verify)
@@ -159,14 +157,14 @@ def test_a_resume_that_came_back_without_being_done_is_told_again_and_given_up_b
     assert posted(liar)[-6:] == RESUME * 3 and healthy.serving and not liar.serving
 
 
-def test_a_generator_that_does_not_answer_a_resume_is_not_asked_again(loop: LoopThread, verify: Proving) -> None:
+def test_a_resume_without_a_response_is_not_sent_again(loop: LoopThread, verify: Proving) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {"/resume"}  # type: ignore[attr-defined]
     failed = sync.give(weights, [healthy, frozen], 3, verify)
     assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.serving
 
 
-def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThread) -> None:
+def test_tokens_written_between_two_tries_to_resume_are_unverified(loop: LoopThread) -> None:
     generator, rollout = make_generators()[0], Rollout(token_ids=[1], logprobs=[-1.0], versions=[2])
     generator.stats.begin(3, [[rollout]])
     generator.client.unanswered = {"/resume"}  # type: ignore[attr-defined]
@@ -184,9 +182,7 @@ def test_what_is_written_between_two_tries_to_resume_is_unproved(loop: LoopThrea
 
 
 @pytest.mark.parametrize("attempts", ["recompute", "keep"])
-def test_tokens_that_are_read_again_are_those_in_flight_and_only_when_they_are(
-    loop: LoopThread, attempts: KeysAndValues, verify: Proving
-) -> None:
+def test_only_tokens_in_flight_count_as_recomputed(loop: LoopThread, attempts: KeysAndValues, verify: Proving) -> None:
     generators = make_generators()
     sync = PoolSync(GeneratorPool(generators), Control(loop, 5.0, 5.0), Direct, "run-0", keys_and_values=attempts)
     sync.give(weights, generators, 1, verify)
@@ -216,7 +212,7 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, ver
 
 
 @pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"])
-def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, phase: str, verify: Proving) -> None:
+def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str, verify: Proving) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}  # type: ignore[attr-defined]
     failed = sync.give(weights, [healthy, liar], 3, verify) | verify.failed
@@ -225,7 +221,7 @@ def test_a_call_that_came_back_without_being_done_is_noticed(loop: LoopThread, p
         assert "/update_weights" not in posted(liar)
 
 
-def test_without_room_for_the_weights_the_other_way_is_taken(loop: LoopThread, verify: Proving) -> None:
+def test_without_room_for_the_weights_the_temporary_folder_is_used(loop: LoopThread, verify: Proving) -> None:
     sync, generators = make_sync(loop)
     sync._transport.full = True  # type: ignore[attr-defined]
     assert sync.give(weights, generators, 3, verify) == {}
@@ -261,9 +257,30 @@ def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: L
     assert posted(first).count("/init_weight_transfer_engine") == 2
 
 
-def test_a_broken_collective_gives_up_everybody_at_once(loop: LoopThread, verify: Proving) -> None:
-    sync, generators = make_sync(loop, Collective)
-    generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
-    failed = sync.give(weights, generators, 3, verify)
-    assert set(failed) == set(generators) and not any(generator.serving for generator in generators)
-    assert "/resume" not in posted(generators[0])
+@pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES])
+def test_a_broken_collective_costs_only_who_broke_it_and_the_others_get_the_weights_in_the_same_sync(
+    loop: LoopThread, phase: str, verify: Proving
+) -> None:
+    sync, (healthy, failing) = make_sync(loop, Collective)
+    failing.client.failing = {phase: 1}  # type: ignore[attr-defined]
+    failed = sync.give(weights, [healthy, failing], 3, verify)
+    assert list(failed) == [failing] and phase.split("?")[0] in failed[failing]
+    assert healthy.serving and healthy.version == 3 and not failing.serving
+    assert "/resume" not in posted(failing) and posted(healthy).count("/resume") == 1
+    connected = posted(healthy).count("/init_weight_transfer_engine")
+    assert connected == (1 if phase == "/weight_info" else 2), "the others connect without it"
+
+
+def test_a_generator_that_is_lost_before_a_collective_keeps_nobody_waiting_for_it(
+    loop: LoopThread, verify: Proving
+) -> None:
+    sync, (healthy, lost) = make_sync(loop, Collective)
+    assert sync.give(weights, [healthy, lost], 2, verify) == {}
+    loop.wait(_evict(lost), 5.0, "evicting")
+    failed = sync.give(weights, [healthy, lost], 3, verify)
+    assert failed == {lost: "its process has ended"} and healthy.serving and healthy.version == 3
+    assert "/update_weights" not in posted(lost)[len([INIT, *PHASES, *RESUME]) :]
+
+
+async def _evict(generator: Generator) -> None:
+    generator.evict("its process has ended")

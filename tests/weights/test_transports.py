@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lrl.weights import TRANSPORTS, find_transport, shared_memory
+from lrl.weights import TRANSPORTS, find_transport, staged_file
 from lrl.weights.checksum import PIECE, checksum
 from lrl.weights.control import Weights
 from lrl.weights.shared_memory import SharedMemory
@@ -44,7 +44,7 @@ def weights_of(value: float) -> Weights:
 @pytest.fixture
 def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMemory, Calls, Path]:
     """The transport, its control plane, and the file that it writes."""
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(staged_file, "SHARED_MEMORY", tmp_path)
     transport, calls = SharedMemory(), Calls()
     transport.connect(calls, weights_of(0.0), "run-0")  # type: ignore[arg-type]
     return transport, calls, tmp_path / "lrl-run-0.safetensors"
@@ -84,7 +84,7 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(shared_memory, "save_file", half)
+    monkeypatch.setattr(staged_file, "save_file", half)
     with pytest.raises(OSError, match="No space left"):
         transport.stage(weights_of(2.0), False)
     assert load_file(file)["head"].tolist() == [1.0] * 3
@@ -130,7 +130,7 @@ def test_too_little_shared_memory_is_an_error_before_anything_is_written(
     assert list(file.parent.iterdir()) == []
 
 
-def test_without_room_the_second_best_way_is_the_temporary_folder(
+def test_without_room_in_shared_memory_the_temporary_folder_is_used(
     connected: tuple[SharedMemory, Calls, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport, calls, file = connected

@@ -49,7 +49,7 @@ def test_noise_that_grows_as_the_policy_moves_is_followed() -> None:
 
 @pytest.mark.parametrize("step", [1e-4, 1e-3, 0.01])
 @pytest.mark.parametrize("from_the_start", [True, False])
-def test_a_generator_that_stays_behind_is_caught_though_its_rounding_hides_a_single_step(
+def test_a_generator_that_stays_behind_is_found_even_if_its_rounding_hides_a_single_step(
     step: float, from_the_start: bool
 ) -> None:
     policy, yardstick = Policy(step, 1e-3), Yardstick("bfloat16")
@@ -74,7 +74,7 @@ def test_log_probs_that_an_update_did_not_change_are_those_of_the_weights_before
     assert fault is not None and "those of the weights before" in fault
 
 
-def test_tokens_that_are_all_but_certain_may_keep_their_log_prob() -> None:
+def test_tokens_that_are_almost_certain_may_keep_their_log_prob() -> None:
     policy, yardstick = Policy(1e-4, 7e-4), Yardstick("bfloat16")
     for _ in range(1000):
         now = policy.move()
@@ -83,7 +83,7 @@ def test_tokens_that_are_all_but_certain_may_keep_their_log_prob() -> None:
         assert yardstick.fault(now, found) is None
 
 
-def test_a_policy_that_hardly_moves_is_waited_for_before_anything_is_held_against_a_generator() -> None:
+def test_no_generator_is_at_fault_before_the_policy_has_moved_enough() -> None:
     policy, yardstick = Policy(4e-6, 5e-7), Yardstick("float32")
     found = policy.seen(now := policy.move())
     assert yardstick.fault(now, found) is None

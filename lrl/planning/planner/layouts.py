@@ -52,6 +52,9 @@ class Layouts:
     shape: ModelShape
     workload: Workload
     precisions: tuple[str, ...] = ("bf16",)
+    """Of the generators."""
+    trainer_tp: int | None = None
+    """Most devices of a trainer rank; None for a node's."""
 
     @cache  # noqa: B019 - it lives as long as the search
     def training(self, cluster: Cluster, devices: int, shards: int | None = None) -> Training | None:
@@ -63,7 +66,7 @@ class Layouts:
         """Yields all trainings on `devices` devices that fit a device's memory. The state is spread over `shards` of
         them, which also limits tensor parallelism; None for all."""
         work = self.workload
-        for tp in self.divisions(min(cluster.devices_per_node, shards or devices)):
+        for tp in self.divisions(min(self.trainer_tp or cluster.devices_per_node, shards or devices)):
             used = devices // tp * tp
             if shards is not None and used % shards:
                 continue

@@ -61,7 +61,8 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     if plan.placement == "shared":
         server["gpu_memory_utilization"] = round(generation.memory / cluster.device.memory, 2)
     kept = 0 if plan.placement == "shared" else generation.generators * tp
-    name = "AsyncSingleDevice" if training.devices == 1 else "AsyncDDP"
+    whole = "AsyncSingleDevice" if training.devices == 1 else "AsyncDDP"
+    name = whole if training.costs.shards == 1 else "AsyncFSDP"
     strategy = {"class_path": f"lrl.{name}", "init_args": {"generator_devices": kept, "server": server}}
     return {
         "model": {"init_args": {"dtype": "float32", "gradient_checkpointing": True}},

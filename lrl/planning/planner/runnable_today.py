@@ -1,7 +1,8 @@
 """Plans that lrl can run today, and the nearest cluster with one.
 
 `lrl.AsyncSingleDevice` and `lrl.AsyncDDP` keep the whole policy, its gradient and the optimizer's state on each trainer
-device, in one node, and move weights in bfloat16. Sharded trainers and several nodes are forecasts.
+device, `lrl.AsyncFSDP` a share. All of them train in one node, without tensor parallelism, and move weights in
+bfloat16. Several nodes are forecasts.
 """
 
 from collections.abc import Iterator
@@ -16,16 +17,17 @@ from lrl.planning.planner.search import Plan, asynchronous, best, synchronous
 def runs_today(plan: Plan, cluster: Cluster) -> bool:
     """Returns whether lrl can run the plan. A shared plan of one device counts, though its sides then run concurrently
     and not in turn."""
-    whole = plan.training.costs.shards == 1 and plan.generation.costs.precision == "bf16"
+    plain = plan.training.costs.tp == 1 and plan.generation.costs.precision == "bf16"
     apart = plan.placement == "split" or plan.devices == 1
-    return whole and apart and plan.devices <= cluster.devices_per_node
+    return plain and apart and plan.devices <= cluster.devices_per_node
 
 
 def plans_today(layouts: Layouts, cluster: Cluster, max_lag: int) -> Iterator[Plan]:
     """Yields all plans that lrl can run on one node of a cluster."""
     node = replace(cluster, count=min(cluster.count, cluster.devices_per_node))
-    plain = replace(layouts, precisions=("bf16",))
+    plain = replace(layouts, precisions=("bf16",), trainer_tp=1)
     yield from asynchronous(plain, node, max_lag, shards=1)
+    yield from (plan for plan in asynchronous(plain, node, max_lag) if plan.training.devices > 1)
     if node.count == 1:
         yield from synchronous(plain, node)
 
@@ -33,15 +35,16 @@ def plans_today(layouts: Layouts, cluster: Cluster, max_lag: int) -> Iterator[Pl
 def why_none(layouts: Layouts, cluster: Cluster, max_lag: int) -> str:
     """Explains why there is no such plan, with the nearest cluster and size of policy for which there is one."""
     room = memory.usable(cluster.device)
-    taken = memory.training(layouts.shape, shards=1, tp=1).bytes_for(layouts.workload.longest)
+    trainers = max(1, min(cluster.count, cluster.devices_per_node) - 1)
+    taken = memory.training(layouts.shape, trainers, tp=1).bytes_for(layouts.workload.longest)
     why = (
-        "lrl can run none of these plans today: every device that trains has the whole policy, its gradient and its "
-        f"optimizer. With one response of {layouts.workload.longest:,} tokens that takes {taken / GB:.0f} GB, and "
-        f"{room / GB:.0f} of a device of {cluster} are free for it"
+        "lrl can run none of these plans today: it works on one node, without tensor parallelism in the trainer. With "
+        f"one response of {layouts.workload.longest:,} tokens the policy takes {taken / GB:.0f} GB of each device that "
+        f"trains, sharded over {trainers} of them, and {room / GB:.0f} of a device of {cluster} are free for it"
     )
     if taken <= room:
         return f"{why}; there is no device left for generators that hold it. {_nearest(layouts, cluster, max_lag)}"
-    largest = (layouts.shape.parameters - (taken - room) / memory.STATE_BYTES) / 1e9
+    largest = (layouts.shape.parameters - (taken - room) * trainers / memory.STATE_BYTES) / 1e9
     smaller = f" A policy for {cluster} has at most about {largest:.2g} billion parameters." if largest > 0 else ""
     return f"{why}. {_nearest(layouts, cluster, max_lag)}{smaller}"
 

@@ -110,7 +110,7 @@ def _simulation(timeline: Sequence[Record], steps: int, config: Mapping[str, Any
 
 def _trainer_ranks(trainer: Mapping[str, Any]) -> int:
     strategy, devices = trainer["strategy"], str(trainer.get("devices"))
-    if not str(strategy.get("class_path")).endswith(".AsyncDDP"):
+    if not str(strategy.get("class_path")).endswith((".AsyncDDP", ".AsyncFSDP")):
         return 1
     if not devices.isdigit():
         raise ValueError(f"trainer.devices is {devices} in {CONFIG_FILE}: write there how many the run had.")

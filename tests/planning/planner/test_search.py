@@ -90,23 +90,29 @@ def test_of_two_clusters_the_slower_side_uses_all_devices_and_the_other_fewer() 
     assert slow_link is not None and slow_link.sync_s == pytest.approx(2 * QWEN.shape.parameters / 1e9)
 
 
-def test_plans_of_today_have_the_whole_policy_on_each_trainer_device_of_one_node() -> None:
+def test_plans_of_today_train_in_one_node_with_whole_policies_or_shards_on_all_its_trainers() -> None:
     two_nodes = parse_cluster("16xH100")
     plans = list(plans_today(Layouts(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2))
     assert {plan.devices for plan in plans} == {8} and {plan.training.devices for plan in plans} == set(range(1, 8))
     state = 16 * QWEN.shape.parameters
     for plan in plans:
-        assert runs_today(plan, two_nodes) and plan.training.costs.shards == plan.training.costs.tp == 1
-        assert plan.training.memory > state and plan.generation.costs.precision == "bf16"
-    spread = [plan for plan in asynchronous(QWEN, EIGHT, max_lag=1) if plan.training.devices > 1]
-    assert spread and not any(runs_today(plan, EIGHT) for plan in spread)
+        assert runs_today(plan, two_nodes) and plan.training.costs.tp == 1
+        assert plan.training.costs.shards in (1, plan.training.devices)
+        assert plan.training.memory > state / plan.training.costs.shards and plan.generation.costs.precision == "bf16"
+    sharded = [plan for plan in plans if plan.training.costs.shards > 1]
+    assert {plan.training.devices for plan in sharded} == set(range(2, 8))
+    divided = next(one for one in LLAMA.trainings(EIGHT, 4) if one.costs.tp == 2)
+    generation = LLAMA.generation(EIGHT, 4, 1)
+    assert generation is not None and not runs_today(split(divided, generation, 1), EIGHT)
 
 
 def test_without_a_plan_of_today_the_nearest_cluster_is_named() -> None:
-    assert not list(plans_today(LLAMA, EIGHT, max_lag=1)) and list(plans_today(LLAMA, parse_cluster("8xH200"), 1))
-    said = why_none(LLAMA, EIGHT, max_lag=1)
-    assert re.search("takes 13[0-9] GB, and 76 of a device of 8xH100 are free", said)
-    assert "The nearest cluster that can is 8xH200" in said and "at most about 4.5 billion parameters" in said
+    two = parse_cluster("2xH100")
+    assert not list(plans_today(LLAMA, two, max_lag=1)) and list(plans_today(LLAMA, parse_cluster("2xH200"), 1))
+    assert {plan.training.costs.shards > 1 for plan in plans_today(LLAMA, EIGHT, 1)} == {True}
+    said = why_none(LLAMA, two, max_lag=1)
+    assert re.search("takes 13[0-9] GB of each device that trains, .* and 76 of a device of 2xH100 are free", said)
+    assert "The nearest cluster that can is 2xH200" in said and "at most about 4.5 billion parameters" in said
     alone = parse_cluster("1xH200")
     assert "no device left for generators" in why_none(LLAMA, alone, max_lag=1) and "1xB200" in why_none(
         LLAMA, alone, 1

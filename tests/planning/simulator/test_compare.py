@@ -60,10 +60,11 @@ def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
         assert forecast.tokens == fact.tokens
 
 
-def test_a_forecast_has_the_runs_ranks(run: Path) -> None:
+@pytest.mark.parametrize("strategy", ["lrl.AsyncDDP", "lrl.AsyncFSDP"])
+def test_a_forecast_has_the_runs_ranks(run: Path, strategy: str) -> None:
     write(run / "timeline.jsonl", simulated(2, 16, ranks=3, **DATA))
     asked = config(generator_devices=2, server={"max_num_seqs": 16})
-    asked["trainer"]["strategy"]["class_path"] = "lrl.AsyncDDP"
+    asked["trainer"]["strategy"]["class_path"] = strategy
     for devices in (5, "auto"):
         (run / "config.yaml").write_text(yaml.safe_dump(asked | {"trainer": asked["trainer"] | {"devices": devices}}))
         if devices == "auto":

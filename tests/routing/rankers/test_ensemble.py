@@ -16,12 +16,12 @@ def judged(first: np.ndarray, second: np.ndarray, count: int = 300) -> Ensemble:
     return blend
 
 
-def test_each_guess_is_believed_as_far_as_it_was_right() -> None:
+def test_each_guess_has_weight_by_its_accuracy() -> None:
     assert judged(NOISE, 0.5 * FOUND)(7.0, 0.5) == pytest.approx(1.0)
     assert judged(FOUND + 1.0, NOISE)(3.0, 7.0) == pytest.approx(2.0)
 
 
-def test_two_that_err_apart_are_better_than_either() -> None:
+def test_two_guesses_with_independent_errors_are_better_than_either() -> None:
     first, second = FOUND + NOISE, FOUND + DRAW.normal(size=300)
     blend = judged(first, second)
     both = [blend(*pair) for pair in zip(first, second, strict=True)]
@@ -30,18 +30,18 @@ def test_two_that_err_apart_are_better_than_either() -> None:
     assert np.corrcoef(both, FOUND)[0, 1] > max(alone) + 0.05
 
 
-def test_the_first_stands_alone_where_the_second_is_missing_or_was_hardly_judged() -> None:
+def test_the_first_guess_counts_alone_if_the_second_is_missing_or_has_few_judgements() -> None:
     assert judged(NOISE, FOUND)(5.0, None) == 5.0
     few = judged(NOISE, FOUND, LEAST - 1)
     assert few(5.0, 1.0) == 5.0 and few.correlations() is None
 
 
-def test_a_second_that_says_nothing_does_no_harm() -> None:
+def test_a_second_guess_without_information_does_no_harm() -> None:
     blend = judged(FOUND, np.zeros(300))
     assert blend(1.5, 0.0) == pytest.approx(1.5) and blend.correlations() == pytest.approx((1.0, 0.0))
 
 
-def test_what_was_judged_comes_back_from_a_checkpoint() -> None:
+def test_judgements_come_back_from_a_checkpoint() -> None:
     blend, resumed = judged(NOISE, FOUND), Ensemble()
     resumed.load_state_dict(through_a_file({"state": blend.state_dict()})["state"])
     assert resumed(1.0, 2.0) == pytest.approx(blend(1.0, 2.0), abs=1e-5)

@@ -87,7 +87,7 @@ def correlation(ranker: LanguageModelRanker, first: int = 10_000) -> float:
     return float(np.corrcoef(guesses, numbers)[0, 1]) if np.ptp(guesses) else 0.0
 
 
-def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_resumed_one(
+def test_lengths_that_only_the_text_shows_are_learned_beside_the_run_and_again_after_a_resume(
     rankers: Callable[[], LanguageModelRanker],
 ) -> None:
     ranker, resumed = rankers(), rankers()
@@ -112,7 +112,7 @@ def test_what_only_the_text_says_is_learnt_beside_the_run_and_taught_again_to_a_
     assert correlation(resumed) > 0.9
 
 
-def test_a_process_that_stands_still_blocks_nothing_and_ends_with_the_run(
+def test_a_stopped_process_blocks_nothing_and_ends_with_the_run(
     rankers: Callable[[], LanguageModelRanker],
 ) -> None:
     before, ranker = processes_of(os.getpid()), rankers()
@@ -129,7 +129,7 @@ def test_a_process_that_stands_still_blocks_nothing_and_ends_with_the_run(
     assert processes_of(os.getpid()) <= before
 
 
-def test_without_its_process_the_n_grams_go_on_and_it_is_said_once(
+def test_without_its_process_the_n_grams_continue_and_one_warning_is_logged(
     rankers: Callable[[], LanguageModelRanker], caplog: pytest.LogCaptureFixture
 ) -> None:
     before, ranker = processes_of(os.getpid()), rankers()
@@ -184,14 +184,14 @@ def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])
-def test_a_guess_does_not_hang_on_what_is_guessed_beside_it(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_guess_does_not_depend_on_the_other_texts_of_its_batch(make: Callable[[Path], Path], tmp_path: Path) -> None:
     tuned = FineTuned(Recipe(str(make(tmp_path)), "cpu", LR, passes=1, fitted_prompts=100))
     texts = [told(id)[0].text * (1 + id % 3) for id in range(20)]
     tuned.learn([(text, float(len(text) > 40)) for text in texts])
     assert tuned.guess(texts) == pytest.approx([tuned.guess([text])[0] for text in texts], abs=1e-5)
 
 
-def test_what_was_learnt_first_is_not_forgotten(model: str) -> None:
+def test_the_first_lessons_are_not_forgotten(model: str) -> None:
     tuned = FineTuned(Recipe(model, "cpu", LR, passes=8, fitted_prompts=100))
     draw = random.Random(0)
     tuned.learn([("aaaa", 1.0)] * 20)

@@ -1,0 +1,97 @@
+"""A receiver of weights: a generator's routes of a sync and of pull, in front of tensors in the place of vLLM's model.
+
+    LRL_GENERATOR_FILES=lrl-bench-0- LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
+
+Listens at that address and prints its port. An update loads the file as `lrl.weights.shared_memory_engine` does: its
+checksum, then a copy of every tensor. vLLM's conversion to the form of its kernels is left out, which is the same for
+every transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from safetensors.torch import load_file
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from torch import Tensor
+
+from lrl.generators.auth import TokenMiddleware
+from lrl.generators.server import FILES_VARIABLE
+from lrl.weights.checksum import checksum as checksum_of
+from lrl.weights.pull_routes import PullRoutes
+from lrl.weights.staged_file import SHARED_MEMORY
+
+COPY = "/copy"
+"""The route that copies bytes over a plain connection."""
+
+
+class Receiver:
+    """The application behind the token and the routes of pull."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.state: dict[str, dict[str, Any]] = {"/is_paused": {"is_paused": False}, "/weight_info": {}}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+        request = Request(scope, receive)
+        body = await request.json() if await request.body() else {}
+        found = await asyncio.to_thread(self.answer, scope["path"], body)
+        await JSONResponse(found)(scope, receive, send)
+
+    def answer(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Does what `route` says; raises ValueError for a damaged file."""
+        if route in ("/pause", "/resume"):
+            self.state["/is_paused"] = {"is_paused": route == "/pause"}
+        elif route == "/update_weights":
+            self.load(**body["update_info"])
+        elif route == "/finish_weight_update":
+            self.state["/weight_info"] = {"weight_version": body["weight_version"]}
+        elif route == COPY:
+            copy(**body)
+        return self.state.get(route, {})
+
+    def load(self, file: str, checksum: int) -> None:
+        """Replaces the weights."""
+        if (found := checksum_of(file)) != checksum:
+            raise ValueError(f"{file} has the checksum {found}, and {checksum} was sent.")
+        new = load_file(file)
+        if self.weights:
+            for name, weight in new.items():
+                self.weights[name].copy_(weight)
+        else:
+            self.weights = {name: weight.clone() for name, weight in new.items()}
+
+
+def copy(host: str, port: int, size: int) -> None:
+    """Reads `size` bytes from a plain connection into a file in shared memory, and removes it."""
+    path, left = Path(SHARED_MEMORY, f"{os.environ[FILES_VARIABLE]}copy"), size
+    buffer = memoryview(bytearray(2**20))
+    with socket.create_connection((host, port)) as connection, path.open("wb") as file:
+        while left:
+            count = connection.recv_into(buffer)
+            if not count:
+                raise ConnectionError(f"{left} of {size} bytes did not come")
+            file.write(buffer[:count])
+            left -= count
+    path.unlink()
+
+
+def main() -> None:
+    """Serves until the process is ended."""
+    listener = socket.create_server((sys.argv[1], 0))
+    sys.stdout.write(f"{listener.getsockname()[1]}\n")
+    sys.stdout.flush()
+    app = TokenMiddleware(PullRoutes(Receiver()))
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)).run([listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""The transports of weights side by side: seconds, pause, bytes and rank 0's memory, beside a plain copy over TCP.
+
+    python -m benchmarks.weight_transports                                    measure and print
+    python -m benchmarks.weight_transports --layers 1 --receivers 1 2 --repeats 1     a rehearsal
+    python -m benchmarks.weight_transports --print-only                       print what is there
+
+A Llama of 265 million parameters, 530 MB in bfloat16, is trained for `--steps` steps of AdamW in float32 on random
+tokens; its last two versions are synced. In each repeat, for each number of receivers, the following take turns:
+
+- wire: rank 0 sends as many bytes over plain connections, and each receiver writes them into its shared memory;
+- shared_memory, of the same bytes;
+- pull whole, to receivers that hold no version;
+- pull delta, to receivers that hold the version before.
+
+All are on one machine, and the connections on loopback. A receiver is a process with a generator's routes and tensors
+in the place of vLLM's model (`benchmarks.weight_receiver`). Each transport is a function in `METHODS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks import arguments, records
+from benchmarks.weight_receiver import COPY
+from lrl.generators.auth import TOKEN_VARIABLE
+from lrl.generators.endpoint import LOOPBACK, Endpoint
+from lrl.generators.generator import Generator
+from lrl.generators.pool import GeneratorPool
+from lrl.generators.server import FILES_VARIABLE
+from lrl.generators.settings import ServerSettings
+from lrl.runtime.event_loop import LoopThread
+from lrl.weights.control import Control, Weights
+from lrl.weights.pull import Pull
+from lrl.weights.shared_memory import SharedMemory
+from lrl.weights.staged_file import SHARED_MEMORY
+from lrl.weights.sync import PoolSync
+from lrl.weights.transport import Transport
+
+DEADLINE_S = 600.0
+MB = 1e6
+HEAD = (
+    "| receivers | transport | lr | sync (s) | staged (s) | fetched (s) | pause (s) | rank 0 sent (MB) "
+    "| fetched in all (MB) | share of the whole | rank 0's peak (MB) | of the wire's speed |\n" + "|---" * 12 + "|"
+)
+
+Version = dict[str, Tensor]
+
+
+class Scene:
+    """Receivers, and two versions of a policy in float32."""
+
+    def __init__(self, receivers: list[Generator], loop: LoopThread, versions: tuple[Version, Version]) -> None:
+        self.receivers, self.loop, self.versions = receivers, loop, versions
+
+    def sync(self, transport: type[Transport], upto: int) -> dict[str, float]:
+        """Syncs the versions up to number `upto` in turn, by a transport of its own; returns the figures of the last.
+
+        Raises:
+            RuntimeError: A receiver failed.
+        """
+        pool, control = GeneratorPool(self.receivers), Control(self.loop, DEADLINE_S, DEADLINE_S)
+        sync = PoolSync(pool, control, transport, f"bench-{secrets.token_hex(4)}")
+        made: Any = sync._transport
+        seconds = {name: timed(made, name) for name in ("stage", "distribute")}
+        try:
+            for number in range(upto + 1):
+                sent, fetched = made.sent_bytes, made.fetched_bytes
+                begin_peak()
+                before, started = peak(), time.monotonic()
+                weights = self.weights(number, halves=transport is SharedMemory)
+                if failed := sync.give(weights, self.receivers, number, lambda resumed: None):
+                    raise RuntimeError("; ".join(failed.values()))
+                ended = time.monotonic()
+            return {
+                "sync_s": ended - started,
+                "stage_s": seconds["stage"][-1],
+                "fetch_s": seconds["distribute"][-1],
+                "pause_s": sync.pause_seconds,
+                "sent_mb": (made.sent_bytes - sent) / MB,
+                "fetched_mb": (made.fetched_bytes - fetched) / MB,
+                "peak_mb": (peak() - before) / MB,
+            }
+        finally:
+            sync.close()
+
+    def weights(self, number: int, halves: bool) -> Weights:
+        """Returns a version; `halves` has matrices in bfloat16 by itself, as pull has."""
+
+        def weights() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in self.versions[number].items():
+                yield name, weight.bfloat16() if halves and weight.dim() > 1 else weight
+
+        return weights
+
+
+def wire(scene: Scene, size: int) -> dict[str, float]:
+    """Copies `size` bytes to each receiver at once, over plain connections."""
+    path = SHARED_MEMORY / f"lrl-bench-wire-{os.getpid()}"
+    with path.open("wb") as file:
+        for _ in range(0, size, 2**20):
+            file.write(os.urandom(2**20))
+    with socket.create_server((LOOPBACK, 0), backlog=len(scene.receivers)) as listener:
+        body = {"host": LOOPBACK, "port": listener.getsockname()[1], "size": size}
+        accepting = threading.Thread(target=send_to_all, args=(listener, path, size, len(scene.receivers)), daemon=True)
+        accepting.start()
+        begin_peak()
+        before, started = peak(), time.monotonic()
+        copies = all_of([one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in scene.receivers])
+        scene.loop.wait(copies, DEADLINE_S, "plain copies")
+        seconds, mb = time.monotonic() - started, len(scene.receivers) * size / MB
+    path.unlink()
+    return {"sync_s": seconds, "fetch_s": seconds, "sent_mb": mb, "fetched_mb": mb, "peak_mb": (peak() - before) / MB}
+
+
+async def all_of(works: Sequence[Any]) -> None:
+    """Waits for all."""
+    await asyncio.gather(*works)
+
+
+def send_to_all(listener: socket.socket, path: Path, size: int, count: int) -> None:
+    """Sends the file to the next `count` connections, each on a thread of its own."""
+    threads = [threading.Thread(target=send, args=(listener.accept()[0], path, size)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+
+def send(connection: socket.socket, path: Path, size: int) -> None:
+    """Sends the first `size` bytes of a file by the kernel alone."""
+    with connection, path.open("rb") as file:
+        sent = 0
+        while sent < size:
+            sent += os.sendfile(connection.fileno(), file.fileno(), sent, size - sent)
+
+
+METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {
+    "wire": wire,
+    "shared_memory": lambda scene, size: scene.sync(SharedMemory, upto=1),
+    "pull whole": lambda scene, size: scene.sync(Pull, upto=0),
+    "pull delta": lambda scene, size: scene.sync(Pull, upto=1),
+}
+"""What is measured in turn; each returns its figures, of which some may be missing. The second argument is the size of
+the version in bytes."""
+
+
+def timed(thing: Any, name: str) -> list[float]:
+    """Returns a list that gets the seconds of each further call of a method."""
+    method, seconds = getattr(thing, name), list[float]()
+
+    def call(*words: Any) -> None:
+        started = time.monotonic()
+        method(*words)
+        seconds.append(time.monotonic() - started)
+
+    setattr(thing, name, call)
+    return seconds
+
+
+def begin_peak() -> None:
+    """Forgets the largest resident memory of this process so far."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> float:
+    """Returns the largest resident memory of this process since `begin_peak`, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
+    """Trains a Llama on random tokens; returns its weights before and after the last of `steps` steps."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 30_720, "hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": layers}
+    network = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=16, num_key_value_heads=16))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    before: Version = {}
+    for step in range(steps):
+        if step == steps - 1:
+            before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        tokens = torch.randint(0, shape["vocab_size"], (2, 32))
+        optimizer.zero_grad()
+        network(input_ids=tokens, labels=tokens).loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+    return before, {name: weight.detach().clone() for name, weight in network.named_parameters()}
+
+
+def staged_size(version: Version, folder: Path) -> int:
+    """Returns the bytes of a version's file, with matrices in bfloat16."""
+    path = folder / "size.safetensors"
+    save_file({name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in version.items()}, path)
+    size = path.stat().st_size
+    path.unlink()
+    return size
+
+
+@contextmanager
+def receivers(
+    where: Sequence[tuple[str, list[str]]], loop: LoopThread, folder: Path, settings: ServerSettings
+) -> Iterator[list[Generator]]:
+    """Runs receivers, each in a process of its own.
+
+    Args:
+        where: The address of each, and the command that starts a process where it has it.
+        loop: Of their clients.
+        folder: Of their logs.
+        settings: Of the run.
+    """
+    token, run = secrets.token_hex(16), secrets.token_hex(4)
+    with ExitStack() as ends:
+        made = []
+        for number, (host, start) in enumerate(where):
+            prefix = f"lrl-bench-{run}-generator-{number}-"
+            environment = {**os.environ, FILES_VARIABLE: prefix, TOKEN_VARIABLE: token}
+            command = [*start, sys.executable, "-m", "benchmarks.weight_receiver", host]
+            errors = ends.enter_context((folder / f"receiver-{number}.log").open("w"))
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+            ends.callback(end, process, prefix)
+            assert process.stdout is not None, "it is a pipe"
+            location = Endpoint(host).location(int(process.stdout.readline()))
+            server: Any = SimpleNamespace(
+                **{"name": f"receiver {number}", "number": number, "url": location.url, "location": location},
+                **{"trust": None, "token": token, "settings": settings, "alive": True},
+                log_tail=lambda lines: "",
+            )
+            made.append(Generator(server, 1))
+            ends.callback(lambda client: loop.wait(client.close(), 5.0, "closing"), made[-1].client)
+        yield made
+
+
+def end(process: subprocess.Popen[str], prefix: str) -> None:
+    """Ends a receiver and removes its files."""
+    process.kill()
+    process.wait(60)
+    for path in SHARED_MEMORY.glob(f"{prefix}*"):
+        path.unlink()
+
+
+def measure(args: argparse.Namespace, command: str) -> None:
+    """Measures what is not there yet."""
+    made = records.read(args.out)
+    for lr in args.lrs:
+        todo = [run for run in runs_of(args) if run["lr"] == lr and records.find(made, run) is None]
+        if not todo:
+            continue
+        versions = two_versions(args.layers, lr, args.steps)
+        size = staged_size(versions[0], args.folder)
+        for run in todo:
+            loop = LoopThread()
+            where: list[tuple[str, list[str]]] = [(LOOPBACK, [])] * run["receivers"]
+            with receivers(where, loop, args.folder, ServerSettings(dtype="bfloat16")) as fleet:
+                scene = Scene(fleet, loop, versions)
+                found = {name: method(scene, size) for name, method in METHODS.items()}
+            loop.close()
+            rounded = {name: {one: records.rounded(value) for one, value in of.items()} for name, of in found.items()}
+            records.append(args.out, run | {"size": size, "found": rounded, "command": command})
+            logging.info("%s", run | rounded)
+
+
+def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the fields by which the records are found, in their order."""
+    how = {"layers": args.layers, "steps": args.steps}
+    return [
+        how | {"lr": lr, "receivers": count, "repeat": repeat}
+        for lr in args.lrs
+        for repeat in range(args.repeats)
+        for count in args.receivers
+    ]
+
+
+def table(made: Sequence[dict[str, Any]]) -> str:
+    """Returns the table in Markdown: medians over the repeats, and over the learning rates except for the delta."""
+    lines = [HEAD]
+    for count in sorted({record["receivers"] for record in made}):
+        of_count = [record for record in made if record["receivers"] == count]
+        for method in METHODS:
+            lrs = sorted({record["lr"] for record in of_count}) if method == "pull delta" else [None]
+            for lr in lrs:
+                lines.append(row(count, method, lr, [one for one in of_count if lr is None or one["lr"] == lr]))
+    return "\n".join(lines)
+
+
+def row(count: int, method: str, lr: float | None, made: Sequence[dict[str, Any]]) -> str:
+    """Returns a line of the table."""
+
+    def middle(name: str, form: str) -> str:
+        values = [one["found"][method][name] for one in made if name in one["found"][method]]
+        return format(median(values), form) if values else ""
+
+    speeds = [one["found"]["wire"]["fetch_s"] / one["found"]["pull whole"]["fetch_s"] for one in made]
+    shares = [one["found"][method]["fetched_mb"] * MB / (count * one["size"]) for one in made]
+    fetches = method != "shared_memory"
+    cells = [
+        *(str(count), method, "" if lr is None else f"{lr:g}", middle("sync_s", ".2f"), middle("stage_s", ".2f")),
+        *(middle("fetch_s", ".2f") if fetches else "", middle("pause_s", ".2f")),
+        *((middle("sent_mb", ",.0f"), middle("fetched_mb", ",.0f"), f"{median(shares):.3f}") if fetches else [""] * 3),
+        *(middle("peak_mb", ",.0f"), f"{median(speeds):.2f}" if method == "pull whole" else ""),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_transports", description=__doc__.splitlines()[0])
+    parser.add_argument("--receivers", nargs="+", type=int, default=[1, 2, 4], help="(%(default)s)")
+    parser.add_argument("--lrs", nargs="+", type=float, default=[1e-6, 1e-5], help="(%(default)s)")
+    parser.add_argument("--layers", type=int, default=16, help="of the policy; 16 make 530 MB (%(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="before the sync (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
+    arguments.add_print_only(parser, "weight_transports")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, unless it only prints; then prints."""
+    args = arguments.parse(make_parser(), argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if not args.print_only:
+        measure(args, args.command)
+    print(table(records.all_found(args.out, runs_of(args))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""`lrl export`: the policy of a checkpoint in Hugging Face format, which transformers and vLLM open.
+
+A run exports its last policy by itself (`lrl.callbacks.Export`). This is for any earlier step of it, or for a run that
+has ended in the middle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PREFIX = "network."
+"""What the names of the policy's weights begin with in a checkpoint."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exports the checkpoint of the command line.
+
+    Args:
+        argv: The words after `lrl export`.
+
+    Returns:
+        Exit status: 2 if there is no such checkpoint, its model cannot be opened, or the folder cannot be written.
+    """
+    parser = argparse.ArgumentParser(
+        prog="lrl export", description="Write the policy of a checkpoint in Hugging Face format."
+    )
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder")
+    parser.add_argument("folder", type=Path, help="where to write the policy, with its tokenizer")
+    parser.add_argument("--model", help="folder or hub name of the run's model.model, if it was moved since")
+    args = parser.parse_args(argv)
+    try:
+        steps = export(args.checkpoint, args.folder, args.model)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"lrl: error: {error}\n")
+        return 2
+    sys.stdout.write(f"The policy after {steps} steps is in {args.folder}: lrl chat {args.folder}\n")
+    return 0
+
+
+def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
+    """Writes the policy of a checkpoint, and its tokenizer, into `folder`; returns the steps it has done.
+
+    Args:
+        checkpoint: File or folder of a run.
+        folder: Target; it must be new or empty.
+        model: Folder or hub name that the run began with; None takes the one that the checkpoint names.
+
+    Raises:
+        ValueError: There is no checkpoint of a policy, it is of another model, or the target holds something.
+        OSError: The target cannot be written.
+    """
+    from lrl.training.model import open_meta_model, open_tokenizer, unique_tensors
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} holds something already: give a new folder.")
+    state, weights = read(checkpoint)
+    if (base := model or state.get("policy_folder")) is None:
+        raise ValueError(f"{checkpoint} does not name its model: give the run's model.model as --model.")
+    network = open_meta_model(base, None)
+    expected = dict(unique_tensors(network))
+    for name, weight in expected.items():
+        if name not in weights or weights[name].shape != weight.shape:
+            found = list(weights[name].shape) if name in weights else "none"
+            raise ValueError(
+                f"{checkpoint} is of another model than {base}: {name} is {found} in it and {list(weight.shape)} "
+                "there. Give the run's model.model as --model."
+            )
+    network = network.to(next(iter(weights.values())).dtype)
+    network.save_pretrained(folder, state_dict={name: weights[name] for name in expected})
+    open_tokenizer(base).save_pretrained(folder)
+    return int(state["global_step"])
+
+
+def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns a checkpoint without its weights, and the policy's weights by their names in memory, on the CPU."""
+    import torch
+
+    from lrl.runtime.checkpoint_folder import META, is_checkpoint_folder, read_weights
+
+    if not checkpoint.exists():
+        raise ValueError(f"{checkpoint}: there is no such checkpoint. They are in the run's folder `checkpoints`.")
+    in_parts = is_checkpoint_folder(checkpoint)
+    try:
+        file = checkpoint / META if in_parts else checkpoint
+        state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        weights = read_weights(checkpoint) if in_parts else state.pop("state_dict")
+        policy = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
+        if not policy:
+            raise KeyError(f"{PREFIX}*")
+    except (RuntimeError, OSError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{checkpoint} is no checkpoint of an lrl run ({reason:.200}): give another.") from error
+    return state, policy

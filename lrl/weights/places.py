@@ -1,0 +1,76 @@
+"""The places at which generators fetch one version: a tree that grows while they fetch.
+
+The trainer has `FAN_OUT` places, and so has every generator that has fetched the version. A generator waits for a free
+place and gives it back. So rank 0 sends to two at once however many there are, no generator is the parent of another
+before it has the version, and a slow or frozen one holds one place and nobody else.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+from lrl.generators.endpoint import is_loopback
+from lrl.generators.generator import Generator
+
+FAN_OUT = 2
+"""With a full link one place would be best: n generators have the version after log2(n + 1) transfers, and with two
+places after 1.26 times that. But one alone would stand still behind one slow generator, and one connection rarely fills
+a link."""
+
+
+class Places:
+    """The places of one version; lives on the fleet's loop.
+
+    Args:
+        patience_s: Seconds that a generator waits for a place, before the trainer opens another one for it.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._free: list[Generator | None] = [None] * FAN_OUT
+        """None is the trainer."""
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def take(self, child: Generator) -> AsyncIterator[Generator | None]:
+        """Takes a place for `child` and gives it back; it is at the trainer if there is none at another generator."""
+        source = await self._wait(child)
+        try:
+            yield source
+        finally:
+            await self._add([source])
+
+    async def open_at(self, generator: Generator) -> None:
+        """Opens the places of a generator that has the version."""
+        await self._add([generator] * FAN_OUT)
+
+    async def _add(self, places: list[Generator | None] | list[Generator]) -> None:
+        async with self._changed:
+            self._free += places
+            self._changed.notify_all()
+
+    async def _wait(self, child: Generator) -> Generator | None:
+        try:
+            async with asyncio.timeout(self._patience_s), self._changed:
+                await self._changed.wait_for(lambda: self._fitting(child))
+                source = self._fitting(child)[0]
+                self._free.remove(source)
+                return source
+        except TimeoutError:
+            return None
+
+    def _fitting(self, child: Generator) -> list[Generator | None]:
+        """Returns the free places that `child` reaches, those at generators first: they spare rank 0's link."""
+        peers = [one for one in self._free if one is not None and one.eviction is None and reaches(child, one)]
+        return [*peers, *(one for one in self._free if one is None)]
+
+
+def reaches(child: Generator, source: Generator) -> bool:
+    """Whether `child` can connect to `source`: loopback is the trainer's machine, for both or for none."""
+    return not is_here(source) or is_here(child)
+
+
+def is_here(generator: Generator) -> bool:
+    """Whether the trainer reaches a generator on loopback, which only its own machine does."""
+    return is_loopback(urlsplit(generator.client.url).hostname or "")

@@ -1,0 +1,194 @@
+"""Weights that the generators fetch: for other machines without a common GPU network, over any distance.
+
+    trainer: stage a file, and its difference to the one before -> order -> generators fetch while they write
+             -> pause -> each loads the file from its own shared memory
+
+No generator waits for another's link or death, the pause is that of shared memory, and a transfer that breaks is
+resumed. A generator that holds the version before fetches the difference; any other one the whole. Those that have the
+version serve it to others (`lrl.weights.places`). The other end is `lrl.weights.pull_routes`.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lrl.generators.endpoint import Endpoint, Location, is_loopback, own_address_towards
+from lrl.generators.generator import Generator
+from lrl.weights import staged_file
+from lrl.weights.control import Control, Weights
+from lrl.weights.delta import MOST, write_delta
+from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport, RemoteFile
+from lrl.weights.file_server import FileServer
+from lrl.weights.places import Places, is_here
+from lrl.weights.staged_file import stage_file, too_little_room
+from lrl.weights.transport import Transport
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 0.25
+"""Share of a phase's deadline that a generator waits for its turn; the rest is for its own transfer."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A version in the trainer's shared memory."""
+
+    path: Path
+    remote: RemoteFile
+
+
+class Pull(Transport):
+    """The trainer's end: stages and serves the files, and has the generators fetch them."""
+
+    backend = "pull"
+    copies = True
+    fetches = True
+    narrows = True
+    middleware = ("lrl.weights.pull_routes.PullRoutes",)
+
+    @classmethod
+    def address_refusal(cls, host: str) -> str:
+        """The trainer serves the weights where its generators listen."""
+        if not is_loopback(host):
+            return ""
+        return (
+            f"serves its weights (pull) at strategy.server.host {host}, which only its own machine reaches. Start it "
+            "with an address of its machine that this one reaches, and with tls_cert and tls_key or insecure."
+        )
+
+    @classmethod
+    def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
+        """A file for each pool and each generator; in a sync each has two files and a delta, one pool at a time."""
+        needed = int(((pools + 1 + MOST) + generators * (2 + MOST)) * weight_bytes)
+        return too_little_room(cls.backend, needed, shutil.disk_usage(staged_file.SHARED_MEMORY).free)
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._dtype: torch.dtype | None = None
+        self._endpoint = Endpoint()
+        self._server: FileServer | None = None
+        self._number = 0
+        self._older: Staged | None = None  # until the delta to it is made
+        self._staged: Staged | None = None
+        self._delta: Staged | None = None
+        self._base = ""  # the name of the file that the delta needs
+        self._fetched: dict[Generator, str] = {}  # the path of the staged version on its machine
+
+    def connect(self, control: Control, weights: Weights, name: str) -> None:
+        """Starts the server of the files at the first call; see `Transport.connect`."""
+        if self._server is None:
+            own = control.taking_part[0].server  # token and settings are those of all
+            self._name, self._endpoint = name, own.settings.endpoint
+            self._dtype = None if own.settings.dtype == "auto" else getattr(torch, own.settings.dtype)
+            self._server = FileServer(self._endpoint, own.token)
+        control.init_weight_transfer_engine({})
+
+    def stage(self, weights: Weights, use_fallback: bool) -> None:
+        """Writes the weights as the generators compute with them; keeps the version before for the delta."""
+        tensors = dict(_narrowed(weights, self._dtype))
+        self._number += 1
+        path = staged_file.SHARED_MEMORY / f"lrl-{self._name}-{self._number}.safetensors"
+        staged = Staged(path, _remote(f"{self._name}-{self._number}", path, stage_file(tensors, path)))
+        if self._staged is not None and _same(staged, self._staged):  # another attempt at one version
+            staged.path.unlink()
+            return
+        _remove(self._older, self._delta)
+        self._older, self._staged, self._delta, self._fetched = self._staged, staged, None, {}
+
+    def distribute(self, control: Control) -> None:
+        """Has each generator fetch the staged version; one that fails is left out."""
+        assert self._server is not None and self._staged is not None, "connected and staged before"
+        if self._older is not None:
+            self._make_delta(self._older, self._staged, control.interrupted or (lambda: None))
+        self._server.files = {one.remote.name: one.path for one in (self._staged, self._delta) if one is not None}
+        places, deadline_s = Places(PATIENCE * control.deadline_s), control.deadline_s
+        control.each(FETCH, lambda generator: self._have_fetched(generator, places, deadline_s))
+
+    def send(self, control: Control) -> None:
+        """See `Transport.send`."""
+        assert self._staged is not None, "staged before"
+        checksum = self._staged.remote.checksum
+        control.start_weight_update()
+        control.update_weights_of(lambda generator: {"file": self._fetched[generator], "checksum": checksum})
+        control.finish_weight_update()
+
+    def close(self) -> None:
+        """Ends the server and removes the files."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        _remove(self._older, self._staged, self._delta)
+        self._older = self._staged = self._delta = None
+
+    def _make_delta(self, older: Staged, newer: Staged, interrupted: Callable[[], None]) -> None:
+        """Makes the difference of two versions, if it is worth it, and removes the older one."""
+        path = newer.path.with_suffix(".delta")
+        started = time.monotonic()
+        try:
+            if write_delta(older.path, newer.path, path, interrupted):
+                found = staged_file.checksum(path)
+                self._delta = Staged(path, _remote(f"{newer.remote.name}-delta", path, found))
+                self._base = older.remote.name
+                share, seconds = path.stat().st_size / newer.remote.size, time.monotonic() - started
+                log.info("The difference of two versions is %.1f %% of one; %.1f s to make.", 100 * share, seconds)
+        except OSError as error:
+            log.warning("There is no difference of two versions to fetch, and all fetch the whole: %s", error)
+        _remove(older)
+        self._older = None
+
+    async def _have_fetched(self, generator: Generator, places: Places, deadline_s: float) -> None:
+        """Has one generator fetch the version when there is a place for it."""
+        assert self._staged is not None, "staged before"
+        started = time.monotonic()
+        async with places.take(generator) as peer:
+            left_s = deadline_s - (time.monotonic() - started)
+            sources = [*([peer.server.location] if peer is not None else []), self._location(generator)]
+            delta, base = (self._delta.remote, self._base) if self._delta is not None else (None, "")
+            order = FetchOrder(self._staged.remote, sources, left_s, delta, base)
+            report = FetchReport(**await generator.client.post(FETCH, asdict(order), deadline_s=left_s))
+        seconds, received = time.monotonic() - started, sum(report.received)
+        log.info("%s has the weights (%s): %d bytes in %.1f s.", generator.name, report.how, received, seconds)
+        self._fetched[generator] = report.file
+        self.fetched_bytes += received
+        self.sent_bytes += report.received[-1]
+        await places.open_at(generator)
+
+    def _location(self, generator: Generator) -> Location:
+        """Returns where a generator reaches this server."""
+        assert self._server is not None, "connected before"
+        seen = ""
+        if self._endpoint.is_everywhere and not is_here(generator):
+            seen = own_address_towards(generator.client.url)
+        return self._endpoint.location(self._server.port, seen)
+
+
+def _narrowed(weights: Weights, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights on the CPU, matrices in `dtype` where that is narrower; None leaves them.
+
+    Vectors keep their format: they are few bytes, and vLLM computes with some of them in float32.
+    """
+    for name, weight in weights():
+        weight = weight.detach()
+        if dtype is not None and dtype.itemsize < weight.itemsize and weight.dim() > 1 and weight.is_floating_point():
+            weight = weight.to(dtype)
+        yield name, weight.to("cpu").contiguous()
+
+
+def _remote(name: str, path: Path, checksum: int) -> RemoteFile:
+    return RemoteFile(f"{name}-{checksum:08x}", path.stat().st_size, checksum)
+
+
+def _same(one: Staged, other: Staged) -> bool:
+    return (one.remote.size, one.remote.checksum) == (other.remote.size, other.remote.checksum)
+
+
+def _remove(*staged: Staged | None) -> None:
+    for one in staged:
+        if one is not None:
+            one.path.unlink(missing_ok=True)

@@ -1,0 +1,63 @@
+"""The routes of a generator that fetches its weights; an ASGI middleware of vLLM's API server, behind the run's token.
+
+    POST /lrl/fetch            fetches a version into this machine's shared memory (`FetchOrder`, `FetchReport`)
+    GET  /lrl/weights/<name>   serves a file of the version that this generator holds to other generators
+
+A fetch runs on a thread beside the server's event loop; the generator writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from lrl.generators.auth import TOKEN_VARIABLE
+from lrl.generators.server import FILES_VARIABLE
+from lrl.weights.fetch_order import FETCH, FILES, FetchOrder
+from lrl.weights.fetched_files import FetchedFiles, FetchFailed
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+
+class LargeFile(FileResponse):
+    """A file in larger pieces: each is a turn of the event loop."""
+
+    chunk_size = 2**20
+
+
+class PullRoutes:
+    """The middleware, given to vLLM by its class path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.files = FetchedFiles(os.environ[FILES_VARIABLE], os.environ[TOKEN_VARIABLE])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers requests of the two routes, and forwards all others."""
+        call = (scope["method"], scope["path"]) if scope["type"] == "http" else ("", "")
+        if call == ("POST", FETCH):
+            response = await self._fetch(await Request(scope, receive).json())
+        elif call[0] == "GET" and call[1].startswith(FILES):
+            response = self._file(call[1].removeprefix(FILES))
+        else:
+            return await self.app(scope, receive, send)
+        await response(scope, receive, send)
+
+    async def _fetch(self, order: dict[str, object]) -> Response:
+        try:
+            return JSONResponse(asdict(await asyncio.to_thread(self.files.fetch, FetchOrder.from_json(order))))
+        except (FetchFailed, OSError) as error:
+            return JSONResponse({"error": str(error)}, 502)
+
+    def _file(self, name: str) -> Response:
+        path = self.files.find(name)
+        return JSONResponse({"error": f"{name} is not here"}, 404) if path is None else LargeFile(path)

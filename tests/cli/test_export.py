@@ -1,0 +1,101 @@
+"""`lrl export`: the policy of a checkpoint as a folder that transformers opens; `tests/strategies` has sharded ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lrl.cli.main import main
+from lrl.training.model import open_network, open_tokenizer
+from tests.run_without_generators import fit, trainer
+from tests.tiny_policies import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps that has saved both; `policy` is the model that it began with."""
+    folder = tmp_path_factory.mktemp("run")
+    tiny_llama(folder / "policy")
+    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    fit(str(folder / "policy"), trainer(folder, saving, max_steps=2))
+    return folder
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return open_network(str(folder), "float32", None, False).state_dict()
+
+
+def test_the_policy_of_any_step_is_exported_with_its_tokenizer(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run / "step=1.ckpt"), str(tmp_path / "one")]) == 0
+    assert "The policy after 1 steps is in" in capsys.readouterr().out
+    saved = torch.load(run / "step=1.ckpt")["state_dict"]
+    for name, weight in weights_of(tmp_path / "one").items():
+        assert torch.equal(weight, saved[f"network.{name}"])
+    first = next(iter(weights_of(run / "policy")))
+    assert not torch.equal(weights_of(tmp_path / "one")[first], weights_of(run / "policy")[first])
+    assert open_tokenizer(str(tmp_path / "one")).get_vocab() == open_tokenizer(str(run / "policy")).get_vocab()
+
+
+def test_a_model_that_was_moved_is_given_by_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = torch.load(run / "step=2.ckpt")
+    state["policy_folder"] = str(tmp_path / "gone")
+    torch.save(state, tmp_path / "moved.ckpt")
+    assert main(["export", str(tmp_path / "moved.ckpt"), str(tmp_path / "out")]) == 2
+    assert "gone" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    words = ["export", str(tmp_path / "moved.ckpt"), str(tmp_path / "out"), "--model", str(run / "policy")]
+    assert main(words) == 0 and weights_of(tmp_path / "out")
+
+
+def broken(name: str, run: Path, folder: Path) -> tuple[Path, Path, list[str]]:
+    """Returns a checkpoint, a target and further words, one of which is wrong."""
+    checkpoint, out, more = run / "step=2.ckpt", folder / "out", list[str]()
+    if name == "no checkpoint":
+        checkpoint = folder / "none.ckpt"
+    elif name == "text":
+        checkpoint = folder / "text.ckpt"
+        checkpoint.write_text("no checkpoint")
+    elif name == "no policy":
+        checkpoint = folder / "other.ckpt"
+        torch.save({"state_dict": {"layer.weight": torch.zeros(2)}, "global_step": 1}, checkpoint)
+    elif name == "an older one":
+        state: dict[str, Any] = torch.load(checkpoint)
+        del state["policy_folder"]
+        checkpoint = folder / "older.ckpt"
+        torch.save(state, checkpoint)
+    elif name == "another model":
+        shutil.copytree(run / "policy", folder / "wide")
+        config = folder / "wide" / "config.json"
+        config.write_text(config.read_text().replace('"intermediate_size": ', '"intermediate_size": 1'))
+        more = ["--model", str(folder / "wide")]
+    else:
+        out.mkdir()
+        (out / "file").touch()
+    return checkpoint, out, more
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no checkpoint", "there is no such checkpoint"),
+        ("text", "is no checkpoint of an lrl run"),
+        ("no policy", "is no checkpoint of an lrl run"),
+        ("an older one", "--model"),
+        ("another model", "of another model"),
+        ("a full folder", "give a new folder"),
+    ],
+)
+def test_a_wrong_word_is_named_with_its_remedy_and_nothing_is_written(
+    name: str, said: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, out, more = broken(name, run, tmp_path)
+    assert main(["export", str(checkpoint), str(out), *more]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lrl: error: ") and said in error and len(error.splitlines()) == 1
+    assert not (out / "config.json").exists()

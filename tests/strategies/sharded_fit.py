@@ -1,0 +1,144 @@
+"""A run that fits a sharded policy to given groups, without generators, and saves at every step.
+
+Arguments: policy folder, run folder, and as JSON: ranks, the steps to reach, the checkpoint or null, the step at which
+the disk of rank 1 is full or null, the place at which rank 1 dies or null, and settings of the strategy. Rank 0 writes
+the weights of policy and reference, whole, into `weights.pt`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lrl
+from benchmarks.chaos.deaths import Death
+from lrl.callbacks import OnRankZero, WeightSync
+from lrl.training.collate import blank
+from lrl.training.model import whole_tensors
+from lrl.training.sharding import on_cpu
+from tests.run_without_generators import micro_batches
+from tests.test_policy import FakeStep
+
+STEPS_PER_EPOCH = 3
+
+
+class StepOfRank(FakeStep):
+    """A rank's share of a step; the counts are those of all ranks."""
+
+    def __init__(self, step: int, rank: int, ranks: int) -> None:
+        super().__init__(micro_batches(step))
+        rounds = -(-len(self.batches) // ranks)
+        self.own = [*self.batches, *[blank()] * (rounds * ranks - len(self.batches))][rank::ranks]
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.own
+
+
+class StepsOfRank:
+    """A loader of steps that depend on the policy's version alone."""
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self.trainer = trainer
+
+    def __len__(self) -> int:
+        return STEPS_PER_EPOCH
+
+    def __iter__(self) -> Iterator[StepOfRank]:
+        while True:
+            yield StepOfRank(self.trainer.global_step, self.trainer.global_rank, self.trainer.world_size)
+
+
+class NoSync(WeightSync):
+    """The place of the sync in a run without generators."""
+
+    def on_train_start(self, *args: Any) -> None:
+        """Does nothing."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Does nothing."""
+
+    def on_train_end(self, *args: Any) -> None:
+        """Does nothing."""
+
+
+class ReadWeights(OnRankZero):
+    """Reads the weights after each step, as a sync does."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        for _ in pl_module.named_weights():
+            pass
+
+
+def make_policy(folder: str) -> Any:
+    return lrl.PolicyModule(folder, lr=1e-2, reference=lrl.Reference(refresh_every_n_steps=2))
+
+
+def fit(folder: str, running: L.Trainer, ckpt_path: str | None = None) -> dict[str, Any]:
+    """Fits a policy; returns the weights of policy and reference, whole, on rank 0."""
+    policy = make_policy(folder)
+    running.fit(policy, StepsOfRank(running), ckpt_path=ckpt_path)
+    return {"policy": on_cpu(whole_tensors(policy)), "reference": on_cpu(whole_tensors(policy.reference.network))}
+
+
+class FullDisk(L.Callback):
+    """Makes the disk of rank 1 full during one step; after the last one there is room."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        limit_files(1000 if trainer.global_rank == 1 and trainer.global_step + 1 == self.step else None)
+
+    def on_train_end(self, *args: Any) -> None:
+        limit_files(None)
+
+
+def limit_files(size: int | None) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
+def main(
+    folder: str,
+    results: Path,
+    ranks: int,
+    steps: int,
+    ckpt_path: str | None,
+    full_disk_at: int | None,
+    dies_at: str | None,
+    settings: dict[str, Any],
+) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=lrl.AsyncFSDP(generator_devices=0, **settings),
+        callbacks=[
+            NoSync(),
+            ReadWeights(),
+            FullDisk(full_disk_at),
+            ModelCheckpoint(results, filename="{step}", every_n_train_steps=1, save_top_k=-1),
+        ],
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=results,
+        enable_progress_bar=False,
+    )
+    if dies_at is not None and trainer.global_rank == 1:
+        Death(1, dies_at, call=2).prepare()
+    found = fit(folder, trainer, ckpt_path)
+    if trainer.is_global_zero:
+        torch.save(found, results / "weights.pt")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], Path(sys.argv[2]), *json.loads(sys.argv[3]))

@@ -1,0 +1,116 @@
+"""One rank of several that train a step of sharded policies, without a trainer, and read their weights.
+
+Arguments: folder of policies, folder of results, rank, ranks, ranks that compute a micro-batch together. A policy whose
+name ends in `bf16` computes in bfloat16. Rank 0 writes gradient, log-probs and weights, all whole, and the log-probs of
+the reference.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import lrl
+from lrl.advantages import GroupMean
+from lrl.rollouts.packing import Packer
+from lrl.rollouts.stream import RankStream, RunParts, StepStream
+from lrl.runtime.collective import follow
+from lrl.runtime.ranks import Ranks
+from lrl.runtime.stopwatch import Stopwatch
+from lrl.training.sharding import Sharding
+from lrl.types import ENVIRONMENT, Group
+from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
+from tests.test_policy import make_group
+
+TEXT = [1, 2, 3, 4, 5]
+EXPERTS = ("mixtral", "qwen3_moe")
+"""Policies that are refused with tensor parallelism."""
+LONE = make_group(9, responses=2)
+"""A group with a single response in the loss: there is none for another rank."""
+LONE.rollouts[1].versions = [ENVIRONMENT] * len(LONE.rollouts[1].versions)
+
+
+class Sharded(lrl.PolicyModule):
+    """A sharded policy without a trainer."""
+
+    ranks: Any = None
+    sharding: Any = None
+
+    def __init__(self, model: str, ranks: Ranks, tensor: int, compute_dtype: torch.dtype | None) -> None:
+        super().__init__(model, reference=lrl.Reference())
+        self.ranks = ranks
+        shape = (ranks.size // tensor, tensor)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("shards", "tensor"))
+        self.sharding = Sharding(mesh if tensor > 1 else mesh["shards"], compute_dtype)
+        self.configure_model()
+        self.setup("fit")
+
+
+def main(models: Path, folder: Path, rank: int, ranks: int, tensor: int) -> None:
+    wait = timedelta(seconds=60)
+    dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
+    them = Ranks(dist.new_group(backend="gloo", timeout=wait))
+    for model in sorted(models.iterdir()):
+        if tensor > 1 and model.name in EXPERTS:
+            continue
+        policy = Sharded(str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None)
+        found = train(policy)
+        if rank == 0:
+            found["logprobs"] = policy.prompt_logprobs(TEXT)
+            found["reference"] = reference_logprobs(policy)
+            found["weights"] = {name: weight.clone() for name, weight in policy.named_weights()}
+            policy.export(folder / f"{model.name}-exported")
+        follow(policy)
+        torch.save(found, folder / f"{model.name}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(policy: Sharded) -> dict[str, Any]:
+    """Runs the passes of a step; returns its gradient, and what this rank did and holds."""
+    passes = blanks = tokens = 0
+    for groups in (GROUPS, [LONE]):
+        step = RankStream(policy) if policy.ranks.rank else stream(policy, groups)
+        for micro in step:
+            blank = not micro.mask.any()
+            (0.0 * policy(micro).sum() if blank else policy.compute_loss(micro)).backward()
+            passes, blanks = passes + 1, blanks + blank
+        tokens += step.num_tokens
+    scale, weights = policy.data_parallel_size / tokens, dict(policy.named_parameters())
+    return {
+        "gradient": {name: weight.grad.full_tensor() * scale for name, weight in weights.items()},
+        "passes": passes,
+        "blanks": blanks,
+        "share": sum(one.to_local().numel() for one in weights.values()) / sum(one.numel() for one in weights.values()),
+    }
+
+
+def reference_logprobs(policy: lrl.PolicyModule) -> list[Any]:
+    """Returns those of three passes, which two ranks cannot share equally."""
+    group = make_group(0, responses=3)
+    policy.prepare(group, 1.0, micro_batch_tokens=1)
+    return [rollout.reference_logprobs for rollout in group.rollouts]
+
+
+def stream(policy: Sharded, groups: list[Group]) -> StepStream:
+    arriving = iter(groups)
+
+    def next_group(step: int) -> Group:
+        policy.prompt_logprobs(TEXT)  # as a probe does while the trainer waits
+        return next(arriving)
+
+    size = policy.data_parallel_size
+    together = policy.ranks.size // size
+    run = RunParts(next_group=next_group, stopwatch=Stopwatch(), ranks=policy.ranks, tensor_parallel_size=together)
+    return StepStream(0, len(groups), Packer(BUDGET, GroupMean(), 1.0, ranks=size, blanks=True), run)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -1,0 +1,142 @@
+"""Checkpoints of a sharded policy: in parts or whole, a run goes on from them with any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lrl.cli.main import main
+from lrl.runtime.checkpoint_folder import read_weights
+from lrl.training.model import open_network, open_tokenizer
+from tests.leftovers import nothing_left
+from tests.run_without_generators import trainer
+from tests.strategies.sharded_fit import fit
+from tests.strategies.test_shutdown import ROOT
+
+
+def run_ranks(
+    policy: Path,
+    folder: Path,
+    ranks: int,
+    steps: int,
+    ckpt_path: Path | None = None,
+    full_disk: int | None = None,
+    dies_at: str | None = None,
+    **settings: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Fits with that many ranks up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
+    folder.mkdir()
+    how = json.dumps([ranks, steps, ckpt_path and str(ckpt_path), full_disk, dies_at, settings])
+    words = [sys.executable, "-m", "tests.strategies.sharded_fit", str(policy), str(folder), how]
+    environment = os.environ | {"TMPDIR": str(folder)}
+    run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    (folder / "output").write_text(run.stderr)
+    return run
+
+
+def fit_sharded(*args: Any, **settings: Any) -> dict[str, Any]:
+    """Returns what rank 0 has written at the end of `run_ranks`."""
+    run = run_ranks(*args, **settings)
+    assert run.returncode == 0, run.stderr
+    return torch.load(args[1] / "weights.pt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def runs(policy_folder: Path, folder: Path) -> dict[str, Any]:
+    """The weights at the end of runs that go on from one another."""
+    parts = fit_sharded(policy_folder, folder / "parts", 2, 3, full_disk=2)
+    whole = fit_sharded(
+        *(policy_folder, folder / "whole", 3, 5, folder / "parts" / "step=3.ckpt"),
+        save_distributed_checkpoint=False,
+        reduce_gradients="once",
+    )
+    copies = fit_sharded(
+        policy_folder, folder / "copies", 4, 7, folder / "whole" / "step=5.ckpt", full_disk=7, replicas=2
+    )
+    return {"parts": parts, "whole": whole, "copies": copies}
+
+
+@pytest.fixture(scope="module")
+def alone(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """The weights of one process that is never stopped, by step."""
+    found = {}
+    for steps in (3, 5, 7):
+        running = trainer(tmp_path_factory.mktemp("alone"), max_steps=steps, enable_checkpointing=False)
+        found[steps] = fit(str(policy_folder), running)
+    return found
+
+
+@pytest.mark.parametrize(("name", "step"), [("parts", 3), ("whole", 5), ("copies", 7)])
+def test_a_sharded_run_goes_on_from_either_format_with_another_number_of_ranks(
+    name: str, step: int, runs: dict[str, Any], alone: dict[int, Any]
+) -> None:
+    for kind in ("policy", "reference"):
+        assert runs[name][kind].keys() == alone[step][kind].keys()
+        for weight, expected in alone[step][kind].items():
+            torch.testing.assert_close(runs[name][kind][weight], expected, atol=2e-5, rtol=1e-4, msg=weight)
+    first = next(iter(alone[3]["policy"]))  # the steps change something
+    assert (alone[3]["policy"][first] - alone[5]["policy"][first]).abs().max() > 1e-3
+
+
+def test_one_process_goes_on_from_a_whole_checkpoint_of_several(
+    runs: dict[str, Any], alone: dict[int, Any], policy_folder: Path, folder: Path, tmp_path: Path
+) -> None:
+    running = trainer(tmp_path, max_steps=7, enable_checkpointing=False)
+    found = fit(str(policy_folder), running, str(folder / "whole" / "step=5.ckpt"))
+    for name, expected in alone[7]["policy"].items():
+        torch.testing.assert_close(found["policy"][name], expected, atol=2e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("checkpoint", ["parts/step=3.ckpt", "whole/step=5.ckpt"])
+def test_lrl_export_makes_the_policy_of_either_format(
+    checkpoint: str, runs: dict[str, Any], policy_folder: Path, folder: Path, tmp_path: Path
+) -> None:
+    assert main(["export", str(folder / checkpoint), str(tmp_path / "policy")]) == 0
+    exported = open_network(str(tmp_path / "policy"), "float32", None, False).state_dict()
+    for name, expected in runs[checkpoint.partition("/")[0]]["policy"].items():
+        assert torch.equal(exported[name.removeprefix("network.")], expected)
+    assert open_tokenizer(str(tmp_path / "policy")).get_vocab() == open_tokenizer(str(policy_folder)).get_vocab()
+
+
+def test_a_checkpoint_that_one_rank_cannot_write_leaves_nothing_and_the_run_goes_on(
+    runs: dict[str, Any], folder: Path
+) -> None:
+    saved = sorted(path.name for path in (folder / "parts").glob("*.ckpt*"))
+    assert saved == ["step=1.ckpt", "step=3.ckpt"]
+    said = (folder / "parts" / "output").read_text()
+    assert said.count("The checkpoint of step 2 cannot be written") == 1 and "File too large" in said
+
+
+def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_parts_of_all(
+    runs: dict[str, Any], folder: Path
+) -> None:
+    assert not (folder / "copies" / "step=7.ckpt").exists()
+    said = re.search(r"Saved after 7 steps. Resume with --ckpt_path (\S+)", (folder / "copies" / "output").read_text())
+    assert said is not None
+    for name, weight in read_weights(Path(said[1])).items():
+        assert torch.equal(runs["copies"]["policy"][name], weight)
+
+
+@pytest.mark.parametrize("place", ["load", "step", "sync", "save"])
+def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpoint(
+    place: str, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in nothing_left(monkeypatch):
+        run = run_ranks(policy_folder, tmp_path / "run", 2, 9, dies_at=place)
+    assert run.returncode == 1
+    assert re.search("RankLostError: (Another rank has ended|Another rank does not take part)", run.stderr), run.stderr
+    saved = sorted(path.name for path in (tmp_path / "run").glob("step=*"))
+    assert saved == (["step=1.ckpt"] if place in ("step", "save") else []), "what was saved before"

@@ -1,0 +1,122 @@
+"""Generators that fetch for real, over HTTP and behind the token, in front of a model that is only a file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import uvicorn
+from safetensors.torch import load_file
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from torch import Tensor
+
+from lrl.generators.auth import TOKEN_VARIABLE, TokenMiddleware
+from lrl.generators.endpoint import Endpoint
+from lrl.generators.generator import Generator
+from lrl.generators.server import FILES_VARIABLE
+from lrl.generators.settings import ServerSettings
+from lrl.weights.checksum import checksum
+from lrl.weights.fetch_order import FETCH
+from lrl.weights.fetched_files import FetchedFiles
+from lrl.weights.pull_routes import PullRoutes
+
+TOKEN = "secret"
+
+
+class ModelOfVllm:
+    """The routes of a sync, as vLLM's engine and `SharedMemoryEngine` answer them."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.version, self.paused, self.posted = "default", False, list[str]()
+        self.frozen = threading.Event()
+        """Set: an order to fetch is not answered any more."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            self.posted.append(scope["path"])
+            body = await request.json() if scope["method"] == "POST" and await request.body() else {}
+            await self.answer(scope["path"], body)(scope, receive, send)
+
+    def answer(self, path: str, body: dict[str, Any]) -> Response:
+        if path == "/pause" or path == "/resume":
+            self.paused = path == "/pause"
+        if path == "/update_weights":
+            info = body["update_info"]
+            if checksum(info["file"]) != info["checksum"]:
+                return JSONResponse({"error": "damaged"}, 500)
+            self.weights = load_file(info["file"])
+        if path == "/finish_weight_update":
+            self.version = body["weight_version"]
+        found = {"/is_paused": {"is_paused": self.paused}, "/weight_info": {"weight_version": self.version}}
+        return JSONResponse(found.get(path, {}))
+
+
+class FetchingGenerator(Generator):
+    """One of them, with its files in a folder of its own."""
+
+    def __init__(self, folder: Path, number: int, settings: ServerSettings) -> None:
+        self.vllm, self.folder = ModelOfVllm(), folder / f"machine-{number}"
+        self.folder.mkdir()
+        environment = {FILES_VARIABLE: f"lrl-run-generator-{number}-", TOKEN_VARIABLE: TOKEN}
+        with mock.patch.dict(os.environ, environment):
+            self.routes = PullRoutes(self.vllm)
+            app = TokenMiddleware(self._freezing)
+        self.routes.files = FetchedFiles(environment[FILES_VARIABLE], TOKEN, self.folder)
+        endpoint: Endpoint = settings.endpoint
+        listener = socket.create_server((endpoint.host, 0))
+        tls = {"ssl_certfile": endpoint.tls_cert, "ssl_keyfile": endpoint.tls_key}
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1, **tls)
+        self.http = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self.http.run, args=([listener],), daemon=True)
+        self._thread.start()
+        location = endpoint.location(listener.getsockname()[1])
+        server: Any = SimpleNamespace(
+            **{"url": location.url, "location": location, "trust": location.context(), "settings": settings},
+            **{"name": f"generator {number}", "number": number, "token": TOKEN, "alive": True},
+            log_tail=lambda lines: "",
+        )
+        super().__init__(server, 4)
+
+    async def _freezing(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == FETCH and self.vllm.frozen.is_set():
+            await receive()
+            while (await receive())["type"] != "http.disconnect":
+                """Says nothing until the trainer gives up."""
+            return
+        await self.routes(scope, receive, send)
+
+    @property
+    def files(self) -> set[str]:
+        """The names of its files, without the common part."""
+        return {path.name.removeprefix(f"lrl-run-generator-{self.server.number}-") for path in self.folder.iterdir()}
+
+    def die(self) -> None:
+        """Ends the server with all its connections."""
+        self.http.should_exit = self.http.force_exit = True
+        self._thread.join(60)
+
+
+@contextmanager
+def fetching_generators(count: int, folder: Path, settings: ServerSettings) -> Iterator[list[FetchingGenerator]]:
+    """Runs some of them."""
+    made = [FetchingGenerator(folder, number, settings) for number in range(count)]
+    try:
+        end = time.monotonic() + 300
+        while not all(generator.http.started for generator in made):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        yield made
+    finally:
+        for generator in made:
+            generator.die()

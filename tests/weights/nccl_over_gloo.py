@@ -1,0 +1,179 @@
+"""The whole NCCL path on a CPU: gloo stands for NCCL's communicator, and for nothing else.
+
+`install` does it in the trainer's process. `GlooServer` is a server whose processes do it, by a vLLM plugin that only
+their environment names. All else is what runs on GPUs: lrl's transport and engine, vLLM's packing and loading, HTTP.
+
+The stand-in is as NCCL where NCCL is hard to live with. Nobody is told of a lost member, or of one that has aborted:
+the others wait until they are aborted themselves, and then return, without an error and without the data.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lrl.generators.server import Server
+from lrl.weights import find_transport
+
+KILL = "NCCL_OVER_GLOO_KILL"
+"""Names a file; the rank that is written in it dies, with the file, in the middle of its next transfer."""
+DIES_AT = 3
+"""The broadcast of that transfer which it does not survive."""
+GIVES_UP = timedelta(minutes=30)
+"""Gloo has a deadline, and NCCL has none: it is longer than any test."""
+ID_BYTES = 128
+
+
+class Library:
+    """What lrl and vLLM call in NCCL's library."""
+
+    def ncclGetUniqueId(self) -> Any:
+        """Returns a file by which the members meet."""
+        path = os.path.join(tempfile.gettempdir(), f"nccl-over-gloo-{secrets.token_hex(8)}").encode()
+        return SimpleNamespace(internal=path.ljust(ID_BYTES, b"\0"))
+
+    def ncclCommAbort(self, communicator: Communicator) -> None:
+        """Ends the waiting of this member alone."""
+        communicator.aborted.set()
+        communicator.group.abort()
+
+
+class Communicator:
+    """vLLM's `PyNcclCommunicator`, as far as a transfer needs it."""
+
+    def __init__(self, unique_id: bytes, rank: int, world_size: int, device: Any) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, torch.device("cpu")
+        self.available, self.disabled = True, False
+        self.nccl, self.comm, self.aborted = Library(), self, threading.Event()
+        self._told = 0
+        store = dist.FileStore(unique_id.rstrip(b"\0").decode(), world_size)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = GIVES_UP
+        options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        self.group = dist.ProcessGroupGloo(dist.PrefixStore("nccl", store), rank, world_size, options)
+        self.group.allreduce([torch.zeros(1)]).wait()
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        """Returns when the tensor is there, or after an abort."""
+        if self.disabled:
+            return
+        self._die_if_told()
+        how = dist.BroadcastOptions()
+        how.rootRank, how.rootTensor = src, 0
+        ended = threading.Event()
+
+        def move() -> None:
+            try:
+                self.group.broadcast([tensor], how).wait()
+            except RuntimeError:  # another member is lost, which NCCL's kernels would not notice
+                self.aborted.wait()
+            ended.set()
+
+        threading.Thread(target=move, daemon=True).start()
+        while not (ended.wait(0.05) or self.aborted.is_set()):
+            pass
+
+    def destroy(self) -> None:
+        """As vLLM's."""
+        if not self.disabled:
+            self.nccl.ncclCommAbort(self)
+            self.disabled = True
+
+    def _die_if_told(self) -> None:
+        told = Path(os.environ.get(KILL, ""))
+        self._told += told.is_file() and told.read_text() == str(self.rank)
+        if self._told == DIES_AT:
+            told.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stream:
+    """A CUDA stream on which everything has happened."""
+
+    cuda_stream = 0
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+class TorchOnCpu:
+    """The module torch, with one device without streams."""
+
+    accelerator = SimpleNamespace(current_device_index=lambda: 0, synchronize=lambda *_: None)
+    cuda = SimpleNamespace(
+        Stream=lambda *_, **__: Stream(), stream=nullcontext, current_stream=Stream, is_available=lambda: False
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def install(replace: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Puts the stand-in in the place of NCCL in this process.
+
+    Args:
+        replace: Sets an attribute; a monkeypatch's `setattr` takes it back.
+    """
+    from vllm.distributed.device_communicators import pynccl_wrapper
+    from vllm.distributed.weight_transfer import base, nccl_common, packed_tensor
+
+    from lrl.weights.nccl_engine import NcclEngine
+
+    replace(pynccl_wrapper, "NCCLLibrary", Library)
+    replace(nccl_common, "uid_init_process_group", Communicator)
+    for module in (base, nccl_common, packed_tensor):
+        replace(module, "torch", TorchOnCpu())
+    finish = NcclEngine.finish_weight_update
+
+    def finish_and_pack(self: Any) -> None:
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        finish(self)
+        for layer in self.model.modules():  # what vLLM's CPU build packs once only: lrl.weights.shared_memory_engine
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
+
+    replace(NcclEngine, "finish_weight_update", finish_and_pack)
+
+
+class GlooServer(Server):
+    """A server on the CPU whose workers take part in transfers by `nccl`.
+
+    Args:
+        told: The file of `KILL`; need not exist.
+    """
+
+    def __init__(self, *arguments: Any, told: Path = Path(), **settings: Any) -> None:
+        super().__init__(*arguments, middleware=find_transport("nccl").middleware, **settings)
+        self.told = told
+
+    def environment(self) -> dict[str, str]:
+        """See `Server.environment`."""
+        plugin, repository = _plugin(self.log_path.parent), Path(__file__).parents[2]
+        return super().environment() | {
+            KILL: str(self.told),
+            "PYTHONPATH": f"{plugin}{os.pathsep}{repository}",
+            "VLLM_PLUGINS": "lrl,nccl_over_gloo",
+        }
+
+
+def _plugin(folder: Path) -> Path:
+    """Writes the package whose entry point is `install`; returns the folder to search for it."""
+    package = folder / "nccl_over_gloo-1.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: nccl_over_gloo\nVersion: 1\n")
+    name = f"nccl_over_gloo = {__name__}:install"
+    (package / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name}\n")
+    return folder

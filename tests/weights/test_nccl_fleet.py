@@ -1,0 +1,148 @@
+"""Syncs by `nccl` with real vLLM servers, of which two are lost; gloo stands for the communicator."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lrl.generators import supervisor
+from lrl.generators.generator import Generator
+from lrl.generators.pool import GeneratorPool
+from lrl.generators.settings import ServerSettings
+from lrl.runtime.event_loop import LoopThread
+from lrl.weights import nccl
+from lrl.weights.control import Control
+from lrl.weights.probe import Probes
+from lrl.weights.sync import PoolSync
+from tests.leftovers import wait_for
+from tests.weights.nccl_over_gloo import GlooServer, install
+from tests.weights.policy_in_memory import PolicyInMemory
+
+TOKENS = [5 + (7 * place) % 250 for place in range(64)]
+STEP = 1e-2
+"""Moves a log-prob by far more than a probe allows."""
+BUFFER = 2**16
+"""Bytes: the policy is packed into half a dozen of them, which end within layers."""
+WORKERS = {"one": 1, "two": 2, "three": 1}
+"""Workers of each server."""
+
+
+class Scene:
+    """A pool whose members come and go, its policy and its syncs."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(0)
+        self.policy, self.loop, self.version = PolicyInMemory(folder), LoopThread(), 0
+        self.pool, self.probes = GeneratorPool([]), Probes(1e-4, 300.0)
+        self.joined: list[Generator] = []
+        self.syncs = PoolSync(self.pool, Control(self.loop, 300.0, 60.0), nccl.Nccl, "nccl-over-gloo")
+
+    def join(self, *servers: GlooServer) -> list[Generator]:
+        generators = [Generator(server, 8) for server in servers]
+        self.pool.pending += generators
+        self.joined += generators
+        return generators
+
+    def leave(self, generator: Generator) -> None:
+        async def remove() -> None:
+            self.pool.remove(generator, "It has left.")
+
+        self.loop.wait(remove(), 60.0, "leaving")
+
+    def sync(self) -> list[Generator]:
+        """Syncs a new version; returns the generators that did not get it."""
+        self.policy.step(STEP)
+        self.version += 1
+        weights = self.policy.network.named_parameters
+        failed = self.syncs.move(weights, self.version, self._probe)
+        self.syncs.finish_sync(failed)
+        unproved = self.syncs.wait()
+        assert unproved == {}, unproved
+        return list(failed)
+
+    def close(self) -> None:
+        for generator in self.joined:
+            self.loop.wait(generator.client.close(), 60.0, "closing")
+        self.syncs.close()
+        self.loop.close()
+
+    def _probe(self) -> Any:
+        return self.probes.make(self.policy.prompt_logprobs, "float32", TOKENS, self.version)
+
+
+def holds(generator: Generator, version: int) -> bool:
+    """Whether a probe has proved that it has the weights of `version`."""
+    return generator.serving and generator.version == version
+
+
+def broadcasts() -> list[str]:
+    """The threads of broadcasts that have not ended."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "lrl-nccl-broadcast"]
+
+
+@pytest.fixture(scope="module")
+def servers(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, GlooServer]]:
+    """Three servers, started at once."""
+    folder, run_id, token = tmp_path_factory.mktemp("nccl"), secrets.token_hex(4), secrets.token_urlsafe(32)
+    common: dict[str, Any] = {"max_model_len": 160, "max_num_seqs": 8, "dtype": "float32", "kv_cache_gib": 0.1}
+    found = {}
+    for number, (name, workers) in enumerate(WORKERS.items()):
+        settings = ServerSettings(**common, tensor_parallel_size=workers)
+        place = (str(policy_folder), settings, "nccl", [], folder, number, run_id, token)
+        found[name] = GlooServer(*place, told=folder / f"{name}.told")
+    try:
+        for server in found.values():
+            server.start()
+        for server in found.values():
+            server.wait_ready()
+        yield found
+    finally:
+        for server in found.values():
+            server.stop()
+
+
+@pytest.fixture
+def scene(servers: dict[str, GlooServer], policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(nccl, "BUFFER_BYTES", BUFFER)
+    found = Scene(policy_folder)
+    yield found
+    found.close()
+
+
+def test_generators_join_and_leave_and_each_worker_gets_its_part(scene: Scene, servers: dict[str, GlooServer]) -> None:
+    (one,) = scene.join(servers["one"])
+    assert scene.sync() == [] and holds(one, 1)
+    (two,) = scene.join(servers["two"])
+    assert scene.sync() == [] and holds(one, 2) and holds(two, 2)
+    assert scene.sync() == [] and holds(one, 3) and holds(two, 3)
+    scene.leave(one)
+    assert scene.sync() == [] and holds(two, 4)
+
+
+def test_a_server_that_is_killed_before_the_broadcast_costs_only_itself(
+    scene: Scene, servers: dict[str, GlooServer]
+) -> None:
+    one, three = scene.join(servers["one"], servers["three"])
+    assert scene.sync() == [] and holds(one, 1) and holds(three, 1)
+    supervisor.kill(servers["three"].processes())
+    assert scene.sync() == [three] and holds(one, 2) and three.eviction is not None
+    assert scene.sync() == [] and holds(one, 3) and scene.pool.generators == [one]
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_broadcast_costs_only_its_generator(
+    scene: Scene, servers: dict[str, GlooServer]
+) -> None:
+    one, two = scene.join(servers["one"], servers["two"])
+    assert scene.sync() == [] and holds(one, 1) and holds(two, 1)
+    servers["two"].told.write_text("3")  # ranks: the trainer, the worker of `one`, both workers of `two`
+    assert scene.sync() == [two] and holds(one, 2) and two.eviction is not None
+    assert not servers["two"].told.exists(), "it died in the broadcast"
+    wait_for(lambda: not broadcasts(), 60.0, "the end of the thread that sent")
+    assert scene.sync() == [] and holds(one, 3) and scene.pool.generators == [one]

@@ -1,0 +1,91 @@
+"""The tree in which generators fetch a version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from lrl.weights.places import FAN_OUT, Places
+
+PATIENCE_S = 60.0
+
+
+class Child:
+    """A generator that is only its address."""
+
+    def __init__(self, host: str) -> None:
+        self.client: Any = self
+        self.url, self.eviction = f"http://{host}:1", None
+
+
+def children(count: int) -> list[Any]:
+    return [Child(f"10.0.0.{number}") for number in range(count)]
+
+
+async def fetch_all(fleet: list[Any], places: Places, stuck: int = 0) -> dict[Any, Any]:
+    """Has all but the first `stuck` fetch; returns the source of each, None for the trainer."""
+    found: dict[Any, Any] = {}
+
+    async def fetch(child: Any) -> None:
+        async with places.take(child) as source:
+            await asyncio.sleep(0.001 if child not in fleet[:stuck] else 600)
+            found[child] = source
+        await places.open_at(child)
+
+    works = [asyncio.create_task(fetch(child)) for child in fleet]
+    await asyncio.wait_for(asyncio.gather(*works[stuck:]), 60)
+    for work in works[:stuck]:
+        work.cancel()
+    return found
+
+
+def test_the_trainer_serves_the_first_and_those_that_have_the_version_the_others() -> None:
+    served = Counter(asyncio.run(fetch_all(children(32), Places(PATIENCE_S))).values())
+    assert served.total() == 32 and FAN_OUT <= served[None] <= 16 and len(served) > 4
+
+
+def test_one_that_stands_still_holds_one_place_and_nobody_else() -> None:
+    assert len(asyncio.run(fetch_all(children(8), Places(PATIENCE_S), stuck=FAN_OUT - 1))) == 8 - FAN_OUT + 1
+
+
+def test_when_all_places_are_held_the_trainer_opens_another_one() -> None:
+    assert len(asyncio.run(fetch_all(children(8), Places(0.01), stuck=FAN_OUT))) == 8 - FAN_OUT
+
+
+def test_nobody_fetches_from_a_generator_that_was_evicted() -> None:
+    fleet, places = children(2), Places(PATIENCE_S)
+
+    async def scene() -> Any:
+        await places.open_at(fleet[0])
+        fleet[0].eviction = "it is gone"
+        async with places.take(fleet[1]) as source:
+            return source
+
+    assert asyncio.run(scene()) is None
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "reached"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("10.0.0.7", "10.0.0.8", True),
+        ("10.0.0.7", "127.0.0.1", True),
+        ("127.0.0.1", "10.0.0.8", False),
+        ("localhost", "[::1]", True),
+        ("[::1]", "[fd00::8]", False),
+    ],
+)
+def test_loopback_is_reached_only_on_the_trainers_machine(parent: str, child: str, reached: bool) -> None:
+    first: Any = Child(parent)
+
+    async def scene() -> Any:
+        places = Places(PATIENCE_S)
+        await places.open_at(first)
+        second: Any = Child(child)
+        async with places.take(second) as source:
+            return source
+
+    assert asyncio.run(scene()) is (first if reached else None)

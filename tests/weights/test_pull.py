@@ -1,0 +1,340 @@
+"""Syncs by pull: who fetches what from whom, and what a failure costs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import lrl
+from lrl.generators.generator import Generator
+from lrl.generators.pool import GeneratorPool
+from lrl.generators.settings import ServerSettings
+from lrl.runtime.event_loop import LoopThread
+from lrl.weights import fetched_files, staged_file
+from lrl.weights.control import Control
+from lrl.weights.fetch_order import FETCH, FILES
+from lrl.weights.pull import Pull
+from lrl.weights.sync import PoolSync
+from tests.certificates import self_signed
+from tests.http_call import call
+from tests.weights.fetching_generators import FetchingGenerator, fetching_generators
+
+SETTINGS = ServerSettings(dtype="bfloat16")
+
+
+class Policy:
+    """A matrix of which a step changes little, a vector, and integers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.matrix = torch.nn.Parameter(torch.randn(300, 256))
+        self.vector, self.steps = torch.nn.Parameter(torch.randn(64)), torch.zeros(3, dtype=torch.int64)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from {"matrix": self.matrix.t(), "vector": self.vector, "steps": self.steps}.items()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.matrix[0] += 1.0
+        self.vector += 1.0
+        self.steps += 1
+
+    @property
+    def as_bfloat16(self) -> dict[str, torch.Tensor]:
+        exact = {name: weight.detach().clone() for name, weight in self.weights()}
+        return exact | {"matrix": exact["matrix"].bfloat16()}
+
+
+class Scene:
+    """Generators, and the syncs of their pool."""
+
+    def __init__(self, generators: list[FetchingGenerator], deadline_s: float = 300.0) -> None:
+        self.loop, self.policy, self.version = LoopThread(), Policy(), 0
+        self.generators = generators
+        self.pool = GeneratorPool(generators)
+        self.sync = PoolSync(self.pool, Control(self.loop, deadline_s, deadline_s), Pull, "run-0")
+        self.transport: Any = self.sync._transport
+
+    def move(self, generators: list[FetchingGenerator] | None = None) -> dict[Generator, str]:
+        """Makes a step and syncs; returns the generators that failed."""
+        self.policy.step()
+        self.version += 1
+        return self.sync.give(self.policy.weights, generators or self.generators, self.version, lambda resumed: None)
+
+    def hold(self, *generators: FetchingGenerator) -> bool:
+        """Whether all of them hold exactly the policy."""
+        return all(
+            one.vllm.version == str(self.version)
+            and one.vllm.weights.keys() == self.policy.as_bfloat16.keys()
+            and all(torch.equal(one.vllm.weights[name], weight) for name, weight in self.policy.as_bfloat16.items())
+            for one in generators
+        )
+
+    def close(self) -> None:
+        for generator in self.generators:
+            self.loop.wait(generator.client.close(), 5.0, "closing")
+        self.sync.close()
+        self.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The trainer's shared memory."""
+    monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(staged_file, "SHARED_MEMORY", tmp_path / "trainer")
+    (tmp_path / "trainer").mkdir()
+    return tmp_path / "trainer"
+
+
+@pytest.fixture
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with fetching_generators(getattr(request, "param", 2), tmp_path, SETTINGS) as generators:
+        made = Scene(generators)
+        yield made
+        made.close()
+
+
+def how(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    """How each generator got the last version that it fetched."""
+    found = {}
+    for record in caplog.records:
+        if "has the weights" in record.msg:
+            name, kind, *_ = record.args or ()  # type: ignore[misc]
+            found[str(name)] = str(kind)
+    return found
+
+
+def test_every_generator_gets_exactly_the_policy_and_the_trainer_keeps_one_file(scene: Scene, own_folder: Path) -> None:
+    for _ in range(3):
+        assert scene.move() == {} and scene.hold(*scene.generators)
+    assert {path.suffix for path in own_folder.iterdir()} == {".safetensors", ".delta"}
+    assert all(len(generator.files) == 2 for generator in scene.generators)
+    scene.sync.close()
+    assert list(own_folder.iterdir()) == []
+
+
+def test_matrices_travel_as_the_generators_compute_and_vectors_as_they_are(scene: Scene) -> None:
+    scene.move()
+    formats = {name: weight.dtype for name, weight in scene.generators[0].vllm.weights.items()}
+    assert formats == {"matrix": torch.bfloat16, "vector": torch.float32, "steps": torch.int64}
+
+
+@pytest.mark.parametrize(("dtype", "travels"), [("float32", torch.bfloat16), ("auto", torch.bfloat16)])
+def test_no_weight_travels_wider_than_the_policys(dtype: Any, travels: torch.dtype, tmp_path: Path) -> None:
+    with fetching_generators(1, tmp_path, ServerSettings(dtype=dtype)) as generators:
+        scene = Scene(generators)
+        scene.policy.matrix = torch.nn.Parameter(scene.policy.matrix.detach().bfloat16())
+        assert scene.move() == {} and generators[0].vllm.weights["matrix"].dtype is travels
+        scene.close()
+
+
+def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="lrl")
+    first, newcomer = scene.generators
+    scene.move([first])
+    size, before = scene.transport.fetched_bytes, scene.transport.fetched_bytes
+    scene.move()
+    assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(first, newcomer)
+    assert size < scene.transport.fetched_bytes - before < 1.2 * size
+    before = scene.transport.fetched_bytes
+    scene.move()
+    assert how(caplog) == {"generator 0": "delta", "generator 1": "delta"} and scene.hold(first, newcomer)
+    assert 0 < scene.transport.fetched_bytes - before < 0.2 * size
+
+
+def test_one_that_missed_a_version_gets_the_whole(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="lrl")
+    first, behind = scene.generators
+    scene.move()
+    scene.move([first])
+    scene.move()
+    assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(first, behind)
+
+
+def test_a_large_step_is_sent_whole(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="lrl")
+    scene.move()
+    scene.policy.matrix.data += torch.randn_like(scene.policy.matrix)
+    scene.move()
+    assert set(how(caplog).values()) == {"whole"} and scene.hold(*scene.generators)
+
+
+def test_a_damaged_file_is_refused_before_any_weight_is_replaced_or_paused(scene: Scene) -> None:
+    scene.move()
+    healthy, behind = scene.generators
+    find = behind.routes.files._download
+
+    def damaged(order: Any, file: Any, *rest: Any) -> Any:
+        return find(order, type(file)(file.name, file.size, file.checksum ^ 1), *rest)
+
+    behind.routes.files._download = damaged  # type: ignore[method-assign]
+    before, calls = behind.vllm.weights, len(behind.vllm.posted)
+    failed = scene.move()
+    assert list(failed) == [behind] and "checksum" in failed[behind] and FETCH in failed[behind]
+    assert behind.vllm.weights is before and "/update_weights" not in behind.vllm.posted[calls:]
+    assert scene.hold(healthy)
+
+
+def test_a_generator_that_did_not_fetch_stands_still_and_is_retried(scene: Scene) -> None:
+    scene.move()
+    healthy, behind = scene.generators
+    behind.routes.files.fetch = fails_once(behind.routes.files.fetch)  # type: ignore[method-assign]
+    calls = len(behind.vllm.posted)
+    assert scene.move() == {} and scene.hold(healthy, behind)
+    again = ["/pause", "/is_paused", "/start_weight_update", "/update_weights", "/finish_weight_update", "/weight_info"]
+    assert behind.vllm.posted[calls:] == ["/pause", "/is_paused", *again, "/resume", "/is_paused"]
+    assert healthy.vllm.posted.count("/pause") == 2
+
+
+def fails_once(fetch: Any) -> Any:
+    failures = [OSError("No space left on device")]
+
+    def broken(order: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return fetch(order)
+
+    return broken
+
+
+def test_a_generator_that_does_not_answer_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pull, "attempts", (False,))  # each lasts to the deadline
+    with fetching_generators(4, tmp_path, SETTINGS) as generators:
+        scene = Scene(generators, deadline_s=8.0)
+        frozen, *others = generators
+        frozen.vllm.frozen.set()
+        failed = scene.move()
+        assert list(failed) == [frozen] and "did not answer within" in failed[frozen] and scene.hold(*others)
+        scene.close()
+
+
+@pytest.mark.parametrize("scene", [8], indirect=True)
+def test_generators_that_have_the_version_serve_it_so_that_rank_0_sends_less(scene: Scene) -> None:
+    assert scene.move() == {} and scene.hold(*scene.generators)
+    assert 0 < scene.transport.sent_bytes < scene.transport.fetched_bytes
+
+
+def test_a_peer_that_died_costs_only_the_way_to_the_trainer(scene: Scene) -> None:
+    first, second = scene.generators
+    scene.move([first])
+    order = orders_of(scene, first, second)
+    first.die()
+    report = scene.loop.wait(second.client.post(FETCH, order, deadline_s=60.0), 60.0, "a fetch")
+    assert report["received"][0] == 0 and report["received"][1] > 0
+
+
+def test_a_peer_serves_what_it_holds(scene: Scene) -> None:
+    first, second = scene.generators
+    scene.move([first])
+    order = orders_of(scene, first, second)
+    report = scene.loop.wait(second.client.post(FETCH, order, deadline_s=60.0), 60.0, "a fetch")
+    assert report["received"][0] > 0 and report["received"][1] == 0
+
+
+def orders_of(scene: Scene, parent: FetchingGenerator, child: FetchingGenerator) -> dict[str, Any]:
+    """The order by which `child` fetches the newest version from `parent`, else from the trainer."""
+    staged = scene.transport._staged.remote
+    sources = [vars(parent.server.location), vars(scene.transport._location(child))]
+    return {"whole": vars(staged), "delta": None, "base": "", "sources": sources, "deadline_s": 60.0}
+
+
+def test_neither_route_of_a_generator_answers_without_the_token(scene: Scene) -> None:
+    scene.move()
+    (held,) = scene.generators[0].files
+    url = scene.generators[0].server.url
+    for header in ({}, {"Authorization": "Bearer wrong"}):
+        assert call(url, "GET", FILES + held, header)[0] == 401
+        assert call(url, "POST", FETCH, header, b"{}")[0] == 401
+    allowed = {"Authorization": "Bearer secret"}
+    assert call(url, "GET", FILES + held, allowed)[0] == 200
+    for name in ("nothing", "../trainer", "%2e%2e%2ftrainer"):
+        assert call(url, "GET", FILES + name, allowed)[0] == 404
+
+
+def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(tmp_path: Path) -> None:
+    cert, key = self_signed(tmp_path)
+    settings = ServerSettings(dtype="bfloat16", tls_cert=cert, tls_key=key)
+    with fetching_generators(6, tmp_path, settings) as generators:
+        scene = Scene(generators)
+        for _ in range(2):
+            assert scene.move() == {} and scene.hold(*generators)
+        locations = [scene.transport._location(generators[0]), *(one.server.location for one in generators)]
+        assert all(one.url.startswith("https://") and one.certificate for one in locations)
+        assert scene.transport.sent_bytes < scene.transport.fetched_bytes
+        scene.close()
+
+
+def test_another_attempt_at_a_version_keeps_its_delta(scene: Scene, own_folder: Path) -> None:
+    scene.move()
+    scene.move()
+    before = {path.name for path in own_folder.iterdir()}
+    scene.transport.stage(scene.policy.weights, False)
+    assert {path.name for path in own_folder.iterdir()} == before
+
+
+def test_without_room_for_a_delta_all_fetch_the_whole(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*words: object) -> bool:
+        raise OSError("No space left on device")
+
+    caplog.set_level(logging.INFO, logger="lrl")
+    scene.move()
+    monkeypatch.setattr("lrl.weights.pull.write_delta", full)
+    assert scene.move() == {} and scene.hold(*scene.generators)
+    assert set(how(caplog).values()) == {"whole"} and "No space left" in caplog.text
+
+
+def test_the_room_counts_the_trainers_files_and_those_of_the_generators(own_folder: Path) -> None:
+    assert Pull.room_refusal(1, 1, 1) == ""
+    why = Pull.room_refusal(2**60, 1, 2)
+    assert "strategy.weight_transfer pull takes" in why and "mount -o remount" in why
+
+
+def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
+    scene.move()
+
+    async def open_all() -> None:
+        for generator in scene.generators:
+            generator.verify()
+        await scene.pool.finish_sync({})
+
+    scene.loop.wait(open_all(), 5.0, "opening")
+    serving: list[bool] = []
+    distribute = scene.transport.distribute
+
+    def watched(control: Control) -> None:
+        serving.append(all(generator.serving for generator in scene.generators))
+        distribute(control)
+
+    scene.transport.distribute = watched
+    scene.policy.step()
+    scene.version += 1
+
+    async def probe(generator: Generator) -> None:
+        """Finds nothing wrong."""
+
+    assert scene.sync.start(scene.policy.weights, scene.version, lambda: probe, lambda: None)
+    assert scene.sync.wait() == {} and serving == [True] and scene.hold(*scene.generators)
+
+
+def test_a_run_by_pull_gives_its_servers_the_routes(tmp_path: Path) -> None:
+    strategy = lrl.AsyncSingleDevice(weight_transfer="pull")
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    strategy.transport, placements = strategy.plan()
+    trainer: Any = SimpleNamespace(
+        lightning_module=SimpleNamespace(policy_folder="a/model", dtype_name="float32"),
+        datamodule=SimpleNamespace(max_model_tokens=64),
+        loggers=[],
+        default_root_dir=str(tmp_path),
+    )
+    (server,) = strategy.make_servers(trainer, placements)
+    assert set(Pull.middleware) <= set(server.command()) and server.backend == "pull"

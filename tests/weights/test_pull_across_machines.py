@@ -1,0 +1,111 @@
+"""Pull between two network namespaces, which are two machines to the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lrl.generators.endpoint import Endpoint, Location
+from lrl.generators.generator import Generator
+from lrl.generators.settings import ServerSettings
+from lrl.weights import staged_file
+from tests.certificates import openssl
+from tests.weights.fetching_generators import TOKEN, fetching_generators
+from tests.weights.test_pull import Scene
+
+HERE, THERE = "10.213.77.1", "10.213.77.2"
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """A network namespace that is reached at `THERE`, and from which this one is reached at `HERE`."""
+    name = f"lrl-{uuid.uuid4().hex[:6]}"
+    here, there = f"{name[4:]}h", f"{name[4:]}t"
+    with ExitStack() as ends:
+        try:
+            ip("netns", "add", name)
+            ends.callback(ip, "netns", "delete", name)
+            ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespace can be made here, which needs root and iproute2: {error}")
+        ip("address", "add", f"{HERE}/24", "dev", here)
+        ip("link", "set", here, "up")
+        for words in (["address", "add", f"{THERE}/24", "dev", there], ["link", "set", there, "up"]):
+            ip("-n", name, *words)
+        ip("-n", name, "link", "set", "lo", "up")
+        yield name
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    """Of both machines, with its key."""
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    names = f"subjectAltName=IP:{HERE},IP:{THERE},IP:127.0.0.1"
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=lrl"]
+    openssl("req", "-x509", *curve, "-keyout", key, "-out", cert, "-addext", names)
+    os.chmod(key, 0o600)
+    return cert, key
+
+
+def far(url: str, settings: ServerSettings, location: Location) -> Generator:
+    """The generator at `url`, as the trainer knows it."""
+    server: Any = SimpleNamespace(
+        **{"name": "generator 7", "number": 7, "url": url, "location": location, "trust": location.context()},
+        **{"token": TOKEN, "settings": settings, "alive": True},
+        log_tail=lambda lines: "",
+    )
+    return Generator(server, 4)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_generator_on_another_machine_fetches_whole_and_delta(
+    tls: bool, namespace: str, certificate: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "far").mkdir()
+    monkeypatch.setattr(staged_file, "SHARED_MEMORY", tmp_path / "trainer")
+    words = [sys.executable, "-m", "tests.weights.far_generator", str(tmp_path / "far"), THERE, *certificate[: 2 * tls]]
+    settings = ServerSettings(
+        dtype="bfloat16",
+        host="0.0.0.0",
+        **({"tls_cert": certificate[0], "tls_key": certificate[1]} if tls else {"insecure": True}),  # type: ignore[arg-type]
+    )
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", namespace, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        port = int(url.rpartition(":")[2])
+        theirs = Endpoint(THERE, *(certificate if tls else (None, None)), insecure=not tls)
+        with fetching_generators(1, tmp_path, settings) as own:
+            scene = Scene([*own, far(url, settings, theirs.location(port))])  # type: ignore[list-item]
+            for _ in range(2):
+                assert scene.move() == {} and scene.hold(*own)
+            fetched, sent = scene.transport.fetched_bytes, scene.transport.sent_bytes
+            expected = {name: weight.double().sum().item() for name, weight in scene.policy.as_bfloat16.items()}
+            scene.close()
+        said, _ = process.communicate("", timeout=300)
+    finally:
+        process.kill()
+    found = json.loads(said)
+    assert found["version"] == "2" and found["sums"] == pytest.approx(expected, abs=1e-9)
+    assert fetched == sent > 0  # one listens on loopback, which the other cannot reach

@@ -1,0 +1,178 @@
+"""Pull between a trainer and two real vLLM servers, and in a real run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import lrl
+from lrl.callbacks import Throughput, WeightSync
+from lrl.generators.generator import Generator
+from lrl.generators.pool import GeneratorPool
+from lrl.runtime.event_loop import LoopThread
+from lrl.weights.control import Control
+from lrl.weights.fetch_order import FETCH, FILES
+from lrl.weights.probe import Probes
+from lrl.weights.pull import Pull
+from lrl.weights.sync import PoolSync
+from tests.http_call import call
+from tests.lent_server import Borrowing, LentServer, start_server
+from tests.runs.test_async_run import PROMPTS, Witness, data_module
+
+TOKENS = [5 + (7 * place) % 250 for place in range(64)]
+
+
+@pytest.fixture(scope="module")
+def second_server(
+    policy_folder: Path, lent_server: LentServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LentServer]:
+    """Another generator of the same run, in bfloat16."""
+    folder = tmp_path_factory.mktemp("second")
+    server = start_server(policy_folder, folder, number=1, dtype="bfloat16", token=lent_server.token)
+    try:
+        yield LentServer(server)
+    finally:
+        server.stop()
+
+
+class Scene:
+    """Two generators, their syncs and the proof of each."""
+
+    def __init__(self, folder: Path, *servers: LentServer) -> None:
+        self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.loop, self.probes, self.version = LoopThread(), Probes(None, 300.0), 0
+        self.generators = [Generator(server, 8) for server in servers]  # type: ignore[arg-type]
+        control = Control(self.loop, 300.0, 300.0)
+        self.syncs = PoolSync(GeneratorPool(self.generators), control, Pull, f"{servers[0].run_id}-pull")
+
+    @torch.no_grad()
+    def prompt_logprobs(self, tokens: list[int]) -> list[float]:
+        logits = self.network(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        return logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Changes one weight in a hundred, far more than rounding does."""
+        for weight in self.network.parameters():
+            weight += 0.05 * torch.randn_like(weight) * (torch.rand_like(weight) < 0.01)
+
+    def sync(self, *generators: Generator) -> dict[Generator, str]:
+        """Makes a step, gives it to the generators and proves it; returns those that failed."""
+        self.step()
+        probe = self.probes.make(self.prompt_logprobs, "float32", TOKENS, self.version)
+        failed = self.syncs.give(self.network.named_parameters, generators, self.version, lambda resumed: None)
+        self.version += 1
+        for generator in generators:
+            if generator not in failed:
+                self.loop.wait(probe(generator), 300.0, "the probe")
+        return failed
+
+    def logprobs(self, generator: Generator, salt: str) -> list[float]:
+        asking = generator.client.prompt_logprobs(TOKENS, salt=salt, deadline_s=300.0)
+        return self.loop.wait(asking, 300.0, "log-probs")
+
+    def close(self) -> None:
+        for generator in self.generators:
+            self.loop.wait(generator.client.close(), 5.0, "closing")
+        self.syncs.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def scene(policy_folder: Path, lent_server: LentServer, second_server: LentServer) -> Iterator[Scene]:
+    made = Scene(policy_folder, lent_server, second_server)
+    yield made
+    made.close()
+
+
+def files_of(server: Any) -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if name.startswith(server.own_files)]
+
+
+def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="lrl.weights.pull")
+    first, second = scene.generators
+    assert scene.sync(first, second) == {}
+    assert scene.sync(first) == {}
+    caplog.clear()
+    assert scene.sync(first, second) == {}
+    ways = {str(record.args[0]): record.args[1] for record in caplog.records if "has the weights" in record.msg}  # type: ignore[index]
+    assert ways == {"generator 0": "delta", "generator 1": "whole"}
+    assert all(1 <= len(files_of(generator.server)) <= 2 for generator in scene.generators)
+
+
+def test_a_file_that_was_damaged_on_the_way_leaves_the_generator_with_the_weights_before(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pull, "attempts", (False,))
+    first, second = scene.generators
+    assert scene.sync(first, second) == {}
+    before = scene.logprobs(second, "before")
+    post = second.client.post
+
+    async def damaged(route: str, body: Any = None, **settings: Any) -> Any:
+        if route == FETCH:
+            body["whole"]["checksum"] ^= 1
+        return await post(route, body, **settings)
+
+    monkeypatch.setattr(second.client, "post", damaged)
+    failed = scene.sync(first, second)
+    assert list(failed) == [second] and "checksum" in failed[second]
+    scene.loop.wait(post("/resume", deadline_s=300.0), 300.0, "a resume")
+    assert scene.logprobs(second, "after") == before
+    monkeypatch.undo()
+    assert scene.sync(first, second) == {}
+
+
+def test_the_routes_of_a_real_server_ask_for_the_token(scene: Scene) -> None:
+    scene.sync(*scene.generators)
+    for generator in scene.generators:
+        server: Any = generator.server
+        names = [name.removeprefix(server.own_files) for name in files_of(server)]
+        for header in ({}, {"Authorization": "Bearer wrong"}):
+            assert {call(server.url, "GET", FILES + name, header)[0] for name in names} == {401}
+            assert call(server.url, "POST", FETCH, header, b"{}")[0] == 401
+        allowed = {"Authorization": f"Bearer {server.token}"}
+        assert {call(server.url, "GET", FILES + name, allowed)[0] for name in names} == {200}
+
+
+class Pulling(Borrowing):
+    """Borrowing generators that all write rollouts and fetch their weights."""
+
+    def __init__(self, *servers: LentServer) -> None:
+        super().__init__(*servers, weight_transfer="pull")
+        self.num_evaluation_generators = 0
+
+
+def test_a_run_by_pull_trains_every_prompt_once_and_logs_the_bytes(
+    policy_folder: Path, lent_server: LentServer, second_server: LentServer, tmp_path: Path
+) -> None:
+    witness, steps, groups = Witness(), 4, 4
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=3,
+        strategy=Pulling(lent_server, second_server),
+        callbacks=[WeightSync(), Throughput(), witness],
+        max_steps=steps,
+        logger=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
+    trainer.fit(policy, datamodule=data_module(groups_per_step=groups, max_lag=1, prompts=PROMPTS[: steps * groups]))
+    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(steps * groups))
+    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
+    assert min(lags) >= 0 and max(lags) <= 1
+    assert 0 < trainer.callback_metrics["weights/sent_bytes"] <= trainer.callback_metrics["weights/fetched_bytes"]

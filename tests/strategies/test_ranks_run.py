@@ -78,7 +78,7 @@ def test_a_run_broken_in_any_way_trains_every_prompt_once_and_the_same_policy_on
     assert not other.is_running()
 
     process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path))
-    wait_for_step(process, STEPS)
+    wait_for_step(process, STEPS, tmp_path)
     assert process.wait(300) == 0
     check_whole(tmp_path)
 
@@ -92,14 +92,14 @@ def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(
     assert process.wait(300) == 128 + signal.SIGTERM
     assert "--ckpt_path" in (tmp_path / "output").read_text()
     process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path), "AsyncFSDP")
-    wait_for_step(process, STEPS)
+    wait_for_step(process, STEPS, tmp_path)
     assert process.wait(300) == 0
     check_whole(tmp_path)
 
 
 def wait_for_all(process: subprocess.Popen[str], folder: Path, step: int) -> None:
     """Waits until every rank has written its line of a step: rank 0, which says so, may be the first."""
-    wait_for_step(process, step)
+    wait_for_step(process, step, folder)
     files = [folder / f"rank-{rank}.jsonl" for rank in range(RANKS)]
     wait_for(lambda: all(f'{{"step": {step},' in file.read_text() for file in files), 300.0, "the lines of all ranks")
 

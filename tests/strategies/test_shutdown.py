@@ -32,12 +32,12 @@ def run(policy: Path, folder: Path, fail_at: int = -1) -> subprocess.Popen[str]:
         return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
-def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+def wait_for_step(process: subprocess.Popen[str], step: int, folder: Path) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if line.strip() == f"step {step}":
             return
-    pytest.fail(f"the run ended before step {step}")
+    pytest.fail(f"the run ended before step {step}:\n{(folder / 'output').read_text()[-4000:]}")
 
 
 def weights_in_shared_memory(mark: str) -> list[str]:
@@ -46,7 +46,7 @@ def weights_in_shared_memory(mark: str) -> list[str]:
 
 def test_a_run_whose_module_fails_leaves_nothing_and_says_why(policy_folder: Path, tmp_path: Path, mark: str) -> None:
     process = run(policy_folder, tmp_path, fail_at=2)
-    wait_for_step(process, 2)
+    wait_for_step(process, 2, tmp_path)
     assert process.wait(400) == 1
     assert "RuntimeError: the module fails" in (tmp_path / "output").read_text()
 
@@ -56,7 +56,7 @@ def test_a_run_ended_by_a_signal_leaves_nothing(
     policy_folder: Path, tmp_path: Path, mark: str, signum: signal.Signals
 ) -> None:
     process = run(policy_folder, tmp_path)
-    wait_for_step(process, 2)
+    wait_for_step(process, 2, tmp_path)
     assert len(living(mark)) >= 5, "trainer, reward worker, supervisor, API server, engine"
     assert weights_in_shared_memory(mark)
     process.send_signal(signum)

@@ -16,8 +16,8 @@ PROBES = 4
 def close_silent_connections(silence_s: float) -> None:
     """Has the kernel close each TCP connection that this process now has, if its other end is silent for `silence_s`.
 
-    The kernel of the other machine answers the probes, so a process may be busy as long as it likes. One that is stopped
-    (SIGSTOP) counts as silent when it has not read for so long what was sent to it.
+    The kernel of the other machine answers the probes, so a process may be busy as long as it likes. One that is
+    stopped (SIGSTOP) counts as silent when it has not read for so long what was sent to it.
     """
     pause = max(1, round(silence_s / (PROBES + 1)))
     for connection in psutil.Process().net_connections("tcp"):

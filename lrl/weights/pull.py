@@ -25,6 +25,7 @@ from lrl.weights.control import Control, Weights
 from lrl.weights.delta import MOST, write_delta
 from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport, RemoteFile
 from lrl.weights.file_server import FileServer
+from lrl.weights.narrowing import travels_as
 from lrl.weights.places import Places, is_here
 from lrl.weights.staged_file import stage_file, too_little_room
 from lrl.weights.transport import Transport
@@ -168,16 +169,11 @@ class Pull(Transport):
         return self._endpoint.location(self._server.port, seen)
 
 
-def _narrowed(weights: Weights, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights on the CPU, matrices in `dtype` where that is narrower; None leaves them.
-
-    Vectors keep their format: they are few bytes, and vLLM computes with some of them in float32.
-    """
+def _narrowed(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights on the CPU, in the format in which they travel."""
     for name, weight in weights():
-        weight = weight.detach()
-        if dtype is not None and dtype.itemsize < weight.itemsize and weight.dim() > 1 and weight.is_floating_point():
-            weight = weight.to(dtype)
-        yield name, weight.to("cpu").contiguous()
+        dtype = travels_as(weight.dtype, tuple(weight.shape), narrow)
+        yield name, weight.detach().to(dtype).to("cpu").contiguous()
 
 
 def _remote(name: str, path: Path, checksum: int) -> RemoteFile:

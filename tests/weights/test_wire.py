@@ -29,9 +29,9 @@ def test_the_narrower_format_travels(policy: torch.dtype, generator: torch.dtype
     torch.testing.assert_close(found, weight.detach().to(policy).to(sent), rtol=0, atol=0)
 
 
-def test_what_the_policy_keeps_in_another_format_travels_as_it_is() -> None:
-    bias, table = torch.tensor([1.0 + 2**-20]), torch.tensor([2**40 + 1])
-    sent = dict(Wire(weights_of(torch.ones(9, dtype=HALF), bias, table), HALF))
+def test_vectors_and_integers_travel_as_they_are() -> None:
+    bias, table = torch.tensor([1.0 + 2**-20]), torch.tensor([[2**40 + 1]])
+    sent = dict(Wire(weights_of(torch.ones(9, 1), bias, table), HALF))
     assert torch.equal(sent["w1"], bias) and torch.equal(sent["w2"], table) and sent["w0"].dtype == HALF
 
 
@@ -49,4 +49,4 @@ def test_every_tensor_comes_once_and_as_described_and_fits_its_offset_wherever_a
 
 
 def test_the_largest_tensor_is_measured_on_the_wire() -> None:
-    assert Wire(weights_of(torch.ones(10), torch.ones(100)), HALF).largest == 200
+    assert Wire(weights_of(torch.ones(10, 1), torch.ones(100, 1)), HALF).largest == 200

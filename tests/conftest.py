@@ -44,6 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place[item.path])
 
 
+@pytest.fixture(autouse=True)
+def no_rank_of_another_run() -> Iterator[None]:
+    """A test that leaves Lightning's variable has later runs of this process wait for ranks that nobody starts."""
+    yield
+    assert os.environ.pop("LOCAL_RANK", None) is None
+
+
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with random weights: it ends a response at one token in 259, so responses are long."""

@@ -134,3 +134,11 @@ class Launcher(_SubprocessScriptLauncher):
             finally:
                 del os.environ[STARTED_BY]
         return function(*args, **kwargs)
+
+    def kill(self, signum: int | signal.Signals) -> None:
+        """Sends a signal to the ranks that it has started; the next run of this process starts its own."""
+        super().kill(signum)
+        if self.procs:
+            # With Lightning's variable the next run took itself for a rank that another process had started, started
+            # none, and waited for them for `MEETING`.
+            os.environ.pop("LOCAL_RANK", None)

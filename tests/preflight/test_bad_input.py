@@ -240,6 +240,12 @@ def test_a_script_gets_the_same_faults_as_one_error(inputs: Path, monkeypatch: p
         assert name in str(caught.value)
 
 
+def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> None:
+    status, said = run(*FIT, "--trainer.devices", "3", "--trainer.strategy", "lrl.AsyncDDP", "--data.max_lag", "-1")
+    assert status == 2 and "max_lag" in said
+    assert "LOCAL_RANK" not in os.environ, "it would wait for ranks that nobody starts"
+
+
 NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
 
 

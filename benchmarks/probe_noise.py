@@ -89,7 +89,7 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
         for version in range(steps + 1):
             with torch.no_grad():
                 expected = module.prompt_logprobs(tokens)
-            if failed := sync.give(module.named_weights, [generator], version, lambda resumed: None):
+            if failed := sync.give(module.sent_weights, [generator], version, lambda resumed: None):
                 raise RuntimeError(str(failed))
             asking = generator.client.prompt_logprobs(tokens, salt=f"probe-{version}", deadline_s=60.0)
             found.append((expected, loop.wait(asking, 60.0, "a probe")))

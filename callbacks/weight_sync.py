@@ -142,7 +142,7 @@ class WeightSync(OnRankZero):
         with data.stopwatch.within("stage"):
             self.wait_until_verified(trainer, pool)
             beside = trainer.training and pool.has_served and data.max_lag > 0
-            if not (beside and sync.start(policy.named_weights, version, self._maker(trainer, policy), moved)):
+            if not (beside and sync.start(policy.sent_weights, version, self._maker(trainer, policy), moved)):
                 self._move(trainer, policy, sync)
                 moved()
 
@@ -181,7 +181,7 @@ class WeightSync(OnRankZero):
     def _move(self, trainer: L.Trainer, policy: Any, sync: PoolSync) -> None:
         fleet, pool = trainer.datamodule.fleet, sync.pool  # type: ignore[attr-defined]
         while True:
-            failed = sync.move(policy.named_weights, trainer.global_step, self._maker(trainer, policy))
+            failed = sync.move(policy.sent_weights, trainer.global_step, self._maker(trainer, policy))
             if not (trainer.training and pool.has_served):
                 failed |= self.wait_until_verified(trainer, pool)
             if failed and not pool.serving and not pool.has_served:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lrl.strategies.ddp import AsyncDDP
     from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.single_device import AsyncSingleDevice
+    from lrl.training.lora import LoRA
     from lrl.training.reference import Reference
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
@@ -39,6 +40,7 @@ _HOME = {
     "ConfigError": "lrl.runtime.config_errors",
     "Group": "lrl.types",
     "GroupMean": "lrl.advantages",
+    "LoRA": "lrl.training.lora",
     "MicroBatch": "lrl.types",
     "PolicyModule": "lrl.policy",
     "Prompt": "lrl.types",

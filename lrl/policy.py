@@ -8,6 +8,7 @@ tokens of the step. Therefore packing, number of ranks and order of arrival cann
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,20 +19,21 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.runtime.collective import collective
-from lrl.runtime.config_errors import above, at_least, fault
+from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.runtime.malloc_trim import trim_heap
 from lrl.runtime.ranks import Ranks, explain_broken_collective
 from lrl.training.collate import blank
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.isolation import may_share_rows
+from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
     checkpoint_weights,
@@ -48,6 +50,7 @@ from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule, lr_factor, restart_at, step_schedulers
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch, Step
+from lrl.weights.adapters import named
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class PolicyModule(L.LightningModule):
         objective: The loss; AIPO() if not given.
         normalise_by: Divisor of the losses of a step: `token`, `sequence`, or a number of tokens per response
             (`lrl.objectives.normalisation`); null takes the objective's default.
+        lora: Train low-rank adapters in the place of the weights (`lrl.LoRA`); null trains all weights.
         reference: A frozen policy to stay near to; null loads none.
         abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the version in the trainer
             wrote itself (`policy/mismatch_kl`, nats) is above this: the generators then compute something else.
@@ -81,6 +85,7 @@ class PolicyModule(L.LightningModule):
         model: str,
         objective: Objective | None = None,
         normalise_by: NormaliseBy | None = None,
+        lora: LoRA | None = None,
         reference: Reference | None = None,
         abort_on_mismatch: float | None = None,
         lr: float = 1e-6,
@@ -98,7 +103,8 @@ class PolicyModule(L.LightningModule):
         self.automatic_optimization = False
         self.model, self.objective = model, objective or AIPO()
         self.normalise_by = check_normalise_by(self.objective.normalise_by if normalise_by is None else normalise_by)
-        self.reference, self.abort_on_mismatch = reference, abort_on_mismatch
+        self.lora, self.reference, self.abort_on_mismatch = lora, reference, abort_on_mismatch
+        self.strict_loading = lora is None
         self.lr, self.betas, self.weight_decay, self.max_grad_norm = lr, betas, weight_decay, max_grad_norm
         self.warmup_steps, self.schedule = warmup_steps, schedule
         self.dtype_name, self.attention = dtype, attention
@@ -115,6 +121,11 @@ class PolicyModule(L.LightningModule):
             fault(
                 f"model.objective {type(self.objective).__name__} needs a reference policy: set model.reference to "
                 "lrl.Reference (its coefficient may stay 0)."
+            )
+        if lora is not None and reference is not None and reference.refresh_every_n_steps is not None:
+            fault(
+                f"model.reference.refresh_every_n_steps is {reference.refresh_every_n_steps}, and model.lora trains "
+                "adapters, which a reference has not. Leave one of them out."
             )
         at_least(0, "model", lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps)
         at_least(1, "model", head_chunk_tokens=head_chunk_tokens)
@@ -142,18 +153,25 @@ class PolicyModule(L.LightningModule):
         if self.sharding is None:
             self.network = open_network(*settings, self.device_of_use)
             self.responses_share_rows = may_share_rows(self.network)
+            self._add_adapters(self.network)
             return
         ranks, whole = self.ranks, None
         if ranks.rank == 0:
             whole = open_network(*settings)
             self.responses_share_rows = ranks.scatter([may_share_rows(whole)] * ranks.size)
+            self._add_adapters(whole)
         else:
             self.responses_share_rows = ranks.receive()
         self.network = open_empty_network(*settings)
+        self._add_adapters(self.network)
         self.sharding.divide(self, self.network)
         self.sharding.fill(self.network, whole, self.device_of_use)
         del whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
+
+    def _add_adapters(self, network: PreTrainedModel) -> None:
+        if self.lora is not None:
+            self.lora.add_to(network)
 
     @property
     def sharding(self) -> Sharding | None:
@@ -204,15 +222,23 @@ class PolicyModule(L.LightningModule):
     @collective
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank computes a share."""
-        assert self.reference is not None, "only a policy with a reference asks"
         size = self.data_parallel_size
         together = self.ranks.size // size
         share = list(batches[self.ranks.rank // together :: size])
         if self.sharding is not None and len(share) * size < len(batches):
             share.append(blank())  # all ranks take part in a pass
-        own = [self.reference.logprobs(each.to(self.device_of_use), self.head_chunk_tokens) for each in share]
+        own = [self._reference_logprobs(each.to(self.device_of_use)) for each in share]
         found = self.ranks.gather(own)[::together]
         return [found[number % size][number // size] for number in range(len(batches) if found else 0)]
+
+    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        assert self.reference is not None, "only a policy with a reference asks"
+        if not self.reference_is_base:
+            return self.reference.logprobs(micro, self.head_chunk_tokens)
+        with torch.no_grad(), base_alone(self.network):
+            found: Tensor = self(micro)
+        shard_again(self)
+        return found.cpu()
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
         """Returns the weighted sum (not the mean) of the micro-batch's token losses. Override it for your own loss."""
@@ -287,7 +313,8 @@ class PolicyModule(L.LightningModule):
         `warmup_steps` and `schedule` are then only yours to read. A scheduler is stepped at its `interval`, as in
         Lightning: an epoch unless it is `step`. A resumed run has the optimizer state of its checkpoint.
         """
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        trained = [weight for weight in self.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
         scheduler = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
@@ -297,9 +324,14 @@ class PolicyModule(L.LightningModule):
         preflight.check(self.trainer)
         return default_callbacks(self.trainer)
 
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy without its adapters, which needs no memory of its own."""
+        return self.lora is not None and self.reference is not None and self.reference.model is None
+
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
-        if self.reference is not None and stage == "fit":
+        if self.reference is not None and stage == "fit" and not self.reference_is_base:
             settings = self.policy_folder, self.dtype_name, self.attention, self.device_of_use
             if self.sharding is None:
                 self.reference.open(*settings)
@@ -307,20 +339,27 @@ class PolicyModule(L.LightningModule):
                 self.reference.open_sharded(*settings, self.sharding, self.ranks.rank == 0)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the name of the model, for `lrl export`, and the state of the reference."""
+        """Saves, for `lrl export`, the name of the model and the kind of its adapters; and the reference's state."""
         folder = self.policy_folder
         checkpoint["policy_folder"] = os.path.abspath(folder) if os.path.exists(folder) else folder
+        if self.lora is not None:
+            checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
         if self.reference is not None:
             checkpoint["reference"] = self.reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the state of the reference."""
+        """Restores the state of the reference. Raises ConfigError for a checkpoint with other adapters."""
+        saved, own = checkpoint.get("lora"), None if self.lora is None else asdict(self.lora)
+        if saved != own:
+            raise ConfigError(
+                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with the same."
+            )
         if self.reference is not None and self.trainer.state.fn == "fit":
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's optimizer settings."""
-        if self.reference is not None and self.sharding is None:
+        if self.reference is not None and self.sharding is None and not self.reference_is_base:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):
             settings = {"betas": self.betas, "weight_decay": self.weight_decay}
@@ -328,20 +367,37 @@ class PolicyModule(L.LightningModule):
 
     # ---- the weights
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns all weights, or the adapters alone: the other weights of such a run are those of its model."""
+        found = super().state_dict(*args, **kwargs)
+        return found if self.lora is None else {name: found[name] for name in found if is_adapter(name)}
+
+    @collective
+    def sent_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or `named_weights` of a policy without."""
+        shard_again(self)
+        return checkpoint_weights(self.network) if self.lora is None else named(whole_adapters(self.network))
+
     @collective
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields whole weights with their names in a Hugging Face checkpoint.
 
-        A head tied to the embedding is left out: vLLM ties it itself.
+        A head tied to the embedding is left out: vLLM ties it itself. Adapters are merged.
         """
         shard_again(self)
         return checkpoint_weights(self.network)
 
     @collective
     def export(self, folder: Path) -> None:
-        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM."""
+        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM.
+
+        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format.
+        """
         shard_again(self)
         weights = on_cpu(whole_tensors(self.network))
+        adapters = [(name, down.cpu(), up.cpu()) for name, down, up in whole_adapters(self.network) if not up.is_meta]
         if self.ranks.rank == 0:
             self.network.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
+            if self.lora is not None:
+                self.lora.save(adapters, self.policy_folder, folder / "adapter")

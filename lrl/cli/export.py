@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     """Writes the policy of a checkpoint, and its tokenizer, into `folder`; returns the steps it has done.
 
+    Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format.
+
     Args:
         checkpoint: File or folder of a run.
         folder: Target; it must be new or empty.
@@ -57,15 +59,19 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         ValueError: There is no checkpoint of a policy, it is of another model, or the target holds something.
         OSError: The target cannot be written.
     """
-    from lrl.training.model import open_meta_model, open_tokenizer, unique_tensors
+    from lrl.training.lora import LoRA, is_adapter, whole_adapters
+    from lrl.training.model import open_meta_model, open_network, open_tokenizer, unique_tensors, whole_tensors
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something already: give a new folder.")
     state, weights = read(checkpoint)
     if (base := model or state.get("policy_folder")) is None:
         raise ValueError(f"{checkpoint} does not name its model: give the run's model.model as --model.")
-    network = open_meta_model(base, None)
-    expected = dict(unique_tensors(network))
+    lora = LoRA(**state["lora"]) if "lora" in state else None
+    network = open_meta_model(base, None) if lora is None else open_network(base, state["dtype"], None, False)
+    if lora is not None:
+        lora.add_to(network)
+    expected = {name: weight for name, weight in unique_tensors(network) if lora is None or is_adapter(name)}
     for name, weight in expected.items():
         if name not in weights or weights[name].shape != weight.shape:
             found = list(weights[name].shape) if name in weights else "none"
@@ -73,8 +79,13 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
                 f"{checkpoint} is of another model than {base}: {name} is {found} in it and {list(weight.shape)} "
                 "there. Give the run's model.model as --model."
             )
-    network = network.to(next(iter(weights.values())).dtype)
-    network.save_pretrained(folder, state_dict={name: weights[name] for name in expected})
+    if lora is None:
+        network, whole = network.to(next(iter(weights.values())).dtype), {name: weights[name] for name in expected}
+    else:
+        network.load_state_dict(weights, strict=False)
+        whole = dict(whole_tensors(network))
+        lora.save(whole_adapters(network), base, folder / "adapter")
+    network.save_pretrained(folder, state_dict=whole)
     open_tokenizer(base).save_pretrained(folder)
     return int(state["global_step"])
 

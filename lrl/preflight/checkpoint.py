@@ -65,11 +65,11 @@ def check_checkpoint_contents(ckpt_path: str | None, policy: Policy, data: Rollo
         reason = " ".join(str(error).split())
         fault(f"--ckpt_path {ckpt_path!r} is no checkpoint that can be read ({reason:.200}): give another.")
         return
-    if other := next((name for name, size in shape.tensors.items() if found.get(name) != size), None):
+    if other := next((name for name, size in shape.trained.items() if found.get(name) != size), None):
         fault(
             f"--ckpt_path {ckpt_path!r} is of another model than model.model={policy.model!r}: {other} is "
-            f"{list(found[other]) if other in found else 'none'} in it and {list(shape.tensors[other])} here. Resume "
-            "with the model it was made with."
+            f"{list(found[other]) if other in found else 'none'} in it and {list(shape.trained[other])} here. Resume "
+            "with the model, and the model.lora, it was made with."
         )
     if data.trains:
         _check_progress(str(ckpt_path), state, data)

@@ -1,6 +1,7 @@
 """Shapes of a model and checks of its weights: all there, whole, and as in the config. No weight is loaded."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from lrl.runtime.config_errors import fault
+from lrl.training.lora import LoRA
 from lrl.training.model import open_meta_model
 
 TensorShapes = dict[str, tuple[int, ...]]
@@ -26,18 +28,28 @@ class Shape:
     """Numbers in the model, tied ones once."""
     vocabulary: int
     """Rows of the embedding."""
+    trained: TensorShapes
+    """Shape of every tensor that a checkpoint has: those of the adapters, or all."""
+    adapters: int = 0
+    """Numbers in the adapters."""
 
 
-def shape_of(folder: str, attention: str | None) -> Shape:
-    """Returns the shapes of a model.
+def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Shape:
+    """Returns the shapes of a model, of which `lora` may train adapters alone.
 
     Raises:
-        ValueError: The config cannot be read, describes no causal language model, or needs code of its own.
+        ValueError: The config cannot be read, describes no causal language model, or needs code of its own; or `lora`
+            names no layer of it.
     """
     model = open_meta_model(folder, attention)
     tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     rows = int(model.get_input_embeddings().weight.shape[0])
-    return Shape(model.config.get_text_config(), tensors, model.num_parameters(), rows)
+    config, parameters = model.config.get_text_config(), model.num_parameters()
+    if lora is None:
+        return Shape(config, tensors, parameters, rows, tensors)
+    lora.add_to(model)
+    trained = {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}
+    return Shape(config, tensors, parameters, rows, trained, sum(map(math.prod, trained.values())))
 
 
 def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bool:

@@ -13,6 +13,7 @@ from lrl.preflight.model_folder import Shape, check_weights, shape_of
 from lrl.rollouts.prompts import Prompts
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.runtime.config_errors import EXPECTED, fault, noting
+from lrl.training.lora import LoRA
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule
 
@@ -31,6 +32,7 @@ class Policy(Protocol):
 
     model: str
     objective: Objective
+    lora: LoRA | None
     reference: Reference | None
     warmup_steps: int
     schedule: Schedule
@@ -50,7 +52,7 @@ def check_policy(policy: Policy, data: RolloutDataModule, read: Sequence[Prompts
     """Checks the policy's folder, and the data sets in its tokens; returns None if the shapes cannot be known."""
     try:
         folder = policy.policy_folder
-        shape = shape_of(folder, policy.attention)
+        shape = shape_of(folder, policy.attention, policy.lora)
     except EXPECTED as error:
         fault(f"model.{error}")  # the error begins with "model="
         return None

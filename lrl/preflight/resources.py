@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-TRAINED = 4
-"""Copies of the weights in training: themselves, their gradients and AdamW's two moments."""
+BESIDE = 3
+"""Numbers beside each one that is trained: its gradient and AdamW's two moments."""
 
 
 def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int) -> None:
@@ -41,9 +41,12 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
     weights = shape.parameters * BYTES[policy.dtype_name]
     share = weights // strategy.shards
     dtype = strategy.server_settings.dtype
-    copy = shape.parameters * BYTES[policy.dtype_name if dtype == "auto" else dtype]
+    narrow = BYTES[policy.dtype_name if dtype == "auto" else dtype]
+    copy = shape.parameters * narrow
     fits = trainer.state.fn == "fit"
-    of_a_rank = (TRAINED if fits else 1) * share + (share if fits and policy.reference is not None else 0)
+    adapters = 4 * shape.adapters  # in float32
+    trained = share if policy.lora is None else adapters // strategy.shards
+    of_a_rank = share + (BESIDE * trained if fits else 0) + (share if fits and has_own_reference(policy) else 0)
     beside: dict[torch.device, int] = {}
     if fits and data.length_predictor is not None and isinstance(data.length_predictor.ranker, LanguageModelRanker):
         beside[data.length_predictor.ranker.device] = ranker * BYTES_A_PARAMETER
@@ -59,14 +62,17 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
     with suppress(ConfigError):  # `check_settings` has noted a transport that cannot work
         transport, servers = strategy.plan()
-        travels, pools = (
-            min(weights, copy) if transport.narrows else weights,
-            1 + bool(strategy.num_evaluation_generators),
-        )
+        whole, parts = (min(weights, copy), narrow * shape.adapters) if transport.narrows else (weights, adapters)
+        travels, pools = whole if policy.lora is None else parts, 1 + bool(strategy.num_evaluation_generators)
         if why := transport.room_refusal(travels, pools, len(servers)):
             fault(why)
     if fits:
-        check_disk(trainer, weights)
+        check_disk(trainer, weights if policy.lora is None else adapters)
+
+
+def has_own_reference(policy: Policy) -> bool:
+    """Returns whether the reference needs weights of its own: it is not the policy without its adapters."""
+    return policy.reference is not None and (policy.lora is None or policy.reference.model is not None)
 
 
 def memory_here() -> int:

@@ -182,7 +182,9 @@ class GeneratorDevices(GracefulShutdown):
         on_cuda = self.root_device.type == "cuda"
         ranks = (len(self.parallel_devices or ()) or 1) * getattr(self, "num_nodes", 1)
         shares_device, is_open = on_cuda and not self.generator_devices, not is_loopback(self.server_settings.host)
-        chosen = choose_transport(self.weight_transfer, Machine(on_cuda, shares_device, is_open, ranks))
+        adapters = getattr(self.lightning_module, "lora", None) is not None
+        machine = Machine(on_cuda, shares_device, is_open, ranks, adapters)
+        chosen = choose_transport(self.weight_transfer, machine)
         if why := chosen.server_refusal(self.server_settings):
             raise ConfigError(why)
         return chosen

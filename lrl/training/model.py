@@ -19,6 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.runtime import import_by_name
 from lrl.runtime.config_errors import ConfigError
+from lrl.training import lora
 from lrl.training.collate import fill_rows, text_sequence
 from lrl.training.logprobs import LogitTransform, token_logprobs
 from lrl.training.sharding import parameters_without_memory, whole_on_rank_0
@@ -183,8 +184,16 @@ def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of `unique_tensors`, whole on rank 0 (`lrl.training.sharding.whole_on_rank_0`)."""
-    return ((name, whole_on_rank_0(tensor)) for name, tensor in unique_tensors(network))
+    """Yields the tensors of `unique_tensors`, whole on rank 0 (`lrl.training.sharding.whole_on_rank_0`).
+
+    Adapters are merged into their weights, which have the names that they have without.
+    """
+    layers = dict(network.named_modules())
+    for name, tensor in unique_tensors(network):
+        if not lora.is_adapter(name):
+            owner, _, kind = lora.plain(name).rpartition(".")
+            whole = whole_on_rank_0(tensor)
+            yield lora.plain(name), lora.merge(layers[owner], whole) if kind == "weight" else whole
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

@@ -46,6 +46,8 @@ class Ipc(Transport):
         """A CUDA handle opens on its own device, and vLLM waits for the handles of every rank."""
         if not machine.on_cuda:
             return "which needs a CUDA GPU"
+        if machine.adapters:
+            return "which sends whole weights, and model.lora trains adapters"
         if machine.ranks > 1:
             return f"but {machine.ranks} ranks train, and only one of them shares the generator's GPU"
         return "" if machine.shares_device else "but the generator has a GPU of its own"

@@ -12,6 +12,8 @@ one call which is right for every layer. The probe after a sync is what would no
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +26,11 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from lrl.runtime.malloc_trim import trim_heap
+from lrl.weights.adapters import are_adapters, merged
 from lrl.weights.checksum import checksum
 
 
@@ -40,7 +44,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """The location of the weights.
 
     Args:
-        file: A safetensors file of full tensors under their Hugging Face names.
+        file: A safetensors file of full tensors under their Hugging Face names, or of `lrl.weights.adapters`.
         checksum: What `lrl.weights.checksum` gives for it.
     """
 
@@ -73,7 +77,21 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """See `update_weights`; raises ValueError for a damaged file, before any weight is replaced."""
         if (found := checksum(update_info.file)) != update_info.checksum:
             raise ValueError(f"{update_info.file} has the checksum {found}, and {update_info.checksum} was sent.")
-        self.model.load_weights(load_file(update_info.file, device=str(self.device)).items())
+        tensors = load_file(update_info.file, device=str(self.device))
+        self.model.load_weights(merged(self._first_version(), tensors) if are_adapters(tensors) else tensors.items())
+
+    def _first_version(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Returns the weights that the generator began with, from its files: no second copy is kept in memory.
+
+        All of them are loaded again, because vLLM gives a layer that gets a part of its weights (one of the three
+        matrices of an attention's input) random ones for the rest.
+        """
+        config = copy.copy(self.vllm_config.load_config)
+        config.use_tqdm_on_load = False
+        loader = get_model_loader(config)
+        if not isinstance(loader, DefaultModelLoader):
+            raise ValueError(f"load_format {config.load_format} keeps no weights in which adapters can be merged.")
+        return loader.get_all_weights(self.model_config, self.model)
 
     def finish_weight_update(self) -> None:
         """Converts the new weights of every layer into the form of its kernels."""

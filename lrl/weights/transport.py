@@ -27,6 +27,8 @@ class Machine(NamedTuple):
     """The run's generators listen where other machines reach them, so that others may join from there."""
     ranks: int = 1
     """Processes that train."""
+    adapters: bool = False
+    """Adapters travel, and not the weights (`model.lora`)."""
 
 
 class Transport(ABC):

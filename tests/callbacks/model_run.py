@@ -44,7 +44,7 @@ class ModelRun:
             global_step=0,
             training=True,
             lightning_module=SimpleNamespace(
-                named_weights=weights, prompt_logprobs=lambda tokens: [-1.0, -1.0], compute_dtype="float32"
+                sent_weights=weights, prompt_logprobs=lambda tokens: [-1.0, -1.0], compute_dtype="float32"
             ),
         )
         self.data.trainer, self.data.weight_sync = self.trainer, self.sync

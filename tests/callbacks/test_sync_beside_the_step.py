@@ -49,7 +49,7 @@ def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
 
 def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhile(model_run: ModelRun) -> None:
     weight = torch.ones(3)
-    model_run.trainer.lightning_module.named_weights = lambda: iter([("head", weight)])
+    model_run.trainer.lightning_module.sent_weights = lambda: iter([("head", weight)])
     staged = zlib.crc32(weight.numpy())
     model_run.stick(PAUSE)
     model_run.step(1)

@@ -1,4 +1,4 @@
-"""An update reaches every layer of every family of models, on vLLM's own engine."""
+"""An update reaches every layer of every family of models, on vLLM's own engine; so do adapters."""
 
 from __future__ import annotations
 
@@ -28,3 +28,5 @@ def test_after_an_update_every_family_computes_what_the_policy_computes(tmp_path
     assert {line["family"]: line["loaded"] for line in lines if line["loaded"] > SAME} == {}
     assert {line["family"]: line["updated"] for line in lines if line["updated"] > SAME} == {}
     assert all(line["changed"] > 0.1 for line in lines), "so a layer that no update reached would be seen"
+    assert {line["family"]: line["adapted"] for line in lines if line["adapted"] > SAME} == {}
+    assert all(line["changed_by_adapters"] > 0.01 for line in lines), "so adapters that were not merged would be seen"

@@ -3,8 +3,8 @@
     python -m tests.generators.updated_families FOLDER
 
 One process has all of them, one after another: an engine without a server takes a second or two. Prints a line of JSON
-for each: the family, the mean difference in nats a token as it was loaded and after two updates, and by how much the
-second one changed what transformers computes.
+for each: the family, the mean difference in nats a token as it was loaded, after two updates, and after an update by
+adapters, and by how much the second one and the adapters changed what transformers computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from typing import Any
 import torch
 import transformers
 
+from lrl.training.lora import LoRA, whole_adapters
 from lrl.training.model import checkpoint_weights
+from lrl.weights.adapters import named
 from lrl.weights.shared_memory import SharedMemory
 
 TINY = {
@@ -77,11 +79,25 @@ def versions(model: Any) -> Iterator[Version]:
     """Those as they are, and two that a step could have made, but with more change: in every weight, head and experts
     included."""
     while True:
-        logits = model(torch.tensor([TOKENS])).logits[0, :-1].log_softmax(-1)
-        logprobs = logits.gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0].tolist()
-        yield Version({name: weight.clone() for name, weight in checkpoint_weights(model)}, logprobs)
+        yield Version({name: weight.clone() for name, weight in checkpoint_weights(model)}, logprobs_of(model))
         for weight in model.parameters():
             weight += 0.02 * torch.randn_like(weight)
+
+
+@torch.no_grad()
+def adapted(model: Any) -> Version:
+    """The adapters of all linear layers, and what the model computes with them."""
+    LoRA(rank=4).add_to(model)
+    for name, weight in model.named_parameters():
+        if ".lora_B." in name:
+            weight += 0.02 * torch.randn_like(weight)
+    return Version(dict(named(whole_adapters(model))), logprobs_of(model))
+
+
+def logprobs_of(model: Any) -> list[float]:
+    logits = model(torch.tensor([TOKENS])).logits[0, :-1].log_softmax(-1)
+    found: list[float] = logits.gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0].tolist()
+    return found
 
 
 def found(engine: Any, salt: str) -> list[float]:
@@ -126,6 +142,7 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
     model = make(family)
     model.save_pretrained(folder / family)
     loaded, *updates = islice(versions(model), 3)  # before vLLM, which changes some of transformers' classes
+    adapters = adapted(make(family))
     engine = LLM(
         str(folder / family),
         skip_tokenizer_init=True,
@@ -142,10 +159,14 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
     for number, version in enumerate(updates):
         update(engine, version, f"{os.getpid()}-{family}-{number}")
     found_last, expected = found(engine, "updated"), updates[-1].logprobs
+    update(engine, adapters, f"{os.getpid()}-{family}-adapters")
+    found_adapted = found(engine, "adapted")
     # Left to the garbage collector, a dense family's groups of processes now and then stood for the next one's experts.
     del engine
     cleanup_dist_env_and_memory()
-    return line | {"updated": off(found_last, expected), "changed": off(updates[0].logprobs, expected)}
+    line |= {"updated": off(found_last, expected), "changed": off(updates[0].logprobs, expected)}
+    changed_by_adapters = off(adapters.logprobs, loaded.logprobs)
+    return line | {"adapted": off(found_adapted, adapters.logprobs), "changed_by_adapters": changed_by_adapters}
 
 
 def main() -> None:

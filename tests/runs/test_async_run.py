@@ -381,13 +381,13 @@ def test_a_reserved_generator_evaluates_one_pinned_version(
 def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    intact = lrl.PolicyModule.named_weights
+    intact = lrl.PolicyModule.sent_weights
 
     def corrupted(self: lrl.PolicyModule) -> Any:
         for name, tensor in intact(self):
             yield name, torch.zeros_like(tensor) if name.endswith("layers.1.mlp.down_proj.weight") else tensor
 
-    monkeypatch.setattr(lrl.PolicyModule, "named_weights", corrupted)
+    monkeypatch.setattr(lrl.PolicyModule, "sent_weights", corrupted)
     with pytest.raises(RuntimeError, match=r"generator 0 does not compute .* version 0.*nats"):
         fit(lent_server, policy_folder, tmp_path)
     assert not list(Path("/dev/shm").glob(f"lrl-{lent_server.run_id}-*"))

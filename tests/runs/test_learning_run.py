@@ -71,6 +71,18 @@ def test_a_resumed_run_draws_the_same_groups_again(
     assert rest.steps[2] == whole.steps[2] and set(rest.steps[2]) <= set(range(2 * GROUPS))
 
 
+def test_adapters_are_trained_and_every_sync_of_them_is_proved(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    seen = Replayed()
+    learning = {"lora": lrl.LoRA(rank=4), "reference": lrl.Reference()}
+    witness = fit(lent_server, policy_folder, tmp_path, callbacks=[seen], max_lag=1, learning=learning)
+    assert {version for _, rollout in witness.rollouts for version in rollout.versions} > {0, 1}
+    kl = [seen.metrics[step]["policy/kl_reference"] for step in sorted(seen.metrics)]
+    assert kl[0] == 0.0 < kl[-1], "the reference is the policy without its adapters"
+    assert all(metrics["policy/mismatch_kl"] < 1e-4 for metrics in seen.metrics.values())
+
+
 def test_a_baseline_that_does_not_fit_the_objective_is_refused_before_a_server_starts(
     policy_folder: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,147 @@
+"""Low-rank adapters (LoRA, Hu et al., 2106.09685): the policy's weights stay as they are, small matrices are trained.
+
+A matrix W computes W + scale * B A (equation 3), with scale = alpha / rank. The adapters are peft's. Checkpoints and
+syncs hold them alone: a generator merges them into the W that it has (`lrl.weights.adapters`).
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from lrl.runtime.config_errors import ConfigError, above, at_least, fault
+from lrl.training.sharding import whole_on_rank_0
+
+NAME, BASE, ALL = "default", ".base_layer.", "all-linear"
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Trains low-rank adapters of the policy's matrices; all other weights stay.
+
+    Args:
+        rank: Columns of B and rows of A.
+        alpha: The adapters' product counts `alpha / rank` times.
+        target_modules: The layers with an adapter, by the ends of their names, such as `[q_proj, v_proj]`;
+            `all-linear` takes every linear layer but the output head.
+
+    Raises:
+        ConfigError: A setting is outside its range.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    target_modules: str | list[str] = ALL
+
+    def __post_init__(self) -> None:
+        at_least(1, "model.lora", rank=self.rank)
+        above(0, "model.lora", alpha=self.alpha)
+        if isinstance(self.target_modules, str) and self.target_modules != ALL or not self.target_modules:
+            fault(
+                f"model.lora.target_modules is {self.target_modules!r}; give {ALL}, or a list of the ends of names, "
+                "such as [q_proj, v_proj]."
+            )
+
+    def add_to(self, network: PreTrainedModel) -> None:
+        """Adds adapters in float32 to a network, which then computes as before: every B is 0.
+
+        Raises:
+            ConfigError: `target_modules` names no linear layer, or none of the network's.
+        """
+        inject_adapter_in_model(self._peft_config(self.layers(network)), network, NAME)
+        for name, weight in network.named_parameters():
+            weight.requires_grad_(is_adapter(name))
+
+    def save(self, adapters: Iterable[tuple[str, Tensor, Tensor]], base: str, folder: Path) -> None:
+        """Writes the adapters of `whole_adapters`, which are on the CPU, in peft's format; `base` is their model."""
+        tensors, ends = {}, set()
+        for name, down, up in adapters:
+            layer = name.removesuffix(".weight")
+            ends.add(layer.rpartition(".")[2])
+            tensors[f"base_model.model.{layer}.lora_A.weight"] = down.contiguous()
+            tensors[f"base_model.model.{layer}.lora_B.weight"] = (up * (self.rank / self.alpha)).contiguous()
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+        self._peft_config(sorted(ends), base).save_pretrained(str(folder))
+
+    def _peft_config(self, layers: list[str], base: str | None = None) -> LoraConfig:
+        scale: Any = {"r": self.rank, "lora_alpha": self.alpha}
+        return LoraConfig(**scale, target_modules=layers, task_type="CAUSAL_LM", base_model_name_or_path=base)
+
+    def layers(self, network: PreTrainedModel) -> list[str]:
+        """Returns the names of the layers with adapters; see `add_to`."""
+        linear = [
+            name
+            for name, layer in network.named_modules()
+            if isinstance(layer, nn.Linear) and layer is not network.get_output_embeddings()
+        ]
+        if isinstance(self.target_modules, str):
+            return linear
+        ends = sorted({name.rpartition(".")[2] for name in linear})
+        found: set[str] = set()
+        for end in self.target_modules:
+            of_end = {name for name in linear if f".{name}".endswith(f".{end}")}
+            if not of_end:
+                raise ConfigError(
+                    f"model.lora.target_modules has {end!r}, and {type(network).__name__} has no linear layer of that "
+                    f"name. Choose from {', '.join(ends)}."
+                )
+            found |= of_end
+        return sorted(found)
+
+
+def is_adapter(name: str) -> bool:
+    """Returns whether a weight of that name in memory belongs to an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def plain(name: str) -> str:
+    """Returns the name that a weight has in a network without adapters."""
+    return name.replace(BASE, ".")
+
+
+def merge(layer: Any, weight: Tensor) -> Tensor:
+    """Returns the whole W of a layer with its adapters merged, if it has any; a collective if they are sharded."""
+    if not isinstance(layer, LoraLayer):
+        return weight
+    down, up = _factors(layer)
+    return weight if weight.is_meta else (weight.float() + up.float() @ down.float()).to(weight.dtype)
+
+
+def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yields, for each layer with adapters, the name of W in a checkpoint, A [rank, in], and scale * B [out, rank].
+
+    They are whole on rank 0; a collective of all ranks if they are sharded.
+    """
+    for name, layer in network.named_modules():
+        if isinstance(layer, LoraLayer):
+            (name,) = revert_weight_conversion(network, {f"{name}.weight": layer.get_base_layer().weight})
+            yield name, *_factors(layer)
+
+
+def _factors(layer: LoraLayer) -> tuple[Tensor, Tensor]:
+    down, up = (
+        whole_on_rank_0(cast(nn.Linear, factor[NAME]).weight.detach()) for factor in (layer.lora_A, layer.lora_B)
+    )
+    return down, layer.scaling[NAME] * up
+
+
+@contextmanager
+def base_alone(network: nn.Module) -> Iterator[None]:
+    """Has the network compute without its adapters in the block: as the policy's first version."""
+    layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+    for layer in layers:
+        layer.enable_adapters(enabled=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(enabled=True)

@@ -1,0 +1,51 @@
+"""Low-rank adapters (LoRA) on their way: the trainer sends two small matrices for each W, a generator merges them.
+
+A generator could also keep them apart, with vLLM's own adapters. But vLLM goes on with the old adapter in every
+response that it is writing (seen with vLLM 0.32), so that tokens would carry a version that did not write them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import Tensor
+
+DOWN, UP = ".lora_A", ".lora_B"
+"""The ends of names on the wire, behind the name of W in a Hugging Face checkpoint."""
+
+
+def named(adapters: Iterable[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields adapters under their names on the wire.
+
+    Args:
+        adapters: The name of W [out, in], A [rank, in], and B [out, rank] times its scale.
+    """
+    for name, down, up in adapters:
+        yield name + DOWN, down
+        yield name + UP, up
+
+
+def are_adapters(tensors: Iterable[str]) -> bool:
+    """Returns whether an update of tensors with these names has adapters in the place of weights."""
+    return any(name.endswith(UP) for name in tensors)
+
+
+def merged(base: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yields W + B A for each W of `base` that has adapters, in its dtype, and every other weight as it is.
+
+    Args:
+        base: The weights of the first version, by their names in a checkpoint.
+        adapters: The tensors of `named`.
+
+    Raises:
+        ValueError: An adapter is for a weight that `base` does not have; behind the last weight.
+    """
+    left = set(adapters)
+    for name, weight in base:
+        if name + UP in left:
+            left -= {name + DOWN, name + UP}
+            product = adapters[name + UP].float() @ adapters[name + DOWN].float()
+            weight = (weight.to(product.device).float() + product).to(weight.dtype)
+        yield name, weight
+    if left:
+        raise ValueError(
+            f"There is no weight for the adapter {min(left)}: the trainer's adapters are of another model."
+        )

@@ -1,0 +1,163 @@
+"""Low-rank adapters: what is computed, sent, saved and exported with them, on models of two tiny layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from lrl.cli.export import main as export
+from lrl.policy import PolicyModule
+from lrl.preflight.model_folder import shape_of
+from lrl.training.lora import LoRA, base_alone
+from lrl.training.reference import Reference
+from lrl.weights.adapters import are_adapters, merged
+from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
+
+WORDS = list(range(1, 20))
+CONFIGS = [
+    LlamaConfig(**SIZES, initializer_range=0.3),
+    Qwen2Config(**SIZES, initializer_range=0.3, tie_word_embeddings=True),  # with biases
+    Gemma2Config(**SIZES, initializer_range=0.3, head_dim=8),
+    Phi3Config(**SIZES, initializer_range=0.3, pad_token_id=0),
+    MixtralConfig(**SIZES, initializer_range=0.3, num_local_experts=4),  # its experts have another layout in memory
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("llama"), CONFIGS[0])
+
+
+def adapted(model: str, **settings: Any) -> PolicyModule:
+    """A policy with adapters that change what it computes."""
+    policy = opened(model, lora=LoRA(rank=4, alpha=8.0), **settings)
+    torch.manual_seed(3)
+    for name, weight in policy.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return policy
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
+    tmp_path: Path, config: PreTrainedConfig
+) -> None:
+    folder = save_model(tmp_path / "base", config)
+    base, policy = opened(folder), adapted(folder)
+    expected = torch.tensor(policy.prompt_logprobs(WORDS))
+    assert (expected - torch.tensor(base.prompt_logprobs(WORDS))).abs().mean() > 0.01, "the adapters do something"
+    with base_alone(policy.network):
+        assert policy.prompt_logprobs(WORDS) == base.prompt_logprobs(WORDS)
+
+    sent = {name: weight.clone() for name, weight in policy.sent_weights()}
+    assert are_adapters(sent) and not are_adapters(dict(base.sent_weights()))
+    files = load_file(Path(folder) / "model.safetensors")
+    received, whole = dict(merged(files.items(), sent)), dict(policy.named_weights())
+    assert whole.keys() == dict(base.named_weights()).keys()
+    for name, weight in whole.items():
+        torch.testing.assert_close(received[name], weight)
+
+    policy.export(tmp_path / "policy")
+    torch.testing.assert_close(torch.tensor(opened(str(tmp_path / "policy")).prompt_logprobs(WORDS)), expected)
+
+
+def test_peft_opens_the_exported_adapters(folder: str, tmp_path: Path) -> None:
+    policy = adapted(folder)
+    policy.export(tmp_path)
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(tmp_path / "adapter"))
+    with torch.no_grad():
+        logits = theirs(torch.tensor([WORDS])).logits[0, :-1].log_softmax(-1)
+    expected = logits.gather(1, torch.tensor(WORDS[1:])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(policy.prompt_logprobs(WORDS)), expected)
+
+
+def test_adapters_of_another_model_are_no_update(folder: str) -> None:
+    sent = dict(adapted(folder).sent_weights())
+    files = load_file(Path(folder) / "model.safetensors")
+    del files["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(ValueError, match=r"no weight for the adapter model.layers.1.mlp.up_proj.weight.lora_A"):
+        dict(merged(files.items(), sent))
+
+
+def stepped(policy: PolicyModule, steps: int, tmp_path: Path, ckpt_path: str | None = None) -> PolicyModule:
+    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    training = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
+    training.fit(policy, Steps([FakeStep(pack(GROUPS, 24))] * steps), ckpt_path=ckpt_path, weights_only=True)
+    return policy
+
+
+def test_adapters_alone_are_trained_saved_and_resumed(folder: str, tmp_path: Path) -> None:
+    def policy() -> PolicyModule:
+        torch.manual_seed(5)
+        return opened(folder, lora=LoRA(rank=4, target_modules=["q_proj", "down_proj"]), lr=0.05)
+
+    base = dict(opened(folder).named_weights())
+    whole = dict(stepped(policy(), 3, tmp_path / "whole").named_weights())
+    changed = {name.split(".")[-2] for name, weight in whole.items() if not torch.equal(weight, base[name])}
+    assert changed == {"q_proj", "down_proj"}
+    path = tmp_path / "whole" / "step=2.ckpt"
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert saved.keys() == {f"network.{name}" for name in shape_of(folder, None, policy().lora).trained}
+    torch.manual_seed(6)
+    resumed = stepped(opened(folder, lora=policy().lora, lr=0.05), 3, tmp_path / "resumed", str(path))
+    for name, weight in resumed.named_weights():
+        torch.testing.assert_close(weight, whole[name], rtol=0, atol=0)
+
+    with pytest.raises(ValueError, match=r"made with model.lora .*'alpha': 32.0.* and it is None"):
+        stepped(opened(folder), 3, tmp_path / "other", str(path))
+
+    assert export([str(path), str(tmp_path / "exported")]) == 0
+    assert export([str(tmp_path / "whole" / "step=3.ckpt"), str(tmp_path / "last")]) == 0
+    found = dict(opened(str(tmp_path / "last")).named_weights())
+    torch.testing.assert_close(found, whole)
+    assert (tmp_path / "last" / "adapter" / "adapter_config.json").exists()
+
+
+def test_the_base_of_the_adapters_is_the_reference_and_takes_no_memory(folder: str) -> None:
+    policy, alone = adapted(folder, reference=Reference()), opened(folder, reference=Reference())
+    for each in (policy, alone):
+        each.setup("fit")
+    group, other = make_group(1), make_group(1)
+    policy.prepare(group, 0.7, 10_000)
+    alone.prepare(other, 0.7, 10_000)
+    assert [one.reference_logprobs for one in group.rollouts] == [one.reference_logprobs for one in other.rollouts]
+    assert not hasattr(policy.reference, "network")
+    assert all(weight.requires_grad == (".lora_" in name) for name, weight in policy.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rank": 0}, "model.lora.rank is 0; it must be at least 1"),
+        ({"alpha": 0.0}, "model.lora.alpha is 0.0; it must be above 0"),
+        ({"target_modules": "linear"}, "model.lora.target_modules is 'linear'; give all-linear"),
+        ({"target_modules": []}, r"model.lora.target_modules is \[\]"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LoRA(**settings)
+
+
+def test_layers_that_the_model_does_not_have_are_refused_before_its_weights_are_loaded(folder: str) -> None:
+    with pytest.raises(ValueError, match=r"target_modules has 'c_attn'.*Choose from down_proj, gate_proj, .*v_proj"):
+        shape_of(folder, None, LoRA(target_modules=["q_proj", "c_attn"]))
+    with pytest.raises(ValueError, match="'lm_head'"):  # lrl computes log-probs with the head's weight itself
+        shape_of(folder, None, LoRA(target_modules=["lm_head"]))
+    with pytest.raises(ValueError, match="refresh_every_n_steps is 2, and model.lora trains adapters"):
+        PolicyModule(folder, lora=LoRA(), reference=Reference(refresh_every_n_steps=2))

@@ -177,7 +177,8 @@ def gradient(policy: PolicyModule, batches: list[MicroBatch]) -> torch.Tensor:
     for batch in batches:
         policy.compute_loss(batch).backward()
     divisor = denominator(policy.normalise_by, FakeStep(batches))
-    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]) / divisor
+    gradients = [parameter.grad for parameter in policy.parameters() if parameter.requires_grad]
+    return torch.cat([each.flatten() for each in gradients if each is not None]) / divisor
 
 
 # ---- log-probs

@@ -36,6 +36,11 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
         return
     check_objective(policy, data)
     check_sync(trainer, data)
+    if policy.lora is not None and strategy.tensor_parallel_size > 1:
+        fault(
+            f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size} and model.lora is set: the plans that "
+            "divide a layer do not know its adapters. Set it to 1: the layers are then sharded alone."
+        )
     if trainer.limit_train_batches == 0:
         fault("trainer.limit_train_batches is 0: nothing would be trained. Leave it out, or use `lrl validate`.")
     if 0 < trainer.max_steps < policy.warmup_steps:

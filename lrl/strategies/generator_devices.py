@@ -66,6 +66,8 @@ class GeneratorDevices(GracefulShutdown):
     """The division of the weights over the ranks; None if every rank has them all."""
     resumes_parts = False
     """Whether a run can go on from a checkpoint in parts (`lrl.runtime.checkpoint_folder`)."""
+    tensor_parallel_size = 1
+    """Ranks that compute one micro-batch together."""
 
     def __init__(
         self,

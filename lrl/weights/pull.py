@@ -11,12 +11,11 @@ version serve it to others (`lrl.weights.places`). The other end is `lrl.weights
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from lrl.generators.endpoint import Endpoint, Location, is_loopback, own_address_towards
 from lrl.generators.generator import Generator
@@ -25,10 +24,10 @@ from lrl.weights.control import Control, Weights
 from lrl.weights.delta import MOST, write_delta
 from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport, RemoteFile
 from lrl.weights.file_server import FileServer
-from lrl.weights.narrowing import travels_as
 from lrl.weights.places import Places, is_here
 from lrl.weights.staged_file import stage_file, too_little_room
 from lrl.weights.transport import Transport
+from lrl.weights.wire import Described, described, formatted
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ class Pull(Transport):
     def __init__(self) -> None:
         self._name = ""
         self._dtype: torch.dtype | None = None
+        self._tensors: list[Described] = []
         self._endpoint = Endpoint()
         self._server: FileServer | None = None
         self._number = 0
@@ -92,10 +92,11 @@ class Pull(Transport):
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Writes the weights as the generators compute with them; keeps the version before for the delta."""
-        tensors = dict(_narrowed(weights, self._dtype))
+        self._tensors = self._tensors or described(weights, self._dtype)
         self._number += 1
         path = staged_file.SHARED_MEMORY / f"lrl-{self._name}-{self._number}.safetensors"
-        staged = Staged(path, _remote(f"{self._name}-{self._number}", path, stage_file(tensors, path)))
+        found = stage_file(self._tensors, formatted(weights, self._dtype), path)
+        staged = Staged(path, _remote(f"{self._name}-{self._number}", path, found))
         if self._staged is not None and _same(staged, self._staged):  # another attempt at one version
             staged.path.unlink()
             return
@@ -167,13 +168,6 @@ class Pull(Transport):
         if self._endpoint.is_everywhere and not is_here(generator):
             seen = own_address_towards(generator.client.url)
         return self._endpoint.location(self._server.port, seen)
-
-
-def _narrowed(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights on the CPU, in the format in which they travel."""
-    for name, weight in weights():
-        dtype = travels_as(weight.dtype, tuple(weight.shape), narrow)
-        yield name, weight.detach().to(dtype).to("cpu").contiguous()
 
 
 def _remote(name: str, path: Path, checksum: int) -> RemoteFile:

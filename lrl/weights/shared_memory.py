@@ -14,6 +14,7 @@ from lrl.weights import staged_file
 from lrl.weights.control import Control, Weights
 from lrl.weights.staged_file import stage_file, too_little_room
 from lrl.weights.transport import Transport
+from lrl.weights.wire import Described, described, formatted
 
 
 class SharedMemory(Transport):
@@ -41,6 +42,7 @@ class SharedMemory(Transport):
 
     def __init__(self) -> None:
         self._name = ""
+        self._tensors: list[Described] = []
         self._file: Path | None = None
         self._checksum = 0
 
@@ -51,10 +53,10 @@ class SharedMemory(Transport):
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Writes the weights next to the older file, then renames."""
-        tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights()}
+        self._tensors = self._tensors or described(weights, narrow=None)
         folder = Path(tempfile.gettempdir()) if use_fallback else staged_file.SHARED_MEMORY
         file = folder / self._name
-        self._checksum = stage_file(tensors, file)
+        self._checksum = stage_file(self._tensors, formatted(weights, narrow=None), file)
         if self._file not in (None, file):
             self.close()
         self._file = file

@@ -1,39 +1,87 @@
-"""The file in which a trainer stages a version of its weights."""
+"""The file in which a trainer stages a version of its weights: safetensors, written one tensor at a time.
 
+The library's own writer wants all tensors at once, which would be a second copy of the policy on rank 0.
+"""
+
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
 from lrl.weights.checksum import checksum
+from lrl.weights.wire import Described
 
 SHARED_MEMORY = Path("/dev/shm")
+FORMATS = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+"""The names of number formats in a safetensors header."""
 
 
-def stage_file(tensors: Mapping[str, Tensor], file: Path) -> int:
-    """Writes contiguous CPU tensors as safetensors next to `file`, then renames; returns the checksum.
+def stage_file(described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: Path) -> int:
+    """Writes weights as safetensors next to `file`, then renames; returns the checksum.
 
     A rename replaces an older file at once, so a reader never sees half of one.
+
+    Args:
+        described: What `tensors` will yield, in the order of the file.
+        tensors: Names and tensors, in any order.
+        file: The target.
 
     Raises:
         OSError: There is no room.
     """
-    require_room(file.parent, sum(tensor.nbytes for tensor in tensors.values()))
+    head = header(described)
+    require_room(file.parent, len(head) + sum(one.nbytes for one in described))
     draft = file.with_suffix(".draft")
     try:
-        save_file(dict(tensors), draft)
+        _write(head, described, tensors, draft)
         found = checksum(draft)
         draft.rename(file)
-    except SafetensorError as error:  # its form of "no space left", when something else filled the folder meanwhile
+    except OSError as error:
         draft.unlink(missing_ok=True)
         raise OSError(f"{draft} could not be written: {error}") from error
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
     return found
+
+
+def _write(head: bytes, described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], draft: Path) -> None:
+    places, place = {}, len(head)
+    for one in described:
+        places[one.name] = place
+        place += one.nbytes
+    with draft.open("wb") as out:
+        out.write(head)
+        for name, tensor in tensors:
+            out.seek(places.pop(name))
+            out.write(_bytes(tensor))
+    if places:
+        raise RuntimeError(f"The policy has no {min(places)} any more, which it had at the first sync.")
+
+
+def header(described: Sequence[Described]) -> bytes:
+    """Returns the beginning of a safetensors file: the length of a table, and the table of what comes behind it."""
+    table: dict[str, Any] = {}
+    end = 0
+    for one in described:
+        begin, end = end, end + one.nbytes
+        table[one.name] = {"dtype": FORMATS[one.dtype], "shape": one.shape, "data_offsets": (begin, end)}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors behind it are aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def require_room(folder: Path, needed: int) -> None:

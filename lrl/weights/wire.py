@@ -29,6 +29,18 @@ class Described(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def described(weights: Weights, narrow: torch.dtype | None) -> list[Described]:
+    """Returns what `formatted` yields, in the order of a wire; reads all weights once."""
+    found = [Described(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in formatted(weights, narrow)]
+    return sorted(found, key=lambda one: -one.dtype.itemsize)
+
+
+def formatted(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights as they are now, in the format in which they travel and the policy's order."""
+    for name, tensor in weights():
+        yield name, tensor.detach().to(travels_as(tensor.dtype, tuple(tensor.shape), narrow))
+
+
 class Wire:
     """The weights of one policy, to be read many times.
 
@@ -39,8 +51,7 @@ class Wire:
 
     def __init__(self, weights: Weights, narrow: torch.dtype) -> None:
         self._weights, self._narrow = weights, narrow
-        found = [Described(name, self._format(tensor), tuple(tensor.shape)) for name, tensor in weights()]
-        self.tensors = sorted(found, key=lambda one: -one.dtype.itemsize)
+        self.tensors = described(weights, narrow)
         """What `__iter__` yields, in its order."""
 
     @property
@@ -51,12 +62,9 @@ class Wire:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors as they are now; one pass over the policy for each size of a number."""
         for size in dict.fromkeys(one.dtype.itemsize for one in self.tensors):
-            for name, tensor in self._weights():
-                if self._format(tensor).itemsize == size:
-                    yield name, tensor.detach().to(self._format(tensor))
-
-    def _format(self, tensor: Tensor) -> torch.dtype:
-        return travels_as(tensor.dtype, tuple(tensor.shape), self._narrow)
+            for name, tensor in formatted(self._weights, self._narrow):
+                if tensor.dtype.itemsize == size:
+                    yield name, tensor
 
     def source(self) -> Any:
         """Returns it as vLLM's `WeightSource`."""

@@ -32,6 +32,22 @@ SETTINGS: dict[str, Case] = {
     "a mesh for a sharded policy": fsdp(("strategy.data_parallel_size is 2", "Leave it out"), data_parallel_size=2),
     "groups that do not divide the ranks": fsdp(("strategy.tensor_parallel_size is 3", "4 tr"), tensor_parallel_size=3),
     "one group for all ranks": fsdp(("strategy.tensor_parallel_size is 4", "two or more"), tensor_parallel_size=4),
+    "adapters of no width": setting("model.lora.rank", 0, "at least 1"),
+    "adapters of layers that the model does not have": (
+        ("--model.lora", json.dumps({"target_modules": ["c_attn"]})),
+        ("model.lora.target_modules", "'c_attn'", "LlamaForCausalLM", "q_proj"),
+    ),
+    "adapters of divided layers": (
+        (*fsdp((), tensor_parallel_size=2)[0], "--model.lora.rank", "4"),
+        ("strategy.tensor_parallel_size is 2", "model.lora"),
+    ),
+    "adapters and a reference that would need some": (
+        (
+            *("--model.lora.rank", "4"),
+            *("--model.reference", "lrl.Reference", "--model.reference.refresh_every_n_steps", "2"),
+        ),
+        ("model.reference.refresh_every_n_steps is 2", "model.lora"),
+    ),
     "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),
     "a misspelt key of the trainer": (("--trainer.max_step", "1"), ("Did you mean --trainer.max_steps?",)),
     "a misspelt key of the prompts": (("--data.prompts.sorce", "x"), ("Did you mean --data.prompts.source?",)),

@@ -1,8 +1,8 @@
 """One rank of several that train a step of sharded policies, without a trainer, and read their weights.
 
 Arguments: folder of policies, folder of results, rank, ranks, ranks that compute a micro-batch together. A policy whose
-name ends in `bf16` computes in bfloat16. Rank 0 writes gradient, log-probs and weights, all whole, and the log-probs of
-the reference.
+name ends in `bf16` computes in bfloat16, and one whose name ends in `lora` trains adapters. Rank 0 writes gradient,
+log-probs and weights, all whole, and the log-probs of the reference.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import lrl
 from lrl.advantages import GroupMean
@@ -31,6 +32,8 @@ from tests.test_policy import make_group
 TEXT = [1, 2, 3, 4, 5]
 EXPERTS = ("mixtral", "qwen3_moe")
 """Policies that are refused with tensor parallelism."""
+ADAPTED, LORA = "llama_lora", lrl.LoRA(rank=4)
+"""A policy whose adapters are trained, which is refused with tensor parallelism, too."""
 LONE = make_group(9, responses=2)
 """A group with a single response in the loss: there is none for another rank."""
 LONE.rollouts[1].versions = [ENVIRONMENT] * len(LONE.rollouts[1].versions)
@@ -43,13 +46,25 @@ class Sharded(lrl.PolicyModule):
     sharding: Any = None
 
     def __init__(self, model: str, ranks: Ranks, tensor: int, compute_dtype: torch.dtype | None) -> None:
-        super().__init__(model, reference=lrl.Reference())
+        super().__init__(model, lora=LORA if model.endswith("lora") else None, reference=lrl.Reference())
         self.ranks = ranks
         shape = (ranks.size // tensor, tensor)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("shards", "tensor"))
         self.sharding = Sharding(mesh if tensor > 1 else mesh["shards"], compute_dtype)
         self.configure_model()
         self.setup("fit")
+        fill_adapters(self.network)
+
+
+@torch.no_grad()
+def fill_adapters(network: torch.nn.Module) -> None:
+    """Gives adapters, if there are any, the same numbers in every process."""
+    torch.manual_seed(5)
+    for name, weight in network.named_parameters():
+        if ".lora_" in name:
+            numbers = 0.1 * torch.randn(weight.shape)
+            is_whole = not isinstance(weight, DTensor)
+            weight.copy_(numbers if is_whole else distribute_tensor(numbers, weight.device_mesh, weight.placements))
 
 
 def main(models: Path, folder: Path, rank: int, ranks: int, tensor: int) -> None:
@@ -57,7 +72,7 @@ def main(models: Path, folder: Path, rank: int, ranks: int, tensor: int) -> None
     dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
     them = Ranks(dist.new_group(backend="gloo", timeout=wait))
     for model in sorted(models.iterdir()):
-        if tensor > 1 and model.name in EXPERTS:
+        if tensor > 1 and model.name in (*EXPERTS, ADAPTED):
             continue
         policy = Sharded(str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None)
         found = train(policy)
@@ -84,7 +99,7 @@ def train(policy: Sharded) -> dict[str, Any]:
         tokens += step.num_tokens
     scale, weights = policy.data_parallel_size / tokens, dict(policy.named_parameters())
     return {
-        "gradient": {name: weight.grad.full_tensor() * scale for name, weight in weights.items()},
+        "gradient": {name: one.grad.full_tensor() * scale for name, one in weights.items() if one.requires_grad},
         "passes": passes,
         "blanks": blanks,
         "share": sum(one.to_local().numel() for one in weights.values()) / sum(one.numel() for one in weights.values()),

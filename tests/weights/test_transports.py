@@ -80,11 +80,11 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
     transport, _, file = connected
     transport.stage(weights_of(1.0), False)
 
-    def half(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def half(head: bytes, described: Any, tensors: Any, path: Path) -> None:
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(staged_file, "save_file", half)
+    monkeypatch.setattr(staged_file, "_write", half)
     with pytest.raises(OSError, match="No space left"):
         transport.stage(weights_of(2.0), False)
     assert load_file(file)["head"].tolist() == [1.0] * 3

@@ -1,6 +1,8 @@
 """The quickstart with several seeds, one after the other: accuracy before and after, minutes, memory. Prints a table.
 
-    python -m benchmarks.quickstart_seeds [--seeds 0 1 2 3 4] [--strategy lrl.AsyncFSDP --ranks 2] [--out FILE]
+    python -m benchmarks.quickstart_seeds [--seeds 0 1 2] [--strategy lrl.AsyncFSDP --ranks 2] [--out FILE] [-- WORDS]
+
+WORDS are further settings of `lrl fit`, such as `--model.lora.rank 16`.
 
 Each run is the command of a new user, from the warm-up on: a policy that an earlier run has warmed up is made again.
 """
@@ -41,13 +43,13 @@ class Row:
         )
 
 
-def run(seed: int, strategy: str, ranks: int) -> Row:
+def run(seed: int, strategy: str, ranks: int, more: list[str]) -> Row:
     """Trains with one seed and reads the run's files."""
     shutil.rmtree(Path("runs/quickstart") / f"policy-seed{seed}", ignore_errors=True)
     version = f"seeds-{seed}"
     shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
     words = ["fit", "--config", "quickstart", "--seed_everything", str(seed), "--trainer.logger.version", version]
-    words += ["--trainer.strategy.class_path", strategy, "--trainer.devices", str(ranks + 1)]
+    words += ["--trainer.strategy.class_path", strategy, "--trainer.devices", str(ranks + 1), *more]
     started = time.monotonic()
     process = psutil.Popen([sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())", *words])
     peak = 0
@@ -90,10 +92,11 @@ def main() -> None:
     parser.add_argument("--strategy", default="lrl.AsyncSingleDevice", help="(%(default)s)")
     parser.add_argument("--ranks", type=int, default=1, help="trainer ranks (%(default)s)")
     parser.add_argument("--out", type=Path, help="append the rows to this file as they come")
+    parser.add_argument("words", nargs="*", help="further settings of `lrl fit`, behind --")
     settings = parser.parse_args()
     rows = []
     for seed in settings.seeds:
-        rows.append(run(seed, settings.strategy, settings.ranks))
+        rows.append(run(seed, settings.strategy, settings.ranks, settings.words))
         if settings.out:
             with settings.out.open("a") as file:
                 file.write(f"{rows[-1]}\n")

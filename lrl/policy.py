@@ -122,11 +122,8 @@ class PolicyModule(L.LightningModule):
                 f"model.objective {type(self.objective).__name__} needs a reference policy: set model.reference to "
                 "lrl.Reference (its coefficient may stay 0)."
             )
-        if lora is not None and reference is not None and reference.refresh_every_n_steps is not None:
-            fault(
-                f"model.reference.refresh_every_n_steps is {reference.refresh_every_n_steps}, and model.lora trains "
-                "adapters, which a reference has not. Leave one of them out."
-            )
+        if lora is not None and reference is not None:
+            reference.check_beside_adapters()
         at_least(0, "model", lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps)
         at_least(1, "model", head_chunk_tokens=head_chunk_tokens)
         above(0, "model", max_grad_norm=max_grad_norm, abort_on_mismatch=abort_on_mismatch)
@@ -368,7 +365,7 @@ class PolicyModule(L.LightningModule):
     # ---- the weights
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns all weights, or the adapters alone: the other weights of such a run are those of its model."""
+        """Returns what a checkpoint holds: all weights, or the adapters alone."""
         found = super().state_dict(*args, **kwargs)
         return found if self.lora is None else {name: found[name] for name in found if is_adapter(name)}
 

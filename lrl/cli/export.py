@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,13 +72,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     if lora is not None:
         lora.add_to(network)
     expected = {name: weight for name, weight in unique_tensors(network) if lora is None or is_adapter(name)}
-    for name, weight in expected.items():
-        if name not in weights or weights[name].shape != weight.shape:
-            found = list(weights[name].shape) if name in weights else "none"
-            raise ValueError(
-                f"{checkpoint} is of another model than {base}: {name} is {found} in it and {list(weight.shape)} "
-                "there. Give the run's model.model as --model."
-            )
+    check_shapes(expected, weights, f"{checkpoint} is of another model than {base}")
     if lora is None:
         network, whole = network.to(next(iter(weights.values())).dtype), {name: weights[name] for name in expected}
     else:
@@ -88,6 +82,16 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     network.save_pretrained(folder, state_dict=whole)
     open_tokenizer(base).save_pretrained(folder)
     return int(state["global_step"])
+
+
+def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], said: str) -> None:
+    """Raises ValueError, which begins with `said`, if a weight is missing or of another shape than expected."""
+    for name, weight in expected.items():
+        if name not in found or found[name].shape != weight.shape:
+            shape = list(found[name].shape) if name in found else "none"
+            raise ValueError(
+                f"{said}: {name} is {shape} in it and {list(weight.shape)} there. Give its model.model as --model."
+            )
 
 
 def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

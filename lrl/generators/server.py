@@ -209,6 +209,7 @@ class Server:
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs,
             "dtype": settings.dtype,
+            "quantization": settings.quantization,
             "tensor-parallel-size": settings.tensor_parallel_size,
             "enforce-eager": settings.enforce_eager or None,
         }

@@ -33,6 +33,8 @@ OWNED: dict[str, str] = {
     "enable-scale-out": "it opens lrl's generate route",
 }
 """vLLM flags that lrl sets itself, each with the reason."""
+QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
+"""The number formats to which vLLM quantises a model of another format as it loads it, and again at each update."""
 
 
 @dataclass(kw_only=True)
@@ -43,6 +45,8 @@ class ServerSettings:
         max_model_len: Longest prompt and response together, in tokens; null is the sum of the data module's limits.
         max_num_seqs: Responses that one generator writes at the same time.
         dtype: Number format of weights and activations; `auto` is the policy's.
+        quantization: Number format of the matrices in a generator, which quantises them as they arrive, at each sync:
+            `fp8_per_tensor`, `fp8_per_channel`, `fp8_per_block` or `mxfp8`; null keeps `dtype`.
         tensor_parallel_size: GPUs of one generator.
         gpu_memory_utilization: Share of a GPU's memory that one generator takes. Not on CPU.
         kv_cache_gib: Memory for keys and values in GiB. Only on CPU.
@@ -68,6 +72,7 @@ class ServerSettings:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: str | None = None
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float = 1.0
@@ -88,6 +93,11 @@ class ServerSettings:
                 fault(f"strategy.server.{name} is {value}; it must be above 0.")
         if (share := self.gpu_memory_utilization) > 1:
             fault(f"strategy.server.gpu_memory_utilization is {share}, a share: give at most 1.")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            fault(
+                f"strategy.server.quantization is {self.quantization!r}; choose from {', '.join(QUANTIZATIONS)}. Those "
+                "that need a quantised model cannot take new weights."
+            )
         for name in self.extra_args:
             flag = dashed(name).removeprefix("no-")
             if flag in map(dashed, vars(self)):

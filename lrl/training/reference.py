@@ -75,6 +75,14 @@ class Reference:
         self.version = 0
         """Optimizer step whose weights were last copied in; 0 for those that it was opened with."""
 
+    def check_beside_adapters(self) -> None:
+        """Checks the settings of a run that trains adapters (`model.lora`), which a reference has not."""
+        if self.refresh_every_n_steps is not None:
+            fault(
+                f"model.reference.refresh_every_n_steps is {self.refresh_every_n_steps}, and model.lora trains "
+                "adapters, which a reference has not. Leave one of them out."
+            )
+
     def open(self, policy_folder: str, dtype: Dtype, attention: str | None, device: torch.device) -> None:
         """Loads the frozen model, once: the policy's own first version unless `model` names another."""
         if not hasattr(self, "network"):

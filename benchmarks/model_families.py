@@ -8,6 +8,7 @@ on the CPU. The outcomes replace the table of docs/models.md.
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,6 +98,9 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
 
 def main() -> None:
     """Tries every family."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.model_families", description=__doc__.splitlines()[0]
+    ).parse_args()
     outcomes = {}
     for family in FAMILIES:
         with TemporaryDirectory() as folder:

@@ -45,7 +45,7 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
     tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     rows = int(model.get_input_embeddings().weight.shape[0])
     config, parameters = model.config.get_text_config(), model.num_parameters()
-    if lora is None:
+    if lora is None or lora.rank < 1:  # its class has noted that
         return Shape(config, tensors, parameters, rows, tensors)
     lora.add_to(model)
     trained = {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}

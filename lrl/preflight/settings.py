@@ -11,6 +11,7 @@ import lightning as L
 
 from lrl.advantages import GroupMean
 from lrl.generators.pool import SPARE_SLOTS
+from lrl.generators.settings import QUANTIZATIONS
 from lrl.runtime.config_errors import fault, noting
 from lrl.strategies.generator_devices import GeneratorDevices
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ON_CPU = "fp8_per_channel"
+"""The quantization that vLLM's CPU build computes with (tried with 0.32)."""
+
 
 def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> None:
     """Checks the settings of trainer, policy and data together."""
@@ -29,6 +33,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     with noting():
         strategy.plan()
     strategy.check()
+    check_quantization(strategy, policy)
     check_context(strategy, data)
     check_placement(strategy, data)
     check_ranks(trainer)
@@ -48,6 +53,18 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches model.lr.",
             *(policy.warmup_steps, trainer.max_steps),
         )
+
+
+def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:
+    """Checks that vLLM has kernels for matrices in that format."""
+    server = strategy.server_settings
+    asked = f"strategy.server.quantization is {server.quantization}"
+    if server.quantization not in QUANTIZATIONS:  # its class has noted an unknown one
+        return
+    if strategy.root_device.type != "cuda" and server.quantization != ON_CPU:
+        fault(f"{asked}, for which vLLM has no kernels on a CPU: choose {ON_CPU}, or null.")
+    if (policy.dtype_name if server.dtype == "auto" else server.dtype) == "float32":
+        fault(f"{asked}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set that to bfloat16.")
 
 
 def check_ranks(trainer: L.Trainer) -> None:

@@ -45,7 +45,8 @@ class Probes:
         async def probe(generator: Generator) -> None:
             found = await generator.client.prompt_logprobs(tokens, salt=salt, deadline_s=self.deadline_s)
             self.difference = max(self.difference, off(expected, found))
-            dtype = max(policy_dtype, generator.server.settings.dtype, key=FIRST.__getitem__)
+            settings = generator.server.settings
+            dtype = "quantised" if settings.quantization else max(policy_dtype, settings.dtype, key=FIRST.__getitem__)
             if (fault := self._fault(generator, dtype, expected, found)) is not None:
                 raise GeneratorError(
                     f"{generator.name} does not compute what the policy computes after the sync to version {version}: "

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from itertools import compress
 from statistics import fmean
 
-FIRST = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
+FIRST = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1, "quantised": 0.5}
 """Largest mean difference in nats per token at the first proof, and at any. The mean and not the maximum: in bfloat16
 single prompt tokens of the quickstart's policy were off by 0.6, at a mean of 0.06. A tensor that is missing made 0.75
 or more."""
-LEAST = {"float32": 3e-4, "bfloat16": 2e-3, "float16": 5e-4}
+LEAST = {"float32": 3e-4, "bfloat16": 2e-3, "float16": 5e-4, "quantised": 5e-3}
 """A difference that is never held against a generator, however small its noise was when it was measured."""
 TIMES = 5.0
 """How many times its noise a generator may be off. Two measurements of noise differed by 2.7 times at most."""
@@ -37,7 +37,8 @@ class Yardstick:
     """The tolerance of one generator, from its earlier probes.
 
     Args:
-        dtype: The less exact of the policy's and the generator's number formats.
+        dtype: The less exact of the policy's and the generator's number formats; `quantised` stands for all of eight
+            bits and less.
     """
 
     def __init__(self, dtype: str) -> None:

@@ -32,6 +32,17 @@ SETTINGS: dict[str, Case] = {
     "a mesh for a sharded policy": fsdp(("strategy.data_parallel_size is 2", "Leave it out"), data_parallel_size=2),
     "groups that do not divide the ranks": fsdp(("strategy.tensor_parallel_size is 3", "4 tr"), tensor_parallel_size=3),
     "one group for all ranks": fsdp(("strategy.tensor_parallel_size is 4", "two or more"), tensor_parallel_size=4),
+    "matrices in a format that needs a quantised model": setting(
+        "trainer.strategy.server.quantization", "awq", "fp8_per"
+    ),
+    "matrices in a format for GPUs": (
+        (*("--trainer.strategy.server.quantization", "mxfp8"), *("--trainer.strategy.server.dtype", "bfloat16")),
+        ("strategy.server.quantization is mxfp8", "fp8_per_channel"),
+    ),
+    "quantised matrices and activations of 32 bits": (
+        ("--trainer.strategy.server.quantization", "fp8_per_channel"),
+        ("strategy.server.quantization is fp8_per_channel", "dtype float32", "bfloat16"),
+    ),
     "adapters of no width": setting("model.lora.rank", 0, "at least 1"),
     "adapters of layers that the model does not have": (
         ("--model.lora", json.dumps({"target_modules": ["c_attn"]})),

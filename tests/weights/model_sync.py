@@ -142,7 +142,7 @@ def make_generators() -> list[Generator]:
             name=f"generator {number}",
             token="",
             trust=None,
-            settings=SimpleNamespace(tensor_parallel_size=1, dtype="float32"),
+            settings=SimpleNamespace(tensor_parallel_size=1, dtype="float32", quantization=None),
             alive=True,
             log_tail=lambda lines: "",
         )

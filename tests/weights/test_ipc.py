@@ -41,8 +41,8 @@ def test_the_buffer_holds_the_largest_tensor_on_the_wire(
     numbers: int, size: int, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        yield "small", torch.ones(3)
-        yield "large", torch.ones(numbers)
+        yield "small", torch.ones(3, 1)
+        yield "large", torch.ones(numbers, 1)
 
     monkeypatch.setattr(ipc, "BUFFER_BYTES", 64)
     server = SimpleNamespace(settings=SimpleNamespace(dtype="bfloat16"))

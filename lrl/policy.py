@@ -46,8 +46,9 @@ from lrl.training.model import (
     text_as_micro_batch,
     whole_tensors,
 )
+from lrl.training.optimizers import restart_at, step_schedulers
 from lrl.training.reference import Reference
-from lrl.training.schedule import Schedule, lr_factor, restart_at, step_schedulers
+from lrl.training.schedule import Schedule, lr_factor
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch, Step
 from lrl.weights.adapters import named
@@ -229,9 +230,8 @@ class PolicyModule(L.LightningModule):
         return [found[number % size][number // size] for number in range(len(batches) if found else 0)]
 
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
-        assert self.reference is not None, "only a policy with a reference asks"
         if not self.reference_is_base:
-            return self.reference.logprobs(micro, self.head_chunk_tokens)
+            return cast(Reference, self.reference).logprobs(micro, self.head_chunk_tokens)
         with torch.no_grad(), base_alone(self.network):
             found: Tensor = self(micro)
         shard_again(self)

@@ -35,7 +35,7 @@ from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.run_folder import RunFolderLock, run_folder
 from lrl.strategies.graceful_shutdown import GracefulShutdown
-from lrl.training.schedule import check_optimizers
+from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
 from lrl.weights import Machine, Transport, choose_transport
 

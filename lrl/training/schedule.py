@@ -1,12 +1,7 @@
-"""The learning rate over a run: lrl's own schedules, and the steps of a user's scheduler."""
+"""The learning rate over a run. Torch is not needed: the benchmark against TRL uses it in TRL's environment."""
 
 import math
-from typing import Any, Literal
-
-import lightning as L
-import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from typing import Literal
 
 from lrl.runtime.config_errors import ConfigError
 
@@ -27,51 +22,3 @@ def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) 
         return 1.0
     done = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
     return 1.0 - done if schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
-
-
-def check_optimizers(trainer: L.Trainer) -> None:
-    """Raises ValueError if lrl's training step cannot use the result of `configure_optimizers`, once it is set up."""
-    optimizers, module = trainer.optimizers, trainer.lightning_module
-    gives = f"{type(module).__name__}.configure_optimizers gives"
-    if len(optimizers) != 1:
-        raise ConfigError(
-            f"{gives} {len(optimizers)} optimizers, and a version of the policy is one optimizer step: give one, with "
-            "a parameter group for each setting."
-        )
-    if isinstance(optimizers[0], torch.optim.LBFGS):
-        raise ConfigError(
-            f"{gives} LBFGS, which computes the loss of a step many times, and rollouts are trained once: give another "
-            "optimizer."
-        )
-    plateaus = [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
-    if plateaus and not is_overridden("lr_scheduler_step", module, L.LightningModule):
-        # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
-        raise ConfigError(
-            f"{gives} ReduceLROnPlateau without a metric. "
-            "Override lr_scheduler_step(self, scheduler, metric) and call scheduler.step(...) in it with one of "
-            "self.trainer.callback_metrics, or give another scheduler."
-        )
-
-
-def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
-    """Steps the schedulers that are due after the optimizer step of batch `batch_idx`, as Lightning does by itself.
-
-    A scheduler of interval `step` is due after every `frequency` steps, one of interval `epoch` (Lightning's default)
-    after the last step of every `frequency` epochs. Call it before the hooks of the step: they save checkpoints.
-    """
-    for config in trainer.lr_scheduler_configs:
-        if config.interval == "step":
-            done = trainer.global_step
-        elif batch_idx + 1 == trainer.num_training_batches:
-            done = trainer.current_epoch + 1
-        else:
-            continue
-        if done % config.frequency == 0:
-            trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
-
-
-def restart_at(optimizer: torch.optim.Optimizer, scheduler: LambdaLR, lr: float, settings: dict[str, Any]) -> None:
-    """Overwrites the learning rate and AdamW's settings that a checkpoint has restored."""
-    scheduler.base_lrs = [lr] * len(optimizer.param_groups)
-    for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
-        group.update(lr=lr * factor(scheduler.last_epoch), initial_lr=lr, **settings)

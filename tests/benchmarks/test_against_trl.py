@@ -1,6 +1,9 @@
 """The benchmark against TRL, as far as it goes without TRL: equal settings, resuming, scoring, table and picture."""
 
+import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +187,16 @@ def test_the_table_has_a_line_for_each_measured_system_and_means_over_seeds() ->
 def test_the_picture_is_drawn_from_any_part_of_the_rows(tmp_path: Path) -> None:
     draw(rows()[:9], tmp_path / "new" / "plot.png")
     assert (tmp_path / "new" / "plot.png").stat().st_size > 10_000
+
+
+def test_trls_side_imports_nothing_that_trls_environment_lacks() -> None:
+    folder, ours = Path(settings.__file__).parent, set()
+    for name in ("trl_side.py", "trl_speed.py"):
+        for node in ast.walk(ast.parse((folder / name).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("lrl.", "benchmarks.")):
+                ours.add(node.module)
+    ours.discard("benchmarks.against_trl.trl_side")  # it is among those read, and imports TRL itself
+    assert {"lrl.training.schedule", "lrl.quickstart.task"} <= ours
+    block = "import sys; sys.modules.update(dict.fromkeys(['lightning', 'vllm', 'peft', 'jsonargparse', 'aiohttp']))"
+    imports = "; ".join(f"import {name}" for name in sorted(filter(None, ours)))
+    subprocess.run([sys.executable, "-c", f"{block}; {imports}"], check=True, cwd=folder.parents[1])

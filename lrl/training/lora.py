@@ -59,6 +59,8 @@ class LoRA:
         inject_adapter_in_model(self._peft_config(self.layers(network)), network, NAME)
         for name, weight in network.named_parameters():
             weight.requires_grad_(is_adapter(name))
+            if is_adapter(name):
+                weight.data = weight.data.float()  # peft made it in the dtype of W
 
     def save(self, adapters: Iterable[tuple[str, Tensor, Tensor]], base: str, folder: Path) -> None:
         """Writes the adapters of `whole_adapters`, which are on the CPU, in peft's format; `base` is their model."""

@@ -1,8 +1,8 @@
 """A run that fits a sharded policy to given groups, without generators, and saves at every step.
 
 Arguments: policy folder, run folder, and as JSON: ranks, the steps to reach, the checkpoint or null, the step at which
-the disk of rank 1 is full or null, the place at which rank 1 dies or null, and settings of the strategy. Rank 0 writes
-the weights of policy and reference, whole, into `weights.pt`.
+the disk of rank 1 is full or null, the place at which rank 1 dies or null, whether adapters are trained, and settings
+of the strategy. Rank 0 writes the weights of policy and reference, whole, into `weights.pt`.
 """
 
 from __future__ import annotations
@@ -77,15 +77,19 @@ class ReadWeights(OnRankZero):
             pass
 
 
-def make_policy(folder: str) -> Any:
+def make_policy(folder: str, adapters: bool) -> Any:
+    if adapters:
+        torch.manual_seed(0)
+        return lrl.PolicyModule(folder, lr=1e-2, lora=lrl.LoRA(rank=4), reference=lrl.Reference())
     return lrl.PolicyModule(folder, lr=1e-2, reference=lrl.Reference(refresh_every_n_steps=2))
 
 
-def fit(folder: str, running: L.Trainer, ckpt_path: str | None = None) -> dict[str, Any]:
+def fit(folder: str, running: L.Trainer, ckpt_path: str | None = None, adapters: bool = False) -> dict[str, Any]:
     """Fits a policy; returns the weights of policy and reference, whole, on rank 0."""
-    policy = make_policy(folder)
+    policy = make_policy(folder, adapters)
     running.fit(policy, StepsOfRank(running), ckpt_path=ckpt_path)
-    return {"policy": on_cpu(whole_tensors(policy)), "reference": on_cpu(whole_tensors(policy.reference.network))}
+    reference = {} if adapters else on_cpu(whole_tensors(policy.reference.network))
+    return {"policy": on_cpu(whole_tensors(policy)), "reference": reference}
 
 
 class FullDisk(L.Callback):
@@ -114,6 +118,7 @@ def main(
     ckpt_path: str | None,
     full_disk_at: int | None,
     dies_at: str | None,
+    adapters: bool,
     settings: dict[str, Any],
 ) -> None:
     trainer = L.Trainer(
@@ -134,7 +139,7 @@ def main(
     )
     if dies_at is not None and trainer.global_rank == 1:
         Death(1, dies_at, call=2).prepare()
-    found = fit(folder, trainer, ckpt_path)
+    found = fit(folder, trainer, ckpt_path, adapters)
     if trainer.is_global_zero:
         torch.save(found, results / "weights.pt")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lrl.cli.main import main
-from lrl.runtime.checkpoint_folder import read_weights
+from lrl.runtime.checkpoint_folder import read_weights, shapes
 from lrl.training.model import open_network, open_tokenizer
 from tests.leftovers import nothing_left
 from tests.run_without_generators import trainer
@@ -30,11 +30,12 @@ def run_ranks(
     ckpt_path: Path | None = None,
     full_disk: int | None = None,
     dies_at: str | None = None,
+    adapters: bool = False,
     **settings: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Fits with that many ranks up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
     folder.mkdir()
-    how = json.dumps([ranks, steps, ckpt_path and str(ckpt_path), full_disk, dies_at, settings])
+    how = json.dumps([ranks, steps, ckpt_path and str(ckpt_path), full_disk, dies_at, adapters, settings])
     words = [sys.executable, "-m", "tests.strategies.sharded_fit", str(policy), str(folder), how]
     environment = os.environ | {"TMPDIR": str(folder)}
     run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
@@ -98,6 +99,20 @@ def test_one_process_goes_on_from_a_whole_checkpoint_of_several(
     found = fit(str(policy_folder), running, str(folder / "whole" / "step=5.ckpt"))
     for name, expected in alone[7]["policy"].items():
         torch.testing.assert_close(found["policy"][name], expected, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_adapters_are_sharded_saved_alone_and_resumed_with_another_number_of_ranks(
+    policy_folder: Path, folder: Path, tmp_path: Path
+) -> None:
+    fit_sharded(policy_folder, folder / "adapters", 2, 2, adapters=True)
+    checkpoint = folder / "adapters" / "step=2.ckpt"
+    assert shapes(checkpoint) and all(".lora_" in name for name in shapes(checkpoint))
+    found = fit_sharded(policy_folder, folder / "adapters_on", 3, 3, checkpoint, adapters=True)
+    running = trainer(tmp_path, max_steps=3, enable_checkpointing=False)
+    expected = fit(str(policy_folder), running, adapters=True)
+    for name, weight in expected["policy"].items():
+        torch.testing.assert_close(found["policy"][name], weight, atol=2e-5, rtol=1e-4, msg=name)
+    assert main(["export", str(checkpoint), str(tmp_path / "policy")]) == 0
 
 
 @pytest.mark.parametrize("checkpoint", ["parts/step=3.ckpt", "whole/step=5.ckpt"])

@@ -76,6 +76,15 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
     torch.testing.assert_close(torch.tensor(opened(str(tmp_path / "policy")).prompt_logprobs(WORDS)), expected)
 
 
+def test_adapters_of_weights_in_bfloat16_are_trained_in_float32(folder: str) -> None:
+    policy = adapted(folder, dtype="bfloat16")
+    dtypes = {(".lora_" in name, weight.dtype) for name, weight in policy.named_parameters()}
+    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+    policy.compute_loss(pack(GROUPS)[0]).backward()
+    trained = [weight for weight in policy.parameters() if weight.requires_grad]
+    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in trained)
+
+
 def test_peft_opens_the_exported_adapters(folder: str, tmp_path: Path) -> None:
     policy = adapted(folder)
     policy.export(tmp_path)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+from benchmarks import records
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -15,6 +19,23 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     args = parser.parse_args(words)
     args.command = " ".join([parser.prog, shlex.join(words)]).rstrip()
     return args
+
+
+def measure_and_print(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    measure: Callable[[argparse.Namespace, str], None],
+    runs_of: Callable[[argparse.Namespace], Iterable[dict[str, Any]]],
+    table: Callable[[list[dict[str, Any]]], str],
+) -> int:
+    """Measures what the records lack, unless the command only prints (`add_print_only`); then prints a table."""
+    args = parse(parser, argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if not args.print_only:
+        measure(args, args.command)
+    print(table(records.all_found(args.out, runs_of(args))))
+    return 0
 
 
 def add_out(parser: argparse.ArgumentParser, name: str) -> None:

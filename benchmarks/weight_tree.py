@@ -131,13 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, unless it only prints; then prints."""
-    args = arguments.parse(make_parser(), argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if not args.print_only:
-        measure(args, args.command)
-    print(table(records.all_found(args.out, runs_of(args))))
-    return 0
+    return arguments.measure_and_print(make_parser(), argv, measure, runs_of, table)
 
 
 if __name__ == "__main__":

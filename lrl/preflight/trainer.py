@@ -15,6 +15,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from lrl.runtime.config_errors import ConfigError, fault, noting
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.several_ranks import forget_place
 from lrl.strategies.single_device import AsyncSingleDevice
 from lrl.training.schedule import check_end
 
@@ -61,6 +62,7 @@ def check_strategy(trainer: L.Trainer) -> None:
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher):
         launcher.kill(signal.SIGKILL)
+        forget_place(launcher)
         launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
     raise ConfigError(
         f"trainer.strategy is {type(trainer.strategy).__name__}, which has no generators: use lrl.AsyncSingleDevice or "

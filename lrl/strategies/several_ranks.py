@@ -138,7 +138,14 @@ class Launcher(_SubprocessScriptLauncher):
     def kill(self, signum: int | signal.Signals) -> None:
         """Sends a signal to the ranks that it has started; the next run of this process starts its own."""
         super().kill(signum)
-        if self.procs:
-            # With Lightning's variable the next run took itself for a rank that another process had started, started
-            # none, and waited for them for `MEETING`.
-            os.environ.pop("LOCAL_RANK", None)
+        forget_place(self)
+
+
+def forget_place(launcher: _SubprocessScriptLauncher) -> None:
+    """Removes Lightning's variable from this process when the ranks that it has started are killed.
+
+    With it the next run took itself for a rank that another process had started, started none, and waited for them for
+    `MEETING`.
+    """
+    if launcher.procs:
+        os.environ.pop("LOCAL_RANK", None)

@@ -85,6 +85,8 @@ class LoRA:
             for name, layer in network.named_modules()
             if isinstance(layer, nn.Linear) and layer is not network.get_output_embeddings()
         ]
+        if not linear:  # GPT-2 has layers of another class, with transposed weights
+            raise ConfigError(f"model.lora is set, and {type(network).__name__} has no linear layers: leave it out.")
         if isinstance(self.target_modules, str):
             return linear
         ends = sorted({name.rpartition(".")[2] for name in linear})

@@ -61,4 +61,7 @@ if __name__ == "__main__":
         default_root_dir=sys.argv[2],
     )
     rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
-    trainer.fit(SlowOnRankZero(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+    try:
+        trainer.fit(SlowOnRankZero(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+    finally:
+        print("is a rank of another process:", "LOCAL_RANK" in os.environ)

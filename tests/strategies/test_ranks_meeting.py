@@ -46,3 +46,4 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
     said = (tmp_path / "output").read_text()
     assert said.count("trainer.strategy is DDPStrategy, which has no generators") == 1, said
     assert "GLOBAL_RANK: 1" not in said and "Traceback" not in said
+    assert "is a rank of another process: False" in said, "its next run would wait for ranks that nobody starts"

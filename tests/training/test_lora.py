@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    GPT2Config,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
@@ -23,6 +24,7 @@ from transformers import (
 from lrl.cli.export import main as export
 from lrl.policy import PolicyModule
 from lrl.preflight.model_folder import shape_of
+from lrl.runtime.config_errors import ConfigError
 from lrl.training.lora import LoRA, base_alone
 from lrl.training.reference import Reference
 from lrl.weights.adapters import are_adapters, merged
@@ -166,6 +168,9 @@ def test_settings_outside_their_range_are_refused(settings: dict[str, Any], word
 def test_layers_that_the_model_does_not_have_are_refused_before_its_weights_are_loaded(folder: str) -> None:
     with pytest.raises(ValueError, match=r"target_modules has 'c_attn'.*Choose from down_proj, gate_proj, .*v_proj"):
         shape_of(folder, None, LoRA(target_modules=["q_proj", "c_attn"]))
+    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=32, n_embd=32, n_layer=1, n_head=2))
+    with pytest.raises(ConfigError, match="model.lora is set, and GPT2LMHeadModel has no linear layers"):
+        LoRA().add_to(gpt2)
     with pytest.raises(ValueError, match="'lm_head'"):  # lrl computes log-probs with the head's weight itself
         shape_of(folder, None, LoRA(target_modules=["lm_head"]))
     with pytest.raises(ValueError, match="refresh_every_n_steps is 2, and model.lora trains adapters"):

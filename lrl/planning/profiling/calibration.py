@@ -9,10 +9,10 @@ cost of a decode step and the cost of a response cannot be separated: fit to a l
 """
 
 from collections.abc import Sequence
+from itertools import product
 from statistics import median
 
 import numpy as np
-from scipy.optimize import nnls
 
 from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord
@@ -84,6 +84,21 @@ def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -
     work, expected = work / scale, measured
     for _ in range(ROUNDS):
         spread = np.sqrt(np.maximum(expected, LEAST * measured))
-        found, _ = nnls(work / spread[:, None], measured / spread)
+        found = _non_negative(work / spread[:, None], measured / spread)
         expected = work @ found
     return (found / scale).tolist()
+
+
+def _non_negative(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Returns the coefficients c >= 0, float64 [columns], of least |work c - seconds|^2; work is float64 [n, columns].
+
+    They are the unbounded solution for some of the columns, and 0 for the others. There are at most 16 choices.
+    """
+    best, least = np.zeros(work.shape[1]), float("inf")
+    for used in product([False, True], repeat=work.shape[1]):
+        found = np.zeros(work.shape[1])
+        found[list(used)] = np.linalg.lstsq(work[:, used], seconds)[0]
+        error = float(np.linalg.norm(work @ found - seconds))
+        if found.min() >= 0 and error < least:
+            best, least = found, error
+    return best

@@ -7,10 +7,11 @@ ranks prompts by it). So the normal number behind a length is a sum of two, one 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import torch
 
 from lrl.types import Prompt, Rollout
 
@@ -51,7 +52,7 @@ class LengthSampler(ABC):
 
     def quantile(self, share: float) -> float:
         """Returns the tokens that this share of all responses does not exceed."""
-        return float(self.tokens(np.array([ndtri(share)]))[0])
+        return float(self.tokens(np.array([NormalDist().inv_cdf(share)]))[0])
 
     def _of_prompt(self, prompt: int) -> float:
         return math.sqrt(self.prompt_share) * np.random.default_rng([self.seed, 0, prompt]).standard_normal()
@@ -103,7 +104,7 @@ class ObservedLengths(LengthSampler):
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         """See `LengthSampler.tokens`."""
-        places = (ndtr(normal) * len(self._sorted)).astype(np.int64)
+        places = (torch.special.ndtr(torch.from_numpy(normal)).numpy() * len(self._sorted)).astype(np.int64)
         return self._sorted[places.clip(max=len(self._sorted) - 1)]
 
 

@@ -1,12 +1,13 @@
 """The policy's weights as they travel: which number format, in which order.
 
 The format is that of `lrl.weights.narrowing`. vLLM packs tensors of any format one behind the other into a buffer of
-bytes, and can view one as its own format only where its size divides the offset. So the widest come first; then every
-offset fits, wherever a buffer begins.
+bytes, and can view one as its own format only where its size divides the offset. So tensors of an odd size come last,
+the widest of them first; then every offset fits, wherever a buffer begins. All others keep the policy's order, in which
+a sharded policy gathers each of them once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,14 @@ class Described(NamedTuple):
 def described(weights: Weights, narrow: torch.dtype | None) -> list[Described]:
     """Returns what `formatted` yields, in the order of a wire; reads all weights once."""
     found = [Described(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in formatted(weights, narrow)]
-    return sorted(found, key=lambda one: -one.dtype.itemsize)
+    odd = odd_ones(found)
+    return [one for one in found if one not in odd] + odd
+
+
+def odd_ones(found: Sequence[Described]) -> list[Described]:
+    """Returns the tensors behind which the widest numbers would not fit, in their order on the wire."""
+    widest = max((one.dtype.itemsize for one in found), default=1)
+    return sorted((one for one in found if one.nbytes % widest), key=lambda one: -one.dtype.itemsize)
 
 
 def formatted(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
@@ -60,11 +68,16 @@ class Wire:
         return max(one.nbytes for one in self.tensors)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields names and tensors as they are now; one pass over the policy for each size of a number."""
-        for size in dict.fromkeys(one.dtype.itemsize for one in self.tensors):
-            for name, tensor in formatted(self._weights, self._narrow):
-                if tensor.dtype.itemsize == size:
-                    yield name, tensor
+        """Yields names and tensors as they are now."""
+        kept: dict[str, Tensor | None] = {one.name: None for one in odd_ones(self.tensors)}
+        for name, tensor in formatted(self._weights, self._narrow):
+            if name in kept:
+                kept[name] = tensor
+            else:
+                yield name, tensor
+        for name, last in kept.items():
+            assert last is not None, "the policy's tensors stay the same"
+            yield name, last
 
     def source(self) -> Any:
         """Returns it as vLLM's `WeightSource`."""

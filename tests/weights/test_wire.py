@@ -48,5 +48,20 @@ def test_every_tensor_comes_once_and_as_described_and_fits_its_offset_wherever_a
             offset += one.nbytes
 
 
+def test_a_pass_reads_every_tensor_once_in_the_order_of_the_policy_and_odd_ones_come_last() -> None:
+    """A sharded policy gathers what is read."""
+    reads = []
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shape in (("matrix", (2, 3)), ("odd", (3, 3)), ("vector", (5,)), ("last", (4, 2))):
+            reads.append(name)
+            yield name, torch.ones(shape)
+
+    wire = Wire(weights, HALF)
+    reads.clear()
+    assert [name for name, _ in wire] == ["matrix", "vector", "last", "odd"]
+    assert reads == ["matrix", "odd", "vector", "last"]
+
+
 def test_the_largest_tensor_is_measured_on_the_wire() -> None:
     assert Wire(weights_of(torch.ones(10, 1), torch.ones(100, 1)), HALF).largest == 200

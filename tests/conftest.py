@@ -12,6 +12,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["CXX"] = "/no/compiler"  # a generator on a CPU needs none: without TORCH_COMPILE_DISABLE every request fails
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -37,6 +37,9 @@ def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]
         # Keys and values in pages of 2 MiB, on systems that give them on request. With them, on both sides, the engine
         # took 2.9 s of CPU for a step of `benchmarks.overlap`'s long responses beside a busy trainer, without 3.2.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        # vLLM compiles a helper of log-probs at the first request, in eager mode, too. It took 12 s of every start, and
+        # without a C++ compiler every request failed.
+        "TORCH_COMPILE_DISABLE": "1",
     }
     # Without the last one vLLM insists on a separate worker, so that it can set the worker's threads.
     return {name: own.get(name, value) for name, value in defaults.items()} | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

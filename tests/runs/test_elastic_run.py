@@ -1,11 +1,17 @@
-"""A real run with one real generator; a second one joins in the middle by `lrl serve --join`, and leaves again."""
+"""A real run with one real generator; a second one joins in the middle by `lrl serve --join`, and leaves again.
+
+It joins on the same machine, and in another network namespace: to the run that is another machine, which shares a folder
+with it.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,7 @@ import pytest
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.client import GeneratorClient
+from tests.network_namespace import HERE, THERE, network_namespace
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
 STEPS, GROUPS = 10, 4
@@ -24,10 +31,15 @@ START_S = 300.0
 
 
 class Guest(L.Callback):
-    """Has a generator join before one step and leave before another; on other steps it only counts."""
+    """Has a generator join before one step and leave before another; on other steps it only counts.
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
+    Args:
+        run: The run's folder.
+        namespace: The network namespace from which it joins; empty for this one.
+    """
+
+    def __init__(self, run: Path, namespace: str) -> None:
+        self.run, self.namespace = run, namespace
         self.alive: list[int] = []
         self.joining: subprocess.Popen[str] | None = None
 
@@ -35,8 +47,15 @@ class Guest(L.Callback):
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         self.alive.append(fleet.alive)
         if trainer.global_step == JOINS_AT:
+            words, token = [*LRL, "serve", "--join", str(self.run)], fleet.generators[0].server.token
+            if self.namespace:
+                words = ["ip", "netns", "exec", self.namespace, *words, "--host", THERE, "--insecure"]
             self.joining = subprocess.Popen(
-                [*LRL, "serve", "--join", str(self.run)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                words,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | ({"LRL_TOKEN": token} if self.namespace else {}),
             )
             end = time.monotonic() + START_S
             while not fleet.rollouts.pending:
@@ -65,16 +84,28 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@pytest.fixture(params=["this machine", "another machine"])
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The network namespace of the second generator; empty for this one."""
+    if request.param == "this machine":
+        yield ""
+        return
+    with network_namespace() as name:
+        yield name
+
+
 def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_once(
-    policy_folder: Path, tmp_path: Path, written: Counter[str]
+    policy_folder: Path, tmp_path: Path, written: Counter[str], namespace: str
 ) -> None:
+    endpoint: dict[str, Any] = {"host": HERE, "insecure": True} if namespace else {}
     # So few at once that requests always wait: the second generator gets some as soon as it serves.
-    settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.5)
-    witness, guest = Witness(), Guest(tmp_path)
+    settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.5, **endpoint)
+    strategy = lrl.AsyncSingleDevice(generator_devices=1, server=settings)
+    witness, guest = Witness(), Guest(tmp_path, namespace)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=lrl.AsyncSingleDevice(generator_devices=1, server=settings),
+        strategy=strategy,
         callbacks=[WeightSync(), Throughput(), witness, guest],
         max_steps=STEPS,
         logger=False,
@@ -94,6 +125,7 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
         if guest.joining is not None:
             guest.joining.kill()
     assert guest.joining.returncode == 0, said
+    assert strategy.transport is not None and strategy.transport.backend == ("pull" if namespace else "shared_memory")
     assert "generator 1: serves since version" in said and "generator 1: has left" in said
     assert set(guest.alive[: JOINS_AT + 1]) == {1} and set(guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]) == {2}
     assert set(guest.alive[LEAVES_AT + 1 :]) == {1}

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,33 +18,14 @@ from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.weights import staged_file
 from tests.certificates import openssl
+from tests.network_namespace import HERE, THERE, network_namespace
 from tests.weights.fetching_generators import TOKEN, fetching_generators
 from tests.weights.test_pull import Scene
-
-HERE, THERE = "10.213.77.1", "10.213.77.2"
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture
 def namespace() -> Iterator[str]:
-    """A network namespace that is reached at `THERE`, and from which this one is reached at `HERE`."""
-    name = f"lrl-{uuid.uuid4().hex[:6]}"
-    here, there = f"{name[4:]}h", f"{name[4:]}t"
-    with ExitStack() as ends:
-        try:
-            ip("netns", "add", name)
-            ends.callback(ip, "netns", "delete", name)
-            ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespace can be made here, which needs root and iproute2: {error}")
-        ip("address", "add", f"{HERE}/24", "dev", here)
-        ip("link", "set", here, "up")
-        for words in (["address", "add", f"{THERE}/24", "dev", there], ["link", "set", there, "up"]):
-            ip("-n", name, *words)
-        ip("-n", name, "link", "set", "lo", "up")
+    with network_namespace() as name:
         yield name
 
 

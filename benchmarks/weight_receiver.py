@@ -3,19 +3,22 @@
     LRL_GENERATOR_FILES=lrl-bench-0- LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
 
 Listens at that address and prints its port. An update loads the file as `lrl.weights.shared_memory_engine` does: its
-checksum, then a copy of every tensor. vLLM's conversion to the form of its kernels is left out, which is the same for
-every transport.
+checksum, then a copy of every tensor. Or it takes part in a broadcast as vLLM's engine does, with gloo in the place of
+NCCL. vLLM's conversion to the form of its kernels is left out, which is the same for every transport.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 from safetensors.torch import load_file
 from starlette.requests import Request
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from lrl.generators.auth import TokenMiddleware
 from lrl.generators.server import FILES_VARIABLE
+from lrl.weights import communicator
 from lrl.weights.checksum import checksum as checksum_of
 from lrl.weights.pull_routes import PullRoutes
 from lrl.weights.staged_file import SHARED_MEMORY
@@ -37,6 +41,8 @@ class Receiver:
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
+        self.communicator: Any = None
+        self.buffers: dict[str, int] = {}
         self.state: dict[str, dict[str, Any]] = {"/is_paused": {"is_paused": False}, "/weight_info": {}}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -50,6 +56,12 @@ class Receiver:
         """Does what `route` says; raises ValueError for a damaged file."""
         if route in ("/pause", "/resume"):
             self.state["/is_paused"] = {"is_paused": route == "/pause"}
+        elif route == "/init_weight_transfer_engine" and "nccl_unique_id_b64" in body["init_info"]:
+            self.join(body["init_info"])
+        elif route == "/shutdown_weight_transfer_engine":
+            communicator.abort(self.communicator)
+        elif route == "/update_weights" and "names" in body["update_info"]:
+            self.receive(**body["update_info"])
         elif route == "/update_weights":
             self.load(**body["update_info"])
         elif route == "/finish_weight_update":
@@ -62,12 +74,41 @@ class Receiver:
         """Replaces the weights."""
         if (found := checksum_of(file)) != checksum:
             raise ValueError(f"{file} has the checksum {found}, and {checksum} was sent.")
-        new = load_file(file)
-        if self.weights:
-            for name, weight in new.items():
+        self.replace(load_file(file).items())
+
+    def join(self, info: dict[str, Any]) -> None:
+        """Joins a communicator over gloo."""
+        from tests.weights.nccl_over_gloo import install
+
+        install()
+        unique_id = base64.b64decode(info["nccl_unique_id_b64"])
+        self.communicator = communicator.join(unique_id, info["rank_offset"], info["world_size"], torch.device("cpu"))
+        self.buffers = {
+            "buffer_size_bytes": info["packed_buffer_size_bytes"],
+            "num_buffers": info["packed_num_buffers"],
+        }
+
+    def receive(self, names: list[str], dtype_names: list[str], shapes: list[list[int]]) -> None:
+        """Replaces the weights by those of a packed broadcast."""
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
+
+        dtypes = [getattr(torch, name) for name in dtype_names]
+        packed_nccl_broadcast_consumer(
+            iterator=zip(names, zip(shapes, dtypes, strict=True), strict=True),
+            group=self.communicator,
+            src=0,
+            post_unpack_func=self.replace,
+            device="cpu",
+            **self.buffers,
+        )
+
+    def replace(self, new: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the tensors of a new version into those of the one before."""
+        for name, weight in new:
+            if name in self.weights:
                 self.weights[name].copy_(weight)
-        else:
-            self.weights = {name: weight.clone() for name, weight in new.items()}
+            else:
+                self.weights[name] = weight.clone()
 
 
 def copy(host: str, port: int, size: int) -> None:

@@ -9,6 +9,7 @@ tokens; its last two versions are synced. In each repeat, for each number of rec
 
 - wire: rank 0 sends as many bytes over plain connections, and each receiver writes them into its shared memory;
 - shared_memory, of the same bytes;
+- nccl, with gloo in the place of NCCL;
 - pull whole, to receivers that hold no version;
 - pull delta, to receivers that hold the version before.
 
@@ -51,11 +52,13 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
 from lrl.runtime.event_loop import LoopThread
 from lrl.weights.control import Control, Weights
+from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.staged_file import SHARED_MEMORY
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
+from tests.weights.nccl_over_gloo import install
 
 DEADLINE_S = 600.0
 MB = 1e6
@@ -79,7 +82,8 @@ class Scene:
         Raises:
             RuntimeError: A receiver failed.
         """
-        pool, control = GeneratorPool(self.receivers), Control(self.loop, DEADLINE_S, DEADLINE_S)
+        pool = GeneratorPool(self.receivers)
+        control = Control(self.loop, DEADLINE_S, DEADLINE_S, collective=transport.collective)
         sync = PoolSync(pool, control, transport, f"bench-{secrets.token_hex(4)}")
         made: Any = sync._transport
         seconds = {name: timed(made, name) for name in ("stage", "distribute")}
@@ -92,15 +96,18 @@ class Scene:
                 if failed := sync.give(weights, self.receivers, number, lambda resumed: None):
                     raise RuntimeError("; ".join(failed.values()))
                 ended = time.monotonic()
-            return {
+            found = {
                 "sync_s": ended - started,
-                "stage_s": seconds["stage"][-1],
-                "fetch_s": seconds["distribute"][-1],
                 "pause_s": sync.pause_seconds,
-                "sent_mb": (made.sent_bytes - sent) / MB,
-                "fetched_mb": (made.fetched_bytes - fetched) / MB,
                 "peak_mb": (peak() - before) / MB,
             }
+            if transport.copies:
+                found["stage_s"] = seconds["stage"][-1]
+            if transport.fetches:
+                found["fetch_s"] = seconds["distribute"][-1]
+                found["sent_mb"] = (made.sent_bytes - sent) / MB
+                found["fetched_mb"] = (made.fetched_bytes - fetched) / MB
+            return found
         finally:
             sync.close()
 
@@ -155,9 +162,16 @@ def send(connection: socket.socket, path: Path, size: int) -> None:
             sent += os.sendfile(connection.fileno(), file.fileno(), sent, size - sent)
 
 
+def over_gloo(scene: Scene, size: int) -> dict[str, float]:
+    """Syncs by a broadcast."""
+    install()
+    return scene.sync(Nccl, upto=1)
+
+
 METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {
     "wire": wire,
     "shared_memory": lambda scene, size: scene.sync(SharedMemory, upto=1),
+    "nccl over gloo": over_gloo,
     "pull whole": lambda scene, size: scene.sync(Pull, upto=0),
     "pull delta": lambda scene, size: scene.sync(Pull, upto=1),
 }
@@ -311,12 +325,12 @@ def row(count: int, method: str, lr: float | None, made: Sequence[dict[str, Any]
         return format(median(values), form) if values else ""
 
     speeds = [one["found"]["wire"]["fetch_s"] / one["found"]["pull whole"]["fetch_s"] for one in made]
-    shares = [one["found"][method]["fetched_mb"] * MB / (count * one["size"]) for one in made]
-    fetches = method != "shared_memory"
+    fetched = [(one["found"][method].get("fetched_mb"), one["size"]) for one in made]
+    shares = [mb * MB / (count * size) for mb, size in fetched if mb is not None]
     cells = [
         *(str(count), method, "" if lr is None else f"{lr:g}", middle("sync_s", ".2f"), middle("stage_s", ".2f")),
-        *(middle("fetch_s", ".2f") if fetches else "", middle("pause_s", ".2f")),
-        *((middle("sent_mb", ",.0f"), middle("fetched_mb", ",.0f"), f"{median(shares):.3f}") if fetches else [""] * 3),
+        *(middle("fetch_s", ".2f"), middle("pause_s", ".2f"), middle("sent_mb", ",.0f"), middle("fetched_mb", ",.0f")),
+        f"{median(shares):.3f}" if shares else "",
         *(middle("peak_mb", ",.0f"), f"{median(speeds):.2f}" if method == "pull whole" else ""),
     ]
     return f"| {' | '.join(cells)} |"

@@ -39,6 +39,9 @@ $(STAMP): pyproject.toml requirements/cpu.txt | $(VENV)/bin/python
 	  echo "Installing lrl with vLLM for CUDA into $(VENV) (several minutes, about 10 GB)."; \
 	  $(PIP) -e '.[vllm,dev]'; \
 	else \
+	  $(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || { \
+	    echo "vLLM for CPU needs the system library libnuma.so.1. Type: sudo apt-get install libnuma1 (Fedora, RHEL:" \
+	      "sudo dnf install numactl-libs)." >&2; exit 1; }; \
 	  echo "Installing lrl with vLLM for CPU into $(VENV) (two or three minutes, 2.5 GB)."; \
 	  $(PIP) -c requirements/cpu.txt torch && \
 	  $(PIP) --no-deps -r requirements/cpu.txt && \

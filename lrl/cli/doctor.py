@@ -23,6 +23,8 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
+from lrl.generators import cpu_backend
+
 GIB = 2**30
 NEEDED_MEMORY = 4 * GIB  # one small generator takes 3 GB, the trainer 1 GB
 NEEDED_SHARED_MEMORY = GIB
@@ -148,6 +150,8 @@ def vllm_build(gpus: int) -> Check:
     supported = [one.specifier for one in map(Requirement, metadata.requires("lrl") or []) if one.name == "vllm"]
     if not all(specifier.contains(builds[right], prereleases=True) for specifier in supported):
         return Check("vLLM", "wrong", f"{found}; supported is {supported[0]}", install)
+    if not gpus and cpu_backend.lacks_library():
+        return Check("vLLM", "wrong", f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY)
     return Check("vLLM", "ok", found)
 
 

@@ -1,5 +1,6 @@
-"""Command, flags and environment of a vLLM server on a machine without a GPU."""
+"""Command, flags and environment of a vLLM server on a machine without a GPU, and what the machine needs for it."""
 
+import ctypes
 from typing import Any
 
 from lrl.generators.settings import ServerSettings
@@ -9,6 +10,20 @@ NICE = ["nice", "-n", "10"]
 """A generator sometimes needs more than its half of the cores: engine and API server, beside the trainer's thread that
 reads their streams. On two cores a trainer with the other half then waited 8 to 15 % of its time for a core, and 2 to
 3 % when generators had a lower priority."""
+
+LIBRARY = "libnuma.so.1"
+"""A system library that vLLM's CPU build needs; no Python package brings it, and small systems lack it."""
+INSTALL_LIBRARY = "sudo apt-get install libnuma1"
+"""What installs it on Debian and Ubuntu; on Fedora and RHEL it is in numactl-libs."""
+
+
+def lacks_library() -> bool:
+    """Whether the machine lacks `LIBRARY`. vLLM then warns only, and fails later at an operator that is not there."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return True
+    return False
 
 
 def command_prefix() -> list[str]:

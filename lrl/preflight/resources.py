@@ -17,6 +17,7 @@ import lightning as L
 import psutil
 import torch
 
+from lrl.generators import cpu_backend
 from lrl.preflight.model_folder import Shape
 from lrl.preflight.run_folder import check_disk
 from lrl.routing.rankers import LanguageModelRanker
@@ -58,6 +59,7 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
         ranks, generators = len(strategy.parallel_devices or ()) or 1, max(1, len(strategy.generator_devices))
         kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
         in_memory = beside.get(torch.device("cpu"), 0)
+        _check_library()
         _check_memory(ranks * of_a_rank, generators * copy, generators * kv_cache, in_memory)
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
     with suppress(ConfigError):  # `check_settings` has noted a transport that cannot work
@@ -81,6 +83,11 @@ def memory_here() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
     return min(machine, int(text)) if text.isdigit() else machine
+
+
+def _check_library() -> None:
+    if cpu_backend.lacks_library():
+        fault(f"vLLM's CPU build needs {cpu_backend.LIBRARY}, which is not here. Type: {cpu_backend.INSTALL_LIBRARY}")
 
 
 def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> None:

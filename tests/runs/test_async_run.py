@@ -180,7 +180,14 @@ def test_a_ranker_sees_every_prompt_before_it_starts_except_those_of_the_first_v
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     pupil = Pupil()
-    fit(lent_server, policy_folder, tmp_path, max_lag=1, dispatch=LeastTokens(), length_predictor=LengthPredictor(ranker=pupil))
+    fit(
+        lent_server,
+        policy_folder,
+        tmp_path,
+        max_lag=1,
+        dispatch=LeastTokens(),
+        length_predictor=LengthPredictor(ranker=pupil),
+    )
     assert pupil.told[:2] == ["start", "look ahead"] and pupil.told[-1] == "close"
     assert pupil.told.count("learn") == STEPS
     assert len(pupil.unforeseen) == 2 * GROUPS  # the first version admits max_lag + 1 steps' prompts

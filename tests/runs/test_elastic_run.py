@@ -1,7 +1,7 @@
 """A real run with one real generator; a second one joins in the middle by `lrl serve --join`, and leaves again.
 
-It joins on the same machine, and in another network namespace: to the run that is another machine, which shares a folder
-with it.
+It joins on the same machine, and in another network namespace, which to the run is another machine with a shared
+folder.
 """
 
 from __future__ import annotations

@@ -52,6 +52,8 @@ def follow(policy: HasRanks, last: bool = False) -> None:
     ranks = policy.ranks
     if ranks.rank == 0:
         ranks.scatter([None] * ranks.size)
+        if last:
+            ranks.wait_sent()  # if this process ended now, what is on its way would be lost
         ranks.listening = not last
         return
     while (command := ranks.receive()) is not None:

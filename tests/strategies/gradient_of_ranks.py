@@ -1,6 +1,6 @@
-"""One rank of several that train a step together, without a trainer. Arguments: policy folder, folder, rank, ranks.
+"""One rank of several that train a step together, without a trainer. Arguments: policy folder and folder.
 
-Rank 0 has the groups. Each writes the gradient that it would clip.
+torchrun's variables say which rank it is. Rank 0 has the groups. Each writes the gradient that it would clip.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,16 +20,16 @@ from lrl.rollouts.stream import RankStream, RunParts, StepStream
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.training.gradients import average_over_ranks
+from tests.strategies.forked_ranks import meet
 from tests.test_policy import make_group, opened
 
 GROUPS = [make_group(number) for number in range(9)]
 BUDGET = 48
 
 
-def main(model: str, folder: Path, rank: int, ranks: int) -> None:
-    wait = timedelta(seconds=60)
-    dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
-    policy, them = opened(model), Ranks(dist.new_group(backend="gloo", timeout=wait))
+def main(model: str, folder: Path) -> None:
+    them = meet(folder)
+    rank, ranks, policy = them.rank, them.size, opened(model)
     step = RankStream(SimpleNamespace(ranks=them)) if rank else stream(them)
     passes = 0
     print("trains", flush=True)
@@ -53,4 +52,4 @@ def stream(ranks: Ranks) -> StepStream:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,14 +1,12 @@
-"""One rank of several that read the policy together, without a trainer. Arguments: policy folder, folder, rank, ranks.
+"""One rank of several that read the policy together, without a trainer.
 
 Rank 0 reads the weights in every way. Each rank writes how often its own networks computed and gave their weights.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,19 @@ import torch.distributed as dist
 import lrl
 from lrl.runtime.collective import follow
 from lrl.runtime.ranks import Ranks
+from tests.strategies.forked_ranks import meet
 from tests.test_policy import make_group, opened
 
 BUDGET = 1
 """Tokens of a pass: each response has its own, so a group of four has some for every rank."""
 
 
-def main(model: str, folder: Path, rank: int, ranks: int) -> None:
-    wait = timedelta(seconds=60)
-    dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
-    them = Ranks(dist.new_group(backend="gloo", timeout=wait))
+def main(model: str, folder: Path) -> None:
+    them = meet(folder)
     policy = OfRanks(model, them)
     reads = counted(policy)
     found: dict[str, Any] = {}
-    if rank == 0:
+    if them.rank == 0:
         group = make_group(0)
         policy.prepare(group, 1.0, BUDGET)
         found["reference"] = [rollout.reference_logprobs for rollout in group.rollouts]
@@ -43,7 +40,7 @@ def main(model: str, folder: Path, rank: int, ranks: int) -> None:
             policy.prompt_logprobs([1, 2, 3, 4])
             found["alone"] = "a rank has read by itself"
     follow(policy)
-    torch.save(found | {"reads": dict(reads)}, folder / f"{rank}.pt")
+    torch.save(found | {"reads": dict(reads)}, folder / f"{them.rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -78,8 +75,3 @@ def alone(model: str) -> dict[str, Any]:
         "logprobs": policy.prompt_logprobs([1, 2, 3, 4]),
         "weights": dict(policy.named_weights()),
     }
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

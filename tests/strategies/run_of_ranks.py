@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
+from lrl.generators.endpoint import Location
 from lrl.membership.admission import JoinedServer
-from lrl.membership.registry import Address
 from lrl.strategies.several_ranks import SeveralRanks
 
 RANKS = 2
@@ -54,7 +54,7 @@ class Borrowing(SeveralRanks):
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
         settings = lrl.ServerSettings(max_model_len=160, max_num_seqs=96, dtype="float32")
-        return [ServerElsewhere(0, Address(url=self.where["url"]), self.where["token"], settings, Path())]
+        return [ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())]
 
 
 class BorrowingDDP(Borrowing, lrl.AsyncDDP):

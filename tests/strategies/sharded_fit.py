@@ -1,8 +1,7 @@
 """A run that fits a sharded policy to given groups, without generators, and saves at every step.
 
-Arguments: policy folder, run folder, and as JSON: ranks, the steps to reach, the checkpoint or null, the step at which
-the disk of rank 1 is full or null, the place at which rank 1 dies or null, whether adapters are trained, and settings
-of the strategy. Rank 0 writes the weights of policy and reference, whole, into `weights.pt`.
+Rank 0 writes the weights of policy and reference, whole, into `weights.pt`. As a command its arguments are those of
+`main`, in JSON.
 """
 
 from __future__ import annotations
@@ -112,15 +111,16 @@ def limit_files(size: int | None) -> None:
 
 def main(
     folder: str,
-    results: Path,
+    results: str,
     ranks: int,
     steps: int,
-    ckpt_path: str | None,
-    full_disk_at: int | None,
-    dies_at: str | None,
-    adapters: bool,
-    settings: dict[str, Any],
+    ckpt_path: str | None = None,
+    full_disk_at: int | None = None,
+    dies_at: str | None = None,
+    adapters: bool = False,
+    **settings: Any,
 ) -> None:
+    """Fits up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
     trainer = L.Trainer(
         accelerator="cpu",
         devices=ranks,
@@ -141,9 +141,9 @@ def main(
         Death(1, dies_at, call=2).prepare()
     found = fit(folder, trainer, ckpt_path, adapters)
     if trainer.is_global_zero:
-        torch.save(found, results / "weights.pt")
+        torch.save(found, Path(results) / "weights.pt")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]), *json.loads(sys.argv[3]))
+    main(**json.loads(sys.argv[1]))

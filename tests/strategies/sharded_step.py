@@ -1,14 +1,11 @@
 """One rank of several that train a step of sharded policies, without a trainer, and read their weights.
 
-Arguments: folder of policies, folder of results, rank, ranks, ranks that compute a micro-batch together. A policy whose
-name ends in `bf16` computes in bfloat16, and one whose name ends in `lora` trains adapters. Rank 0 writes gradient,
-log-probs and weights, all whole, and the log-probs of the reference.
+A policy whose name ends in `bf16` computes in bfloat16, and one whose name ends in `lora` trains adapters. Rank 0
+writes gradient, log-probs and weights, all whole, and the log-probs of the reference.
 """
 
 from __future__ import annotations
 
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from lrl.runtime.ranks import Ranks
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
+from tests.strategies.forked_ranks import meet
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
 from tests.test_policy import make_group
 
@@ -67,22 +65,21 @@ def fill_adapters(network: torch.nn.Module) -> None:
             weight.copy_(numbers if is_whole else distribute_tensor(numbers, weight.device_mesh, weight.placements))
 
 
-def main(models: Path, folder: Path, rank: int, ranks: int, tensor: int) -> None:
-    wait = timedelta(seconds=60)
-    dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
-    them = Ranks(dist.new_group(backend="gloo", timeout=wait))
+def main(models: Path, folder: Path, tensor: int) -> None:
+    """Trains a step of each policy of a folder; `tensor` ranks compute a micro-batch together."""
+    them = meet(folder)
     for model in sorted(models.iterdir()):
         if tensor > 1 and model.name in (*EXPERTS, ADAPTED):
             continue
         policy = Sharded(str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None)
         found = train(policy)
-        if rank == 0:
+        if them.rank == 0:
             found["logprobs"] = policy.prompt_logprobs(TEXT)
             found["reference"] = reference_logprobs(policy)
             found["weights"] = {name: weight.clone() for name, weight in policy.named_weights()}
             policy.export(folder / f"{model.name}-exported")
         follow(policy)
-        torch.save(found, folder / f"{model.name}-{rank}.pt")
+        torch.save(found, folder / f"{model.name}-{them.rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -124,8 +121,3 @@ def stream(policy: Sharded, groups: list[Group]) -> StepStream:
     together = policy.ranks.size // size
     run = RunParts(next_group=next_group, stopwatch=Stopwatch(), ranks=policy.ranks, tensor_parallel_size=together)
     return StepStream(0, len(groups), Packer(BUDGET, GroupMean(), 1.0, ranks=size, blanks=True), run)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

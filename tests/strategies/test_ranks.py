@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lrl
+from tests.strategies import gradient_of_ranks, reads_of_ranks
+from tests.strategies.forked_ranks import free_port, run_ranks, torchruns_variables
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
-from tests.strategies.reads_of_ranks import alone
 from tests.strategies.test_shutdown import ROOT
 from tests.test_policy import gradient, opened, pack
 
@@ -38,18 +38,9 @@ trainer.fit(lrl.PolicyModule(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.o
 """The script of a run of two ranks."""
 
 
-def start(
-    policy: Path, results: Path, ranks: int, program: str = "gradient_of_ranks", *more: str
-) -> list[subprocess.Popen[str]]:
-    words = [sys.executable, "-m", f"tests.strategies.{program}", str(policy), str(results)]
-    how: Any = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return [subprocess.Popen([*words, str(rank), str(ranks), *more], **how) for rank in range(ranks)]
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_gradient_does_not_depend_on_the_number_of_ranks(policy_folder: Path, tmp_path: Path, ranks: int) -> None:
-    processes = start(policy_folder, tmp_path, ranks)
-    assert [process.wait(400) for process in processes] == [0] * ranks
+    run_ranks(gradient_of_ranks.main, ranks, tmp_path, str(policy_folder), tmp_path)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     alone = gradient(opened(str(policy_folder)), pack(GROUPS, BUDGET))
     assert alone.abs().max() > 0.01
@@ -59,10 +50,9 @@ def test_the_gradient_does_not_depend_on_the_number_of_ranks(policy_folder: Path
 
 
 def test_every_rank_takes_part_in_every_read_of_the_weights(policy_folder: Path, tmp_path: Path) -> None:
-    processes = start(policy_folder, tmp_path, 3, "reads_of_ranks")
-    assert [process.wait(400) for process in processes] == [0] * 3, [each.communicate()[0] for each in processes]
+    run_ranks(reads_of_ranks.main, 3, tmp_path, str(policy_folder), tmp_path)
     led, *others = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
-    expected = alone(str(policy_folder))
+    expected = reads_of_ranks.alone(str(policy_folder))
     assert led["logprobs"] == pytest.approx(expected["logprobs"], abs=1e-5)
     for found, right in zip(led["reference"], expected["reference"], strict=True):
         assert found == pytest.approx(right, abs=1e-5)
@@ -77,7 +67,10 @@ def test_every_rank_takes_part_in_every_read_of_the_weights(policy_folder: Path,
 
 def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLOW", "60")
-    first, second = start(policy_folder, tmp_path, 2)
+    words = [sys.executable, "-m", "tests.strategies.gradient_of_ranks", str(policy_folder), str(tmp_path)]
+    how: Any = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    places = [torchruns_variables(rank, 2, free_port()) for rank in range(2)]
+    first, second = [subprocess.Popen(words, env=os.environ | place, **how) for place in places]
     assert second.stdout is not None
     while second.stdout.readline() != "trains\n":
         assert second.poll() is None
@@ -87,14 +80,10 @@ def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatc
 
 
 def test_a_rank_that_never_comes_ends_the_run_and_is_named(policy_folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(policy_folder), str(tmp_path)],
         cwd=ROOT,
-        env=os.environ | place | {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"},
+        env=os.environ | torchruns_variables(0, 2, free_port()),
         capture_output=True,
         text=True,
         timeout=400,

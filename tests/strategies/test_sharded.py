@@ -14,10 +14,11 @@ from lrl.runtime.config_errors import ConfigError
 from lrl.training.model import open_network, whole_tensors
 from lrl.training.reference import Reference
 from lrl.training.sharding import tensor_parallel_plan
+from tests.strategies import sharded_step
+from tests.strategies.forked_ranks import run_ranks
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
 from tests.strategies.sharded_step import ADAPTED, LONE, LORA, TEXT, fill_adapters, reference_logprobs
 from tests.strategies.sharded_step import EXPERTS as MIXTURES
-from tests.strategies.test_ranks import start
 from tests.test_policy import SIZES, gradient, opened, pack, save_model
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -59,8 +60,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks have written, or two pairs of ranks."""
     folder, ranks = tmp_path_factory.mktemp("results"), 2 * request.param
-    processes = start(models, folder, ranks, "sharded_step", str(request.param))
-    assert [process.wait(600) for process in processes] == [0] * ranks, [each.communicate()[0] for each in processes]
+    run_ranks(sharded_step.main, ranks, folder, models, folder, request.param)
     for name in configs().keys() - {*MIXTURES, ADAPTED} if request.param == 2 else ():
         for rank in range(2):  # both ranks of a pair have done the same
             found, other = (torch.load(folder / f"{name}-{2 * rank + place}.pt") for place in range(2))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,36 +18,19 @@ from lrl.runtime.checkpoint_folder import read_weights, shapes
 from lrl.training.model import open_network, open_tokenizer
 from tests.leftovers import nothing_left
 from tests.run_without_generators import trainer
+from tests.strategies import sharded_fit
+from tests.strategies.forked_ranks import run_ranks
 from tests.strategies.sharded_fit import fit
 from tests.strategies.test_shutdown import ROOT
 
 
-def run_ranks(
-    policy: Path,
-    folder: Path,
-    ranks: int,
-    steps: int,
-    ckpt_path: Path | None = None,
-    full_disk: int | None = None,
-    dies_at: str | None = None,
-    adapters: bool = False,
-    **settings: Any,
-) -> subprocess.CompletedProcess[str]:
-    """Fits with that many ranks up to a step. The disk of rank 1 is full at one step, and it dies at some place."""
+def fit_sharded(policy: Path, folder: Path, ranks: int, steps: int, *more: Any, **settings: Any) -> dict[str, Any]:
+    """Fits with that many ranks up to a step; returns the weights that rank 0 has written."""
     folder.mkdir()
-    how = json.dumps([ranks, steps, ckpt_path and str(ckpt_path), full_disk, dies_at, adapters, settings])
-    words = [sys.executable, "-m", "tests.strategies.sharded_fit", str(policy), str(folder), how]
-    environment = os.environ | {"TMPDIR": str(folder)}
-    run = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    (folder / "output").write_text(run.stderr)
-    return run
-
-
-def fit_sharded(*args: Any, **settings: Any) -> dict[str, Any]:
-    """Returns what rank 0 has written at the end of `run_ranks`."""
-    run = run_ranks(*args, **settings)
-    assert run.returncode == 0, run.stderr
-    return torch.load(args[1] / "weights.pt")
+    call = functools.partial(sharded_fit.main, str(policy), str(folder), ranks, steps, *more, **settings)
+    (folder / "output").write_text(run_ranks(call, ranks, folder))
+    found: dict[str, Any] = torch.load(folder / "weights.pt")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(policy_folder: Path, folder: Path) -> dict[str, Any]:
     """The weights at the end of runs that go on from one another."""
-    parts = fit_sharded(policy_folder, folder / "parts", 2, 3, full_disk=2)
+    parts = fit_sharded(policy_folder, folder / "parts", 2, 3, full_disk_at=2)
     whole = fit_sharded(
         *(policy_folder, folder / "whole", 3, 5, folder / "parts" / "step=3.ckpt"),
         save_distributed_checkpoint=False,
         reduce_gradients="once",
     )
     copies = fit_sharded(
-        policy_folder, folder / "copies", 4, 7, folder / "whole" / "step=5.ckpt", full_disk=7, replicas=2
+        policy_folder, folder / "copies", 4, 7, folder / "whole" / "step=5.ckpt", full_disk_at=7, replicas=2
     )
     return {"parts": parts, "whole": whole, "copies": copies}
 
@@ -149,9 +132,11 @@ def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_pa
 def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpoint(
     place: str, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = {"folder": str(policy_folder), "results": str(tmp_path), "ranks": 2, "steps": 9, "dies_at": place}
+    words = [sys.executable, "-m", "tests.strategies.sharded_fit", json.dumps(asked)]
     for _ in nothing_left(monkeypatch):
-        run = run_ranks(policy_folder, tmp_path / "run", 2, 9, dies_at=place)
+        run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 1
     assert re.search("RankLostError: (Another rank has ended|Another rank does not take part)", run.stderr), run.stderr
-    saved = sorted(path.name for path in (tmp_path / "run").glob("step=*"))
+    saved = sorted(path.name for path in tmp_path.glob("step=*"))
     assert saved == (["step=1.ckpt"] if place in ("step", "save") else []), "what was saved before"

@@ -51,7 +51,8 @@ def test_a_run_whose_module_fails_leaves_nothing_and_says_why(policy_folder: Pat
     assert "RuntimeError: the module fails" in (tmp_path / "output").read_text()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+# SIGTERM goes the way of SIGINT; runs with several ranks get it (`test_ranks_run.py`).
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_ended_by_a_signal_leaves_nothing(
     policy_folder: Path, tmp_path: Path, mark: str, signum: signal.Signals
 ) -> None:
@@ -69,7 +70,8 @@ def test_a_run_ended_by_a_signal_leaves_nothing(
     assert torch.load(path, weights_only=True)["global_step"] >= 2
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+# SIGKILL is in `tests/generators/test_ends.py`.
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
 def test_a_run_ended_by_a_signal_while_its_server_starts_leaves_nothing(
     policy_folder: Path, tmp_path: Path, mark: str, signals: list[signal.Signals]
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,14 @@ import lrl
 from lrl.callbacks import Evaluation, Export, Throughput, Timeline, WeightSync
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
+from lrl.generators.client import GeneratorClient
 from lrl.planning.profiling.timeline import GeneratorRecord, GroupRecord, MicroBatchRecord, StepRecord, read
 from lrl.routing.dispatch import LeastTokens
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import Ranker
 from lrl.runtime.stopwatch import GENERATOR, TRAINER
 from lrl.types import Group, Prompt, Rollout
+from tests.leftovers import wait_for
 from tests.lent_server import Borrowing, LentServer, start_server
 
 STEPS, GROUPS, RESPONSES = 6, 2, 4
@@ -220,19 +224,30 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     max_lag: int,
 ) -> None:
     written_meanwhile: list[int] = []
-    original = lrl.PolicyModule.compute_loss
+    takes_turns, seen = placement == "shared", threading.Event()
+    original, write = lrl.PolicyModule.compute_loss, GeneratorClient.write
 
     def observed(policy: Any, micro: Any) -> Any:
-        written_meanwhile.append(sum(g.in_flight for g in policy.trainer.datamodule.fleet.rollouts.generators))
+        generators = policy.trainer.datamodule.fleet.rollouts.generators
+        if policy.global_step == 1 and not takes_turns and not seen.is_set():
+            wait_for(lambda: any(g.in_flight for g in generators), 60.0, "responses of the step after this one")
+            seen.set()
+        written_meanwhile.append(sum(g.in_flight for g in generators))
         time.sleep(0.05)  # a step is longer than the sync that goes on beside it
         return original(policy, micro)
 
+    async def held(client: Any, *request: Any, version: Callable[[], int], **words: Any) -> None:
+        while version() >= 1 and not takes_turns and not seen.is_set():
+            await asyncio.sleep(0.01)  # it is for the last step
+        await write(client, *request, version=version, **words)
+
     monkeypatch.setattr(lrl.PolicyModule, "compute_loss", observed)
+    monkeypatch.setattr(GeneratorClient, "write", held)
     times = Times()
     settings: dict[str, Any] = {"max_lag": max_lag, "micro_batch_tokens": 64, "placement": placement}
     witness = fit(lent_server, policy_folder, tmp_path, steps=3, callbacks=[times, Timeline()], **settings)
     check_timeline(tmp_path / "timeline.jsonl", witness, times.steps)
-    assert bool(any(written_meanwhile)) == (placement == "split")
+    assert bool(any(written_meanwhile)) != takes_turns
     for step in times.steps:
         assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
         assert step.wait > 0 and step.train > 0 and step.sync > 0

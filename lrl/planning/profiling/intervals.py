@@ -2,7 +2,8 @@
 
     snapshot, snapshot, ...  ->  an interval without a break  ->  GeneratorRecord
 
-An interval ends after a second, or at the last snapshot before a break. Idle time and pauses are in no interval.
+An interval ends at the first new token after a second, or at the last snapshot before a break. Idle time and pauses
+are in no interval, and no interval is without new tokens.
 """
 
 from collections.abc import Callable
@@ -36,21 +37,24 @@ class WorkIntervals:
             self._response_s += (now - before) * (then.responses + seen.responses) / 2
             self._context_s += (now - before) * (then.context_tokens + seen.context_tokens) / 2
         self._last = (now, seen)
-        if self._first is not None and now - self._first[0] >= INTERVAL_S:
+        if self._first is not None and now - self._first[0] >= INTERVAL_S and seen.written > self._first[1].written:
             self._end()
             self._first = (now, seen)
 
     def _end(self) -> None:
-        """Records the interval up to the last snapshot."""
+        """Records the interval up to the last snapshot, unless it is too short or no token arrived in it."""
         response_s, context_s = self._response_s, self._context_s
         self._response_s = self._context_s = 0.0
         if self._first is None or (seconds := self._last[0] - self._first[0]) < SHORTEST_S:
             return
         first, last = self._first[1], self._last[1]
+        # Work that is not heard of yet: the tokens come with the break itself, or at another generator.
+        if last.written <= first.written:
+            return
         self._record(
             GeneratorRecord(
                 seconds=seconds,
-                tokens=max(0, round(last.written - first.written)),
+                tokens=round(last.written - first.written),
                 responses=response_s / seconds,
                 context_tokens=context_s / seconds,
                 prefill_tokens=last.read - first.read,

@@ -1,7 +1,7 @@
 """Intervals of a generator's work. A model client on a virtual clock writes one token of a response a second."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -104,3 +104,18 @@ def test_a_break_ends_an_interval_and_short_intervals_are_dropped() -> None:
         look(now, since=0.55)
     assert [record.seconds for record in records] == [pytest.approx(0.3)]
     assert records[0].tokens == 3 and SHORTEST_S < 0.3
+
+
+def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> None:
+    records: list[GeneratorRecord] = []
+    intervals = WorkIntervals(records.append)
+
+    def look(seconds: Iterable[float], since: float | None, written: int) -> None:
+        for now in seconds:
+            intervals.add(now, StatsSnapshot(since=since, written=written, read=0, responses=1, context_tokens=9))
+
+    look((0.0, 0.5, 1.0, 1.5, 2.0), since=0.0, written=0)  # a long prefill
+    look((2.5,), since=0.0, written=16)
+    look((3.0, 3.4), since=0.0, written=16)  # the next chunk comes at the same moment as the break
+    look((3.5,), since=None, written=32)
+    assert [(record.seconds, record.tokens) for record in records] == [(pytest.approx(2.5), 16)]

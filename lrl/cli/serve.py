@@ -45,11 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lrl serve", description="Reach into a live run.")
     what = parser.add_mutually_exclusive_group(required=True)
-    folder = functools.partial(what.add_argument, metavar="RUN", type=Path)
-    folder("--chat", help="print the command that prompts its policy; RUN is the run's folder, with generator-0.log")
-    folder("--join", help="start one more generator for it, in the foreground")
-    folder("--leave", help="make one of its generators leave")
-    parser.add_argument("--generator", metavar="N", type=int, help="to prompt (0), or to leave (the last that joined)")
+    run = functools.partial(what.add_argument, metavar="RUN")
+    run("--chat", help="print the command that prompts its policy; RUN is the run's folder, with generator-0.log")
+    run("--join", help="start one more generator for it, in the foreground; RUN may be the address that it has printed")
+    run("--leave", help="make one of its generators leave; RUN may be its address, too")
+    numbers = "to prompt (0), to leave (the last that joined), or its number, which a launcher has"
+    parser.add_argument("--generator", metavar="N", type=int, help=numbers)
     parser.add_argument("prompt", nargs="*", help=f"the prompt ({PROMPT})")
     own = parser.add_argument_group("joining", "all else is as in the run")
     own.add_argument("--devices", metavar="I,J", type=indices, default=[], help="its CUDA indices; none on a CPU")
@@ -57,6 +58,7 @@ def _make_parser() -> argparse.ArgumentParser:
     own.add_argument("--tls_cert", metavar="FILE", help="its certificate, PEM")
     own.add_argument("--tls_key", metavar="FILE", help="the certificate's key, PEM")
     own.add_argument("--insecure", action="store_true", help="plain HTTP, which others can read")
+    own.add_argument("--run_cert", metavar="FILE", help="the run's certificate, PEM, if RUN is its address")
     return parser
 
 
@@ -71,23 +73,26 @@ def _wrong(args: argparse.Namespace) -> str:
     """Returns the error about arguments that exclude one another, empty if there is none."""
     what = next(name for name in ("chat", "join", "leave") if getattr(args, name) is not None)
     run = getattr(args, what)
-    joining = [f"--{name}" for name in ("devices", "host", "tls_cert", "tls_key", "insecure") if getattr(args, name)]
+    only_joining = ("devices", "host", "tls_cert", "tls_key", "insecure", "run_cert")
+    joining = [f"--{name}" for name in only_joining if getattr(args, name)]
     if joining and what != "join":
         return f"{', '.join(joining)}: only for --join; --{what} takes the run as it is"
     if args.prompt and what != "chat":
         return f"--{what} asks nothing: leave out {' '.join(args.prompt)!r}, or give --chat"
-    if args.generator is not None and what == "join":
-        return f"--generator {args.generator}: only for --chat and --leave; the run numbers a new generator"
     if args.generator is not None and args.generator < 0:
         return f"--generator {args.generator}: generators are counted from 0"
-    if run.is_file():
+    if what == "chat" and "://" in run:
+        return f"--chat {run} is an address; give the run's folder, on its machine"
+    if args.run_cert and "://" not in run:
+        return f"--run_cert {args.run_cert}: only with the run's address; its folder has the certificate"
+    if Path(run).is_file():
         return f"--{what} {run} is a file; give the run's folder, where generator-0.log is"
     return ""
 
 
 def _serve(args: argparse.Namespace) -> int:
     if args.chat is not None:
-        sys.stdout.write(lines(args.chat, args.generator or 0, " ".join(args.prompt) or PROMPT))
+        sys.stdout.write(lines(Path(args.chat), args.generator or 0, " ".join(args.prompt) or PROMPT))
         return 0
     from lrl.generators.server import ServerError
     from lrl.membership import join
@@ -96,7 +101,7 @@ def _serve(args: argparse.Namespace) -> int:
         return join.leave(args.leave, args.generator)
     given = {name: value for name in ("host", "tls_cert", "tls_key", "insecure") if (value := getattr(args, name))}
     try:
-        return join.join(args.join, join.LocalOverrides(args.devices, given))
+        return join.join(args.join, join.LocalOverrides(args.devices, given, args.run_cert, args.generator))
     except ServerError as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 1

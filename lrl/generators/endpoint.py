@@ -85,16 +85,22 @@ class Endpoint:
         if self.tls_key and Path(self.tls_key).stat().st_mode & 0o077:
             warnings.warn(READABLE_KEY.format(key=self.tls_key), stacklevel=1)
 
-    def reserve_port(self) -> socket.socket:
-        """Returns a socket that reserves a free port of `host`; raises ConfigError if `host` is not this machine's."""
+    def reserve_port(self, port: int = 0) -> socket.socket:
+        """Returns a socket that reserves a port of `host`, by default a free one; raises ConfigError if `host` is not
+        this machine's, or the port is taken."""
         reservation = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
         # Bound and never listening: vLLM, which sets SO_REUSEADDR too, can bind and listen beside it, while the kernel
         # gives the port to no process that requests a free one. A port that was found and released is sometimes lost.
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            reservation.bind((self.host, 0))
+            reservation.bind((self.host, port))
         except OSError as error:
             reservation.close()
+            if port:
+                raise ConfigError(
+                    f"strategy.join_port is {port}, which cannot be had at strategy.server.host {self.host} ({error}): "
+                    "give another one, or 0 for a free one."
+                ) from error
             raise ConfigError(
                 f"strategy.server.host is {self.host!r}, and no port can be had there ({error}): give an address of "
                 "this machine (`ip address` lists them), or 0.0.0.0 for all."

@@ -98,7 +98,7 @@ class Fleet:
             server.start()
         for server in self._servers:
             server.wait_ready(interrupted)
-        longest = max(server.settings.start_timeout_s for server in self._servers)
+        longest = max((server.settings.start_timeout_s for server in self._servers), default=0.0)
         self.call(self._begin(), "warming the generators up", longest + 5.0)
         for server in self._servers:
             self._pinning.set_processes(server.number, server.processes())

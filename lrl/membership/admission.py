@@ -1,6 +1,6 @@
 """The run's side of `lrl serve --join` and `--leave`: polls the registry and admits or removes generators.
 
-    address in the registry -> warm-up -> pending -> (sync, probe) -> serves -> left, lost
+    location in the registry -> warm-up -> pending -> (sync, probe) -> serves -> left, lost
 
 A generator that joins is admitted like a replacement, but the run never starts or stops its process.
 """
@@ -14,7 +14,7 @@ from lrl.generators.endpoint import Location
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
-from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
+from lrl.membership.registry import MemberStatus, Registry
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,10 @@ POLL_S = 0.25
 class JoinedServer:
     """A server that another process has started; see `lrl.generators.generator.ServerHandle`."""
 
-    def __init__(self, number: int, address: Address, token: str, settings: ServerSettings, folder: Path) -> None:
+    def __init__(self, number: int, location: Location, token: str, settings: ServerSettings, folder: Path) -> None:
         self.number, self.name = number, f"generator {number}"
-        self.location: Location = address
-        self.url, self.trust, self.token = address.url, address.context(), token
+        self.location = location
+        self.url, self.trust, self.token = location.url, location.context(), token
         self.settings = settings
         self.log_path = folder / f"generator-{number}.log"
         self.alive = True
@@ -40,50 +40,50 @@ class JoinedServer:
         return "\n".join(text.splitlines()[-lines:])
 
 
-def admit_others(fleet: Fleet, registry: Registry, spec: JoinSpec) -> None:
-    """Opens the registry to generators that join or leave `fleet`; raises OSError if it cannot be written."""
-    registry.open(spec)
-    fleet.run_in_background(Admission(fleet, registry).poll_forever())
+def admit_others(fleet: Fleet, registry: Registry, token: str, settings: ServerSettings, folder: Path) -> None:
+    """Admits and removes the generators of other processes as long as `fleet` runs.
+
+    Args:
+        fleet: Where they go.
+        registry: Where they register.
+        token: The run's.
+        settings: Those of all generators.
+        folder: Where their logs may be.
+    """
+    fleet.run_in_background(Admission(fleet, registry, token, settings, folder).poll_forever())
 
 
 class Admission:
     """Admits and removes the generators of other processes."""
 
-    def __init__(self, fleet: Fleet, registry: Registry) -> None:
+    def __init__(self, fleet: Fleet, registry: Registry, token: str, settings: ServerSettings, folder: Path) -> None:
         self.fleet, self.registry = fleet, registry
-        self._own = fleet.generators[0].server  # all have the same settings and token
+        self.token, self.settings, self.folder = token, settings, folder
         self._members: dict[int, tuple[JoinedServer, Generator]] = {}
         self._reported: dict[int, MemberStatus] = {}
         self._admissions: set[asyncio.Task[None]] = set()
 
     async def poll_forever(self) -> None:
-        """Polls the registry. An outage of the disk is logged once, and polling continues."""
-        failing = False
+        """Polls the registry."""
         while True:
-            try:
-                await self._poll()
-                failing = False
-            except OSError as error:
-                if not failing:
-                    log.warning("No generator can join or leave the run at the moment: %s", error)
-                failing = True
+            await self._poll()
             await asyncio.sleep(POLL_S)
 
     async def _poll(self) -> None:
-        addresses, leaving = await asyncio.to_thread(self.registry.poll)
-        for number in addresses.keys() - self._members.keys() - self._reported.keys():
-            await self._connect(number, addresses[number])
-        for number in leaving:
+        locations = self.registry.locations()
+        for number in locations.keys() - self._members.keys() - self._reported.keys():
+            self._connect(number, locations[number])
+        for number in self.registry.leaving():
             await self._remove(number)
         for number, (server, generator) in self._members.items():
-            server.alive = number in addresses and not addresses[number].owner.ended
-            await self._report(number, status_of(generator))
+            server.alive = number in locations
+            self._report(number, status_of(generator))
 
-    async def _connect(self, number: int, address: Address) -> None:
+    def _connect(self, number: int, location: Location) -> None:
         try:
-            server = JoinedServer(number, address, self._own.token, self._own.settings, self.registry.run)
+            server = JoinedServer(number, location, self.token, self.settings, self.folder)
         except (OSError, ValueError) as error:
-            await self._report(number, MemberStatus("refused", why=f"its certificate cannot be read: {error}"))
+            self._report(number, MemberStatus("refused", why=f"its certificate cannot be read: {error}"))
             return
         generator = Generator(server, self.fleet.capacity)
         self._members[number] = server, generator
@@ -108,14 +108,14 @@ class Admission:
         why = why_it_stays(self.fleet, generators[number]) if known else f"The run has no generator {number} now."
         if not why:
             await self.fleet.remove(generators[number])
-            await self._report(number, MemberStatus("left", generators[number].version))
-        await asyncio.to_thread(self.registry.answer_leave, number, why)
+            self._report(number, MemberStatus("left", generators[number].version))
+        self.registry.answer_leave(number, why)
 
-    async def _report(self, number: int, status: MemberStatus) -> None:
+    def _report(self, number: int, status: MemberStatus) -> None:
         """Writes each change of a generator's status to the registry; `left`, `lost` and `refused` are final."""
         before = self._reported.get(number)
         if before is None or (before.state != status.state and not before.over):
-            await asyncio.to_thread(self.registry.set_status, number, status)
+            self.registry.set_status(number, status)
             self._reported[number] = status
             self.fleet.joined += status.state == "serves"
 

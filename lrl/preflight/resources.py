@@ -56,10 +56,11 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
         largest = max(map(math.prod, shape.tensors.values())) * min(weights, copy) // shape.parameters
         check_gpus(strategy, of_a_rank, copy, beside, _buffers(strategy, largest))
     else:
-        ranks, generators = len(strategy.parallel_devices or ()) or 1, max(1, len(strategy.generator_devices))
+        ranks, generators = len(strategy.parallel_devices or ()) or 1, strategy.generators_here
         kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
         in_memory = beside.get(torch.device("cpu"), 0)
-        _check_library()
+        if generators:
+            _check_library()
         _check_memory(ranks * of_a_rank, generators * copy, generators * kv_cache, in_memory)
         _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
     with suppress(ConfigError):  # `check_settings` has noted a transport that cannot work
@@ -140,7 +141,7 @@ def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.dev
     server = strategy.server_settings
     generator = int(server.gpu_memory_utilization * total)
     for device in strategy.parallel_devices:
-        shared, ranker = not strategy.generator_devices and device == root, beside.get(device, 0)
+        shared, ranker = strategy.shares_device and device == root, beside.get(device, 0)
         sends = buffers * (device == root)
         if trainer + ranker + shared * generator + sends > total:
             beside_it = f" beside the generator's {generator / GIB:.1f} (strategy.server.gpu_memory_utilization)"

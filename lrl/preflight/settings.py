@@ -32,6 +32,9 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     assert isinstance(strategy, GeneratorDevices), "the caller has checked it"
     with noting():
         strategy.plan()
+    if strategy.generator_launcher is not None:
+        with noting():
+            strategy.generator_launcher.check()
     strategy.check()
     check_quantization(strategy, policy)
     check_context(strategy, data)

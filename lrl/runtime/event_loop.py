@@ -20,14 +20,14 @@ POLL_S = 0.2
 
 
 class LoopThread:
-    """An asyncio loop that runs on its own thread until `close`."""
+    """An asyncio loop that runs on its own thread, of that name, until `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "lrl-loop") -> None:
         self.loop = asyncio.new_event_loop()
         self.interrupted: Interrupted = None
         self.long_wait: Callable[[], AbstractContextManager[None]] = nullcontext
         """The context of a long wait after its first moment."""
-        self._thread = threading.Thread(target=self.loop.run_forever, name="lrl-loop", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     @property

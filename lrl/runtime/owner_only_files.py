@@ -6,7 +6,6 @@ the open file, not its name.
 
 import json
 import os
-import re
 import secrets
 import stat
 from pathlib import Path
@@ -55,26 +54,6 @@ class OwnerOnlyFolder:
     def write(self, name: str, fields: dict[str, Any]) -> None:
         """Writes a file, or replaces it."""
         self._draft(fields).rename(self.path / name)
-
-    def write_new(self, name: str, fields: dict[str, Any]) -> bool:
-        """Writes a file unless it exists; returns True to only one of several processes that try."""
-        draft = self._draft(fields)
-        try:
-            os.link(draft, self.path / name)
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink()
-        return True
-
-    def remove(self, name: str) -> None:
-        """Removes a file, if it exists."""
-        (self.path / name).unlink(missing_ok=True)
-
-    def numbers(self, pattern: str) -> list[int]:
-        """Returns the numbers, ascending, that the pattern's group matches in the names of files."""
-        matches = (re.fullmatch(pattern, name) for name in os.listdir(self.path))
-        return sorted(int(match[1]) for match in matches if match)
 
     def check(self) -> None:
         """Raises UntrustedFile unless the folder is this user's alone."""

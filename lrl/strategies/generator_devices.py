@@ -13,10 +13,13 @@ They stop in `teardown`, which Lightning calls at every end that it survives; th
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,11 +27,21 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.generators.endpoint import is_loopback
 from lrl.generators.fleet import Fleet
+from lrl.generators.launchers import Launcher
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.membership.admission import admit_others
+from lrl.membership.keeper import Keeper
 from lrl.membership.registry import JoinSpec, Registry
+from lrl.membership.run_file import (
+    TOKEN_VARIABLE,
+    remove_run_file,
+    token_of_run,
+    url_elsewhere,
+    write_run_file,
+)
+from lrl.membership.service import RegistryServer
 from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
@@ -58,6 +71,9 @@ class GeneratorDevices(GracefulShutdown):
         generator_timeout_s: Seconds that a run without any generator waits for a replacement, before it ends.
         weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU), `nccl`
             or `pull` (other machines without nccl). `auto` takes one that reaches other machines if `server.host` does.
+        launcher: What starts the generators elsewhere (`lrl.generators.launchers`); null starts them on these devices.
+        join_port: Port of `server.host` at which generators of other processes join (`lrl serve --join`); 0 for a free
+            one.
         server: Settings of the vLLM servers.
         **kwargs: The base strategy's own.
     """
@@ -77,26 +93,35 @@ class GeneratorDevices(GracefulShutdown):
         heartbeat_s: float = 30.0,
         generator_timeout_s: float = 900.0,
         weight_transfer: str = "auto",
+        launcher: Launcher | None = None,
+        join_port: int = 0,
         server: ServerSettings | None = None,
         **kwargs: Any,
     ) -> None:
         if generator_devices < 0:
             fault(f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more.")
         at_least(0, "strategy", evaluation_generators=evaluation_generators)
+        if launcher is not None:
+            check_launcher(launcher, generator_devices, evaluation_generators, placement)
         self.num_generator_devices = generator_devices
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
         self.placement = placement
         self.heartbeat_s, self.generator_timeout_s = heartbeat_s, generator_timeout_s
         self.weight_transfer = weight_transfer
+        if not 0 <= join_port < 2**16:
+            fault(f"strategy.join_port is {join_port}: give a port between 1 and 65535, or 0 for a free one.")
+        self.join_port = join_port
+        self.generator_launcher = launcher
         self.server_settings = server or ServerSettings()
         self.generator_devices: list[torch.device] = []
         self.fleet: Fleet | None = None
-        self.registry: Registry | None = None
-        """The registry through which generators of other processes join and leave."""
+        self._keeper: Keeper | None = None
+        self.registry_server: RegistryServer | None = None
+        """Where generators of other processes join and leave."""
         self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
-        self.token = secrets.token_urlsafe(32)
+        self.token = token_of_run()
         self.ranks = Ranks()
         """The trainer processes."""
         self.claim = RunFolderLock()
@@ -137,17 +162,29 @@ class GeneratorDevices(GracefulShutdown):
         super().setup(trainer)
         if trainer.state.fn == "fit":
             check_optimizers(trainer)
-        if self.root_device.type != "cuda" and self.placement == "split":
+        if self.root_device.type != "cuda" and self.placement == "split" and self.generators_here:
             share_cores(ranks=len(self.parallel_devices or ()) or 1)
         if trainer.is_global_zero and getattr(trainer, "datamodule", None) is not None:
             self.start_generators(trainer)
 
+    @property
+    def generators_here(self) -> int:
+        """Generators that the run starts on this machine itself."""
+        if self.generator_launcher is not None:
+            return 0
+        return max(1, len(self.generator_devices) // self.server_settings.tensor_parallel_size)
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether a generator has the trainer's device, too."""
+        return not self.generator_devices and self.generator_launcher is None
+
     def start_generators(self, trainer: L.Trainer) -> None:
-        """Starts one vLLM server per group of `server.tensor_parallel_size` generator devices."""
+        """Starts one vLLM server per group of `server.tensor_parallel_size` generator devices, or the launcher."""
         self.transport, placements = self.plan()
         servers = self.make_servers(trainer, placements)
-        rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
         on_cuda, threads = self.root_device.type == "cuda", [server.settings.threads for server in servers]
+        settings, folder = self._settings(trainer), run_folder(trainer)
         self.fleet = Fleet(
             servers,
             capacity=self.server_settings.max_num_seqs,
@@ -156,22 +193,63 @@ class GeneratorDevices(GracefulShutdown):
             outage_timeout_s=self.generator_timeout_s,
             cores=() if on_cuda else cores_of_generators(threads),
         )
-        self.fleet.loop.interrupted = lambda: raise_if_stopped(trainer)
-        self.fleet.start(lambda: raise_if_stopped(trainer))
-        self.registry = registry = Registry(servers[0].log_path.parent)
-        with best_effort("The registry for joining generators", registry.files.path):
-            admit_others(self.fleet, registry, self._terms(servers))
+        stopped = functools.partial(raise_if_stopped, trainer)
+        self.fleet.loop.interrupted = stopped
+        registry = self._open_registry(self._terms(trainer, settings, len(servers)), settings, folder)
+        if self.generator_launcher is None:
+            rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
+        self.fleet.start(stopped)
+        admit_others(self.fleet, registry, self.token, settings, folder)
+        if self.generator_launcher is not None:
+            self._launch(self.generator_launcher, registry, settings, folder, stopped)
+
+    def _open_registry(self, spec: JoinSpec, settings: ServerSettings, folder: Path) -> Registry:
+        """Starts the server at which generators of other processes join; raises ConfigError if `join_port` is taken."""
+        server = RegistryServer(Registry(spec), settings.endpoint, self.token, self.join_port)
+        self.registry_server, self._run_folder = server, folder
+        with best_effort("The address for joining generators", folder):
+            write_run_file(folder, server)
+        launcher = self.generator_launcher
+        if not is_loopback(settings.host) or (launcher is not None and not launcher.starts):
+            rank_zero_info(f"Other generators join by: lrl serve --join {url_elsewhere(server)}")
+        return server.registry
+
+    def _launch(
+        self,
+        launcher: Launcher,
+        registry: Registry,
+        settings: ServerSettings,
+        folder: Path,
+        stopped: Callable[[], None],
+    ) -> None:
+        """Has the launcher start its generators, and waits until they have joined.
+
+        Raises:
+            ServerError: None has joined within `server.start_timeout_s`.
+        """
+        assert self.fleet is not None and self.registry_server is not None, "made before"
+        devices = [] if self.root_device.type != "cuda" else range(settings.tensor_parallel_size)
+        self._keeper = Keeper.of_run(launcher, self.registry_server, list(devices), folder)
+        self.fleet.run_in_background(self._keeper.keep_forever())
+        where, kind = url_elsewhere(self.registry_server), type(launcher).__name__
+        rank_zero_info(f"Waiting until {launcher.generators} generator(s) of {kind} have joined at {where}.")
+        self._keeper.wait_joined(self.fleet, settings.start_timeout_s, stopped)
 
     def stop_generators(self) -> None:
         """Stops the run's generators and dismisses joined ones; idempotent."""
-        fleet, registry, self.fleet, self.registry = self.fleet, self.registry, None, None
+        fleet, server, keeper = self.fleet, self.registry_server, self._keeper
+        self.fleet = self.registry_server = self._keeper = None
         try:
             if fleet is not None:
                 fleet.stop()
         finally:
-            if registry is not None:
-                with best_effort("The end of the run", registry.files.path):
-                    registry.close()
+            if server is not None:
+                server.registry.end()
+                if keeper is not None:
+                    keeper.stop()
+                server.close()
+                with best_effort("The end of the run", self._run_folder):
+                    remove_run_file(self._run_folder)
 
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the devices do not allow
@@ -183,7 +261,7 @@ class GeneratorDevices(GracefulShutdown):
         `weight_transfer`."""
         on_cuda = self.root_device.type == "cuda"
         ranks = (len(self.parallel_devices or ()) or 1) * getattr(self, "num_nodes", 1)
-        shares_device, is_open = on_cuda and not self.generator_devices, not is_loopback(self.server_settings.host)
+        shares_device, is_open = on_cuda and self.shares_device, not is_loopback(self.server_settings.host)
         adapters = getattr(self.lightning_module, "lora", None) is not None
         machine = Machine(on_cuda, shares_device, is_open, ranks, adapters)
         chosen = choose_transport(self.weight_transfer, machine)
@@ -218,21 +296,26 @@ class GeneratorDevices(GracefulShutdown):
             dtype=policy.dtype_name if asked.dtype == "auto" else asked.dtype,
         )
 
-    def _terms(self, servers: list[Server]) -> JoinSpec:
+    def _terms(self, trainer: L.Trainer, settings: ServerSettings, generators: int) -> JoinSpec:
         """Returns the properties that a joining generator must share with the run's own."""
-        first = servers[0]
+        policy: Any = trainer.lightning_module
+        model, transport = policy.policy_folder, self.transport
+        assert transport is not None, "chosen before"
         return JoinSpec(
-            model=os.path.abspath(first.model) if os.path.exists(first.model) else first.model,
-            settings=asdict(first.settings),
-            transport=first.backend,
+            model=os.path.abspath(model) if os.path.exists(model) else model,
+            settings=asdict(settings),
+            transport=transport.backend,
             run_id=self.run_id,
             on_cpu=self.root_device.type != "cuda",
-            generators=len(servers),
-            environment=self.transport.common_environment(os.environ) if self.transport else {},
+            generators=generators,
+            environment=transport.common_environment(os.environ),
+            serves_model=os.path.isdir(model),
         )
 
     def _placements(self, on_cuda: bool) -> list[list[int]]:
         """Returns the CUDA indices of each generator; an empty list is a generator on the CPU."""
+        if self.generator_launcher is not None:
+            return []
         if not on_cuda:
             return self._enough([[] for _ in range(max(1, len(self.generator_devices)))])
         shared: torch.device = self.root_device
@@ -271,3 +354,25 @@ def raise_if_stopped(trainer: L.Trainer) -> None:
     """Raises SIGTERMException if a signal asked the run to end."""
     if isinstance(trainer.strategy, GracefulShutdown):
         trainer.strategy.signals.check()
+
+
+def check_launcher(launcher: Launcher, generator_devices: int, evaluation_generators: int, placement: str) -> None:
+    """Notes settings that cannot work with a launcher."""
+    if generator_devices:
+        fault(
+            f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the generators on "
+            "other devices than the trainer's: set generator_devices to 0."
+        )
+    if not launcher.starts and not os.environ.get(TOKEN_VARIABLE):
+        fault(
+            f"strategy.launcher is {type(launcher).__name__}, and {TOKEN_VARIABLE} is not set: whoever starts the "
+            f"generators needs the run's token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 or "
+            "more characters by chance (openssl rand -hex 32)."
+        )
+    if evaluation_generators:
+        fault(
+            f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators all write "
+            "rollouts. Set it to 0, or leave strategy.launcher out."
+        )
+    if placement == "shared":
+        fault("strategy.placement is shared, and strategy.launcher starts generators elsewhere: leave one out.")

@@ -1,11 +1,10 @@
-"""Generators of other processes join and leave a live fleet through the registry; the processes are models."""
+"""Generators of other processes join and leave a live fleet through its registry; the processes are models."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,22 @@ from hypothesis import strategies as st
 
 from lrl.generators import fleet as fleet_module
 from lrl.generators.client import GeneratorClient, RequestRejected
+from lrl.generators.endpoint import Location
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.membership import admission
+from lrl.membership import registry as registry_module
 from lrl.membership.admission import JoinedServer
-from lrl.membership.registry import Address, JoinSpec, MemberStatus, Registry
+from lrl.membership.registry import MemberStatus, Registry
 from lrl.planning.simulator.clock import run
 from tests.generators.test_fleet import ModelServer, until
 from tests.generators.test_pool import ModelClient, ask, resync
+from tests.membership.served_run import spec_of
 
 TOKEN = "the-token-of-this-run"
-SPEC = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=2)
+SPEC = spec_of(generators=2)
+SOMEWHERE = Location("http://127.0.0.1:1")
 
 
 class LiveRun:
@@ -38,9 +41,8 @@ class LiveRun:
             server.token = TOKEN
         self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
-        self.registry = Registry(folder)
-        admission.admit_others(self.fleet, self.registry, SPEC)
-        self.others = Registry(folder)
+        self.registry = Registry(SPEC)
+        admission.admit_others(self.fleet, self.registry, TOKEN, ServerSettings(), folder)
         self.sync(0)
 
     def begin_sync(self) -> None:
@@ -64,23 +66,26 @@ class LiveRun:
 
     def joining(self) -> tuple[int, Generator]:
         """Returns a generator that has joined and waits for a sync."""
-        number = self.others.claim(SPEC.generators)
-        self.others.announce(number, Address("http://127.0.0.1:1"))
+        number = self.registry.claim()
+        self.registry.register(number, SOMEWHERE)
         until(lambda: bool(self.fleet.rollouts.pending))
-        until(lambda: self.others.status(number) == MemberStatus("waits"))
+        until(lambda: self.status(number) == MemberStatus("waits"))
         return number, self.fleet.rollouts.pending[0]
 
     def serving(self, version: int = 7) -> tuple[int, Generator]:
         """Returns a generator that has joined and serves."""
         number, generator = self.joining()
         self.sync(version)
-        until(lambda: self.others.status(number) == MemberStatus("serves", version))
+        until(lambda: self.status(number) == MemberStatus("serves", version))
         return number, generator
 
+    def status(self, number: int) -> MemberStatus:
+        return self.registry.view(number).status or MemberStatus("")
+
     def ask_to_leave(self, number: int) -> str:
-        self.others.ask_to_leave(number)
-        until(lambda: self.others.leave_answer(number) is not None)
-        return self.others.leave_answer(number) or ""
+        self.registry.ask_to_leave(number)
+        until(lambda: not self.registry.view(number).leaving)
+        return self.registry.view(number).why_it_stays
 
 
 async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
@@ -96,27 +101,23 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
     made = LiveRun(tmp_path)
     yield made
     made.fleet.stop()
-    made.registry.close()
-    assert not (tmp_path / "fleet").exists()
 
 
-def test_a_generator_joins_at_a_sync_and_serves_with_the_token_in_no_file(live: LiveRun, tmp_path: Path) -> None:
+def test_a_generator_joins_at_a_sync_and_serves(live: LiveRun) -> None:
     number, joining = live.joining()
     assert number == 2 and joining.server.token == TOKEN and joining.capacity == 4
     assert not joining.serving and joining not in live.fleet.rollouts.generators and live.fleet.joined == 0
     live.sync(7)
-    until(lambda: live.others.status(number) == MemberStatus("serves", 7))
+    until(lambda: live.status(number) == MemberStatus("serves", 7))
     until(lambda: live.fleet.joined == 1)
     assert joining in live.fleet.rollouts.serving and live.fleet.alive == 3
-    files = [path.read_text() for path in tmp_path.rglob("*.json")]
-    assert len(files) == 3 and not any(TOKEN in text for text in files)
 
 
 def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restarted(live: LiveRun) -> None:
     number, joining = live.joining()
     live.begin_sync()
     live.end_sync(7, failing=joining)
-    until(lambda: live.others.status(number) == MemberStatus("refused", -1, "it does not compute what the policy does"))
+    until(lambda: live.status(number) == MemberStatus("refused", -1, "it does not compute what the policy does"))
     until(lambda: joining not in live.fleet.generators)
     assert joining.served_from is None and live.fleet.alive == 2
     assert (live.fleet.joined, live.fleet.left, live.fleet.restarts) == (0, 0, 0)
@@ -127,46 +128,45 @@ def test_a_joining_generator_with_another_token_is_refused(live: LiveRun, monkey
         raise RequestRejected("generator 2: answered 401: only with the token of that run")
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", refuses)
-    number = live.others.claim(2)
-    live.others.announce(number, Address("http://127.0.0.1:1"))
-    until(lambda: (live.others.status(number) or MemberStatus("")).state == "refused")
-    assert "401" in live.others.status(number).why and not live.fleet.rollouts.pending  # type: ignore[union-attr]
+    number = live.registry.claim()
+    live.registry.register(number, SOMEWHERE)
+    until(lambda: live.status(number).state == "refused")
+    assert "401" in live.status(number).why and not live.fleet.rollouts.pending  # type: ignore[union-attr]
 
 
 def test_an_invalid_certificate_refuses_its_generator_and_no_other(live: LiveRun) -> None:
-    number = live.others.claim(2)
-    live.others.announce(number, Address("https://127.0.0.1:1", "certificate", "no certificate"))
-    until(lambda: (live.others.status(number) or MemberStatus("")).state == "refused")
+    number = live.registry.claim()
+    live.registry.register(number, Location("https://127.0.0.1:1", "certificate", "no certificate"))
+    until(lambda: live.status(number).state == "refused")
     assert live.joining()[0] == number + 1
 
 
 def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: LiveRun) -> None:
     number, generator = live.serving()
-    live.others.withdraw(number)
-    until(lambda: (live.others.status(number) or MemberStatus("")).state == "lost")
+    live.registry.withdraw(number)
+    until(lambda: live.status(number).state == "lost")
     until(lambda: live.fleet.left == 1)
     assert "its process has ended" in (generator.eviction or "") and len(live.fleet.generators) == 2
     assert live.fleet.restarts == 0 and [len(server.starts) for server in live.servers] == [1, 1]
-    assert live.others.claim(2) == number + 1, "a number is never given twice"
+    assert live.registry.claim() == number + 1, "a number is never given twice"
 
 
-def test_a_joined_generator_with_a_killed_process_is_lost(live: LiveRun) -> None:
+def test_a_joined_generator_whose_process_is_silent_is_lost(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
     number, generator = live.serving()
-    gone = replace(Address("http://127.0.0.1:1").owner, started=1)
-    live.others.announce(number, Address("http://127.0.0.1:1", owner=gone))
+    monkeypatch.setattr(registry_module, "LEASE_S", 0.01)
     until(lambda: generator.eviction is not None)
     assert "its process has ended" in (generator.eviction or "")
 
 
 def test_a_generator_that_leaves_stays_out_and_the_run_stops_its_own_server(live: LiveRun) -> None:
     number, joined = live.serving()
-    assert live.ask_to_leave(number) == "" and live.others.status(number) == MemberStatus("left", 7)
+    assert live.ask_to_leave(number) == "" and live.status(number) == MemberStatus("left", 7)
     assert live.ask_to_leave(0) == "" and not live.servers[0].alive and live.servers[1].alive
     assert [generator.server.number for generator in live.fleet.generators] == [1] and live.fleet.left == 2
     live.sync(8)
     assert live.fleet.alive == 1 and len(live.servers[0].starts) == 1
     assert joined.eviction == "generator 2 has left the run."
-    assert live.others.status(number) == MemberStatus("left", 7), "and not lost"
+    assert live.status(number) == MemberStatus("left", 7), "and not lost"
 
 
 def test_the_last_serving_generator_and_an_unknown_one_cannot_leave(live: LiveRun) -> None:
@@ -182,27 +182,12 @@ def test_the_last_serving_generator_and_an_unknown_one_cannot_leave(live: LiveRu
 def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
     number, generator = live.serving()
     live.begin_sync()
-    live.others.ask_to_leave(number)
+    live.registry.ask_to_leave(number)
     looks = threading.Event()
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
-    assert looks.wait(60) and live.others.leave_answer(number) is None and generator.eviction is None
+    assert looks.wait(60) and live.registry.view(number).leaving and generator.eviction is None
     live.end_sync(8)
-    until(lambda: live.others.status(number) == MemberStatus("left", 8))
-
-
-def test_an_address_that_others_could_have_written_is_not_called(
-    live: LiveRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    number = live.others.claim(2)
-    live.others.announce(number, Address("http://127.0.0.1:1"))
-    forged = tmp_path / "fleet" / "generator-5.json"
-    (tmp_path / "fleet" / f"generator-{number}.json").rename(forged.with_suffix(".draft"))
-    forged.with_suffix(".draft").chmod(0o622)
-    forged.with_suffix(".draft").rename(forged)
-    until(lambda: "generator-5.json is not trusted" in caplog.text)
-    live.joining()
-    assert [generator.server.number for generator in live.fleet.rollouts.pending] == [2]
-    assert caplog.text.count("is not trusted") == 1 and live.others.status(5) is None
+    until(lambda: live.status(number) == MemberStatus("left", 8))
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,7 +204,7 @@ def test_leaving_loses_no_token_and_no_response(
     async def scene() -> Fleet:
         fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
         for number in (1, 2):
-            server = JoinedServer(number, Address("http://127.0.0.1:1"), TOKEN, ServerSettings(), Path())
+            server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings(), Path())
             fleet.generators.append(Generator(server, 4))
         fleet.rollouts.generators = list(fleet.generators)
         for generator in fleet.generators:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +18,19 @@ import torch
 import lrl
 from lrl.cli.main import main
 from lrl.generators.client import GeneratorClient
+from lrl.generators.endpoint import Location
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.membership import admission, join
-from lrl.membership.registry import JoinSpec, Registry
+from lrl.membership.discovery import NotRunning
+from lrl.membership.registry import View
+from lrl.membership.run_file import find_run
 from tests.cli.test_serve import Scripted
 from tests.leftovers import wait_for
+from tests.membership.served_run import served, spec_of
 
-SPEC = JoinSpec("base", asdict(ServerSettings()), "shared_memory", "ab12", on_cpu=True, generators=1)
+SPEC = spec_of()
 
 
 class Watched(Scripted):
@@ -71,12 +75,11 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     made = Fleet([own], capacity=4)
     try:
         made.start()
-        registry = Registry(tmp_path)
-        admission.admit_others(made, registry, SPEC)
-        sync(made, 0)
-        yield made
-        if registry.files.path.exists():
-            registry.close()
+        with served(SPEC, tmp_path, own.token) as server:
+            admission.admit_others(made, server.registry, own.token, own.settings, tmp_path)
+            sync(made, 0)
+            made.registry_server = server  # type: ignore[attr-defined]
+            yield made
     finally:
         made.stop()
 
@@ -133,7 +136,7 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     token = server.token
     assert token == fleet.generators[0].server.token and token not in said
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) >= 4 and not any(token.encode() in path.read_bytes() for path in files)
+    assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
 
 
 def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
@@ -145,8 +148,12 @@ def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, 
     assert Watched.made[0].run_id.startswith(SPEC.run_id), "the run's own supervisors may remove its files"
 
 
-def test_it_ends_with_the_run_and_prints_so(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop, Registry(tmp_path).close)
+def test_it_ends_with_the_run_and_prints_so(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join, "REFUSED_S", 0.1)
+    close = fleet.registry_server.close  # type: ignore[attr-defined]
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop, close)
     assert main(["serve", "--join", str(tmp_path)]) == 0
     others.done()
     assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
@@ -180,30 +187,83 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     assert statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
 
 
+class Answers:
+    """A client whose run answers, or fails, as it is told."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def register(self, number: int, location: Location) -> View:
+        if self.error is not None:
+            raise self.error
+        return View()
+
+
+@pytest.mark.parametrize(
+    ("error", "patience"),
+    [
+        (ConnectionRefusedError("nobody listens"), join.REFUSED_S),
+        (TimeoutError("the network is cut"), join.SILENT_S),
+        (NotRunning("the token is not the run's"), 0.0),
+    ],
+)
+def test_a_joined_generator_outlives_an_outage_of_the_run_and_not_its_end(
+    error: Exception, patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, client = [1000.0], Answers()
+    monkeypatch.setattr(join.time, "monotonic", lambda: now[0])
+    session = join.JoinSession(client, SPEC, 1, tmp_path, lambda model: None)  # type: ignore[arg-type, return-value]
+    for _ in range(3):
+        client.error = error if patience else None
+        now[0] += 0.9 * patience
+        session._speak()
+        client.error = None
+        session._speak()
+    client.error = error
+    now[0] += 1.1 * patience
+    with pytest.raises(join.JoinEnded, match="the run has ended"):
+        session._speak()
+
+
+def test_a_joined_generator_ends_at_once_with_a_run_that_was_killed_on_its_machine(tmp_path: Path) -> None:
+    client, killed = Answers(), replace(SPEC, owner=replace(SPEC.owner, started=1))
+    client.error = ConnectionRefusedError("nobody listens")
+    session = join.JoinSession(client, killed, 1, tmp_path, lambda model: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(join.JoinEnded, match="the run has ended"):
+        session._speak()
+
+
 def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
         """Succeeds."""
 
+    settings = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"seed": 3})
+
     class ScriptedRun(lrl.AsyncSingleDevice):
         def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
-            settings = ServerSettings(max_model_len=77, dtype="float32", extra_args={"seed": 3})
             words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
             return [Scripted(str(tmp_path), settings, *words)]
+
+        def _settings(self, trainer: Any) -> ServerSettings:
+            return settings
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
     monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
     strategy = ScriptedRun()
     strategy.parallel_devices = [torch.device("cpu")] * 2
-    trainer: Any = SimpleNamespace(strategy=strategy)
+    policy = SimpleNamespace(policy_folder=str(tmp_path))
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, lightning_module=policy, loggers=[], default_root_dir=str(tmp_path), logger=None
+    )
     try:
         strategy.start_generators(trainer)
-        spec = Registry(tmp_path).spec()
-        assert join.settings_here(tmp_path, spec, join.LocalOverrides([], {})) == ServerSettings(
-            max_model_len=77, dtype="float32", extra_args={"seed": 3}
-        )
-        found = (spec.model, spec.transport, spec.run_id, spec.on_cpu, spec.generators, spec.owner.here)
-        assert found == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
-        assert Registry(tmp_path).token(spec) == strategy.token
+        client = find_run(str(tmp_path))
+        spec = client.spec()
+        found = join.settings_here(str(tmp_path), spec, join.LocalOverrides([], {}), client.location.url)
+        assert found == settings
+        told = (spec.model, spec.transport, spec.run_id, spec.on_cpu, spec.generators, spec.owner.here)
+        assert told == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
+        assert client.token == strategy.token
     finally:
         strategy.stop_generators()
     assert not (tmp_path / "fleet").exists()

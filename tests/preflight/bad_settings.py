@@ -21,7 +21,32 @@ def fsdp(named: tuple[str, ...], **settings: object) -> Case:
     return ("--trainer.devices", "5", "--trainer.strategy", "lrl.AsyncFSDP", *words), named
 
 
+def launched(named: tuple[str, ...], *words: str, generator_devices: str = "0", kind: str = "Given") -> Case:
+    """Returns the case of a launcher of one generator."""
+    devices = ("--trainer.devices", "1", "--trainer.strategy.generator_devices", generator_devices)
+    launcher = ("--trainer.strategy.launcher", kind, "--trainer.strategy.launcher.generators", "1")
+    return (*devices, *launcher, *words), named
+
+
 SETTINGS: dict[str, Case] = {
+    "a port that does not exist": setting("trainer.strategy.join_port", 70000, "between 1 and 65535"),
+    "a launcher without srun": launched(("strategy.launcher is Slurm", "no srun on the path"), kind="Slurm"),
+    "a launcher and devices for generators": launched(
+        ("strategy.generator_devices is 1", "set generator_devices to 0"),
+        *("--trainer.devices", "2"),
+        generator_devices="1",
+    ),
+    "a launcher and evaluation generators": launched(
+        ("strategy.evaluation_generators is 1", "leave strategy.launcher out"),
+        *("--trainer.strategy.evaluation_generators", "1"),
+    ),
+    "a launcher and sides that take turns": launched(
+        ("strategy.placement is shared", "leave one out"),
+        *("--trainer.strategy.placement", "shared", "--data.max_lag", "0"),
+    ),
+    "a launcher of no generators": launched(
+        ("strategy.launcher.generators is 0", "at least 1"), "--trainer.strategy.launcher.generators", "0"
+    ),
     "copies that do not divide the ranks": fsdp(("strategy.replicas is 3", "4 trainer ranks", "divisor"), replicas=3),
     "a copy on one rank": fsdp(("strategy.replicas is 4", "lrl.AsyncDDP"), replicas=4),
     "no copy": fsdp(("strategy.replicas is 0",), replicas=0),

@@ -1,7 +1,7 @@
 """A real run with one real generator; a second one joins in the middle by `lrl serve --join`, and leaves again.
 
-It joins on the same machine, and in another network namespace, which to the run is another machine with a shared
-folder.
+It joins on the same machine by the run's folder, and in another network namespace, which is another machine to the
+run, by the run's address: it has the model and everything else from there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.client import GeneratorClient
+from lrl.membership.run_file import url_elsewhere
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
@@ -39,7 +40,8 @@ class Guest(L.Callback):
     """
 
     def __init__(self, run: Path, namespace: str) -> None:
-        self.run, self.namespace = run, namespace
+        self.run, self.namespace, self.elsewhere = run, namespace, run / "elsewhere"
+        self.elsewhere.mkdir()
         self.alive: list[int] = []
         self.joining: subprocess.Popen[str] | None = None
 
@@ -47,15 +49,19 @@ class Guest(L.Callback):
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         self.alive.append(fleet.alive)
         if trainer.global_step == JOINS_AT:
-            words, token = [*LRL, "serve", "--join", str(self.run)], fleet.generators[0].server.token
+            words, environment = [*LRL, "serve", "--join", str(self.run)], {**os.environ}
             if self.namespace:
-                words = ["ip", "netns", "exec", self.namespace, *words, "--host", THERE, "--insecure"]
+                run = url_elsewhere(trainer.strategy.registry_server)  # type: ignore[attr-defined]
+                words = [*LRL, "serve", "--join", run, "--host", THERE, "--insecure"]
+                words = ["ip", "netns", "exec", self.namespace, *words]
+                environment["LRL_TOKEN"] = fleet.generators[0].server.token
             self.joining = subprocess.Popen(
                 words,
+                cwd=self.elsewhere,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=os.environ | ({"LRL_TOKEN": token} if self.namespace else {}),
+                env=environment,
             )
             end = time.monotonic() + START_S
             while not fleet.rollouts.pending:
@@ -126,6 +132,8 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
             guest.joining.kill()
     assert guest.joining.returncode == 0, said
     assert strategy.transport is not None and strategy.transport.backend == ("pull" if namespace else "shared_memory")
+    assert [path.name for path in guest.elsewhere.rglob("*.*")] == (["generator-1.log"] if namespace else [])
+    assert ("generator 1: fetches the run's model" in said) == bool(namespace)
     assert "generator 1: serves since version" in said and "generator 1: has left" in said
     assert set(guest.alive[: JOINS_AT + 1]) == {1} and set(guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]) == {2}
     assert set(guest.alive[LEAVES_AT + 1 :]) == {1}

@@ -96,12 +96,18 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
             words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
             return [Scripted(str(tmp_path), ServerSettings(threads=1), *words)]
 
+        def _settings(self, trainer: Any) -> ServerSettings:
+            return ServerSettings(threads=1)
+
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
     monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
     strategy, before = ScriptedRun(), os.sched_getaffinity(0)
     strategy.parallel_devices = [torch.device("cpu")] * 2
-    trainer: Any = SimpleNamespace(strategy=strategy)
+    policy = SimpleNamespace(policy_folder=str(tmp_path))
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, lightning_module=policy, loggers=[], default_root_dir=str(tmp_path)
+    )
     others = set(sorted(before)[CORES // 2 :])
 
     def cores() -> list[set[int]]:

@@ -74,7 +74,7 @@ def test_adapters_travel_by_a_file(shares_device: bool) -> None:
 def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start() -> None:
     devices = {"root_device": torch.device("cuda:0"), "parallel_devices": [torch.device("cuda:0")]}
     settings = ServerSettings(extra_args={"pipeline_parallel_size": 2})
-    strategy: Any = SimpleNamespace(**devices, generator_devices=[torch.device("cuda:1")], weight_transfer="auto")
+    strategy: Any = SimpleNamespace(**devices, shares_device=False, weight_transfer="auto")
     strategy.server_settings, strategy.lightning_module = settings, None
     with pytest.raises(ValueError, match="extra_args sets pipeline_parallel_size to 2.*tensor_parallel_size"):
         GeneratorDevices.choose_transport(strategy)

@@ -1,0 +1,11 @@
+"""Launchers: what starts the processes of generators somewhere else than beside the trainer.
+
+A scheduler places; the generators register at rank 0, which watches and replaces them (`lrl.membership.keeper`).
+Without a launcher the run starts its generators itself (`lrl.generators.server`).
+"""
+
+from lrl.generators.launchers.base import Job, Launcher
+from lrl.generators.launchers.given import Given
+from lrl.generators.launchers.slurm import Slurm
+
+__all__ = ["Given", "Job", "Launcher", "Slurm"]

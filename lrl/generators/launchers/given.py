@@ -1,0 +1,31 @@
+"""Generators that somebody else starts: another scheduler, or a person on each machine."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lrl.generators.launchers.base import Job, Launcher
+
+
+class Given(Launcher):
+    """Starts nothing: the run prints the command, and waits until so many generators have joined.
+
+    Args:
+        generators: How many.
+    """
+
+    starts = False
+
+    def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+        """See `Launcher.start`."""
+        return _SomebodyElses()
+
+
+class _SomebodyElses(Job):
+    alive = True
+
+    def stop(self) -> None:
+        """It ends with the run by itself."""
+
+    def tail(self) -> str:
+        """See `Job.tail`."""
+        return ""

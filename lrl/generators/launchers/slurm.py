@@ -1,0 +1,71 @@
+"""Generators as steps of SLURM: within the allocation of the run's own job, or each in one of its own."""
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lrl.generators.launchers.base import Job, Launcher
+from lrl.runtime.config_errors import ConfigError
+
+END_S = 20.0
+"""Seconds that a step has to end after each signal."""
+
+
+class Slurm(Launcher):
+    """Starts each generator by `srun`, on one node.
+
+    Within a job of SLURM these are steps of its allocation. Elsewhere srun asks for an allocation and waits for it, as
+    long as `server.start_timeout_s` allows.
+
+    Args:
+        generators: How many.
+        options: More words for srun, such as `--gpus=1`, `--partition=gpu`, `--exact`.
+
+    Raises:
+        ConfigError: There are no generators.
+    """
+
+    def __init__(self, generators: int, options: list[str] | None = None) -> None:
+        super().__init__(generators)
+        self.options = options or []
+
+    def check(self) -> None:
+        """See `Launcher.check`."""
+        if shutil.which("srun") is None:
+            raise ConfigError(
+                "strategy.launcher is Slurm, and there is no srun on the path: start the run on a machine of a SLURM "
+                "cluster, or leave the launcher out."
+            )
+
+    def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+        """See `Launcher.start`."""
+        own = ["--nodes=1", "--ntasks=1", f"--job-name=lrl-generator-{number}", "--export=ALL", "--unbuffered"]
+        return _Step(["srun", *own, *self.options, *words], environment, folder / f"srun-{number}.log")
+
+
+class _Step(Job):
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
+        self.log_path = log_path
+        with log_path.open("ab") as output:
+            self._process = subprocess.Popen(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    @property
+    def alive(self) -> bool:
+        """See `Job.alive`."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ends the step by srun, which passes SIGTERM on; a second one has the generator end without leaving."""
+        for end in (self._process.terminate, self._process.terminate, self._process.kill):
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+                return
+
+    def tail(self) -> str:
+        """See `Job.tail`."""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])

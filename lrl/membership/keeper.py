@@ -1,0 +1,142 @@
+"""Keeps the generators alive that a launcher starts: each is a job that joins the run, and is replaced when it ends."""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lrl.generators.fleet import Fleet
+from lrl.generators.launchers import Job, Launcher
+from lrl.generators.server import ServerError
+from lrl.membership.registry import Registry
+from lrl.membership.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, url_elsewhere
+from lrl.membership.service import RegistryServer
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
+ATTEMPTS = 3
+"""Jobs of each place that may fail before a run gives up at its start."""
+
+
+@dataclass
+class _Place:
+    """One of the generators that are asked for; -1 is no number."""
+
+    number: int = -1
+    job: Job | None = None
+    failures: int = 0
+    next_start: float = 0.0
+    left: bool = False
+
+
+class Keeper:
+    """Starts, watches, replaces and ends the jobs of a launcher.
+
+    Args:
+        launcher: What starts them.
+        registry: Where their generators register.
+        words: The command of a job without its number.
+        environment: Its variables.
+        folder: The run's folder.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        registry: Registry,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+    ) -> None:
+        self.launcher, self.registry, self.folder = launcher, registry, folder
+        self.words, self.environment = words, environment
+        self.said = ""
+        """The end of what the last job that failed has printed."""
+        self._places = [_Place() for _ in range(launcher.generators)]
+
+    @classmethod
+    def of_run(cls, launcher: Launcher, server: RegistryServer, devices: Sequence[int], folder: Path) -> "Keeper":
+        """Returns one whose jobs join at `server`, each with these CUDA indices among those that it sees."""
+        words = [str(Path(sys.executable).with_name("lrl")), "serve", "--join", url_elsewhere(server)]
+        words += ["--devices", ",".join(map(str, devices))] if devices else []
+        own = {TOKEN_VARIABLE: server.token, CERTIFICATE_VARIABLE: server.location().certificate}
+        return cls(launcher, server.registry, words, os.environ | own, folder)
+
+    def wait_joined(self, fleet: Fleet, deadline_s: float, interrupted: Callable[[], None]) -> None:
+        """Waits until all generators have joined, or some of them at the deadline.
+
+        Args:
+            fleet: Where they join.
+            deadline_s: Seconds to wait.
+            interrupted: Called at every look; raises to end the wait.
+
+        Raises:
+            ServerError: None has joined by then, or each job has failed several times.
+        """
+        end = time.monotonic() + deadline_s
+        while (joined := len(fleet.rollouts.pending)) < len(self._places):
+            interrupted()
+            if not joined and (why := self._why_in_vain(end, deadline_s)):
+                raise ServerError(f"No generator of strategy.launcher {type(self.launcher).__name__} has joined {why}")
+            if time.monotonic() > end:
+                log.warning("Only %d of %d generators have joined so far; the run begins.", joined, len(self._places))
+                return
+            time.sleep(0.1)
+
+    async def keep_forever(self) -> None:
+        """Has every place filled, except those whose generator was asked to leave."""
+        while True:
+            for place in self._places:
+                await self._look_after(place)
+            await asyncio.sleep(POLL_S)
+
+    def _why_in_vain(self, end: float, deadline_s: float) -> str:
+        """Returns why it is in vain to wait for a first generator; empty if it is not."""
+        said = f" The last one said:\n{self.said}" if self.said else ""
+        if all(place.failures >= ATTEMPTS for place in self._places):
+            return f"in {ATTEMPTS} attempts.{said}"
+        return f"within server.start_timeout_s={deadline_s:g}.{said}" if time.monotonic() > end else ""
+
+    def stop(self) -> None:
+        """Ends all jobs."""
+        for place in self._places:
+            if place.job is not None:
+                place.job.stop()
+
+    async def _look_after(self, place: _Place) -> None:
+        if place.job is None:
+            if not place.left and time.monotonic() >= place.next_start:
+                await self._start(place)
+            return
+        status = self.registry.view(place.number).status
+        if place.job.alive and not (status is not None and status.over):
+            if status is not None and status.state == "serves":
+                place.failures = 0
+            return
+        await asyncio.to_thread(place.job.stop)
+        place.left = status is not None and status.state == "left"
+        if not place.left:
+            why = status.why if status is not None else "its process has ended"
+            self._failed(place, f"{why}\n{place.job.tail()}")
+        place.job = None
+
+    async def _start(self, place: _Place) -> None:
+        place.number = self.registry.claim()
+        words = [*self.words, "--generator", str(place.number)]
+        try:
+            place.job = await asyncio.to_thread(self.launcher.start, place.number, words, self.environment, self.folder)
+        except OSError as error:
+            self._failed(place, f"it cannot be started: {error}")
+
+    def _failed(self, place: _Place, why: str) -> None:
+        """Notes when the next attempt is due."""
+        pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**place.failures)
+        log.warning("Generator %d is replaced in %g s: %s", place.number, pause_s, why)
+        place.next_start, self.said = time.monotonic() + pause_s, why
+        place.failures += 1

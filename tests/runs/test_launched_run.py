@@ -1,0 +1,61 @@
+"""A real run whose generator is a step of SLURM, with a stand-in for srun: SLURM itself is not run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+
+import lrl
+from lrl.callbacks import Throughput, WeightSync
+from lrl.generators.launchers import Slurm
+from tests.leftovers import MARK, living
+from tests.runs.test_async_run import PROMPTS, Witness, data_module
+
+STEPS, GROUPS = 3, 4
+SRUN = f"""#!{sys.executable}
+import os, sys
+words = sys.argv[1:]
+while words[0].startswith("--"):
+    print("srun", words.pop(0), flush=True)
+os.execv(words[0], words)
+"""
+
+
+def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5)
+    launcher = Slurm(1, options=["--gpus=0"])
+    strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, server=settings)
+    witness = Witness()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=strategy,
+        callbacks=[WeightSync(), Throughput(), witness],
+        max_steps=STEPS,
+        logger=False,
+        default_root_dir=tmp_path / "run",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    monkeypatch.setenv(MARK, strategy.run_id)
+    data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
+    trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
+    left = [process.cmdline() for process in living(strategy.run_id)]
+    assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
+    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
+    assert trainer.callback_metrics["fleet/joined"] == 1
+    said = (tmp_path / "run" / "srun-0.log").read_text()
+    assert "srun --gpus=0" in said and "generator 0: serves since version 0" in said
+    assert "the run has ended, and so does it" in said
+    assert not (tmp_path / "run" / "fleet").exists()

@@ -12,8 +12,10 @@ class StatsSnapshot(NamedTuple):
 
     since: float | None
     """Start of the uninterrupted writing, on the clock of the loop; None when it does not write."""
+    arrived: int
+    """Tokens that have come from it so far."""
     written: float
-    """Tokens written so far."""
+    """Tokens written so far: those that arrived, and an estimate of those on their way."""
     read: int
     """Tokens read so far: prompts, and half-written responses that continued here."""
     responses: int
@@ -37,7 +39,7 @@ class GeneratorStats:
     def __init__(self) -> None:
         self._since: float | None = None
         self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> tokens of its prompt, and the response
-        self._written = 0  # tokens of responses that left, less what all had when they came
+        self._arrived = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
         self._unread: dict[int, Prefill] = {}  # by the id of the first response
 
@@ -63,7 +65,7 @@ class GeneratorStats:
         for rollouts in requests:
             self._unread[id(rollouts[0])] = Prefill(prompt_tokens, len(rollouts[0].token_ids), rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
-            self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
+            self._arrived -= sum(len(rollout.token_ids) for rollout in rollouts)
 
     def end(self, rollouts: Sequence[Rollout]) -> None:
         """Removes responses, finished or not."""
@@ -71,7 +73,7 @@ class GeneratorStats:
         for rollout in rollouts:
             self._unread.pop(id(rollout), None)
             del self._writing[id(rollout)]
-            self._written += len(rollout.token_ids)
+            self._arrived += len(rollout.token_ids)
 
     def set_active(self, writes: bool, now: float) -> None:
         """Notes at time `now` whether the generator writes."""
@@ -81,12 +83,13 @@ class GeneratorStats:
         """Returns the present counts."""
         self._count_read(list(self._unread))
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
-        arrived = sum(len(rollout.token_ids) for _, rollout in self._writing.values())
+        arrived = self._arrived + sum(len(rollout.token_ids) for _, rollout in self._writing.values())
         # Tokens arrive STREAM_INTERVAL at a time: on average half as many of an unfinished response are on their way.
         on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
         return StatsSnapshot(
             since=self._since,
-            written=self._written + arrived + on_their_way,
+            arrived=arrived,
+            written=arrived + on_their_way,
             read=self._read,
             responses=len(unfinished),
             context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),

@@ -94,7 +94,8 @@ def test_a_break_ends_an_interval_and_short_intervals_are_dropped() -> None:
     intervals = WorkIntervals(records.append)
 
     def look(now: float, since: float) -> None:
-        intervals.add(now, StatsSnapshot(since=since, written=10 * now, read=0, responses=1, context_tokens=9))
+        tokens = round(10 * now)
+        intervals.add(now, StatsSnapshot(since, arrived=tokens, written=tokens, read=0, responses=1, context_tokens=9))
 
     for now in (0.0, 0.1, 0.2, 0.3):
         look(now, since=0.0)
@@ -110,12 +111,13 @@ def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> N
     records: list[GeneratorRecord] = []
     intervals = WorkIntervals(records.append)
 
-    def look(seconds: Iterable[float], since: float | None, written: int) -> None:
+    def look(seconds: Iterable[float], since: float | None, tokens: int) -> None:
         for now in seconds:
-            intervals.add(now, StatsSnapshot(since=since, written=written, read=0, responses=1, context_tokens=9))
+            seen = StatsSnapshot(since, arrived=tokens, written=tokens, read=0, responses=1, context_tokens=9)
+            intervals.add(now, seen)
 
-    look((0.0, 0.5, 1.0, 1.5, 2.0), since=0.0, written=0)  # a long prefill
-    look((2.5,), since=0.0, written=16)
-    look((3.0, 3.4), since=0.0, written=16)  # the next chunk comes at the same moment as the break
-    look((3.5,), since=None, written=32)
+    look((0.0, 0.5, 1.0, 1.5, 2.0), since=0.0, tokens=0)  # a long prefill
+    look((2.5,), since=0.0, tokens=16)
+    look((3.0, 3.4), since=0.0, tokens=16)  # the next chunk comes at the same moment as the break
+    look((3.5,), since=None, tokens=32)
     assert [(record.seconds, record.tokens) for record in records] == [(pytest.approx(2.5), 16)]

@@ -7,7 +7,7 @@ before it has the version, and a slow or frozen one holds one place and nobody e
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 from lrl.generators.endpoint import is_loopback
@@ -23,7 +23,9 @@ class Places:
     """The places of one version; lives on the fleet's loop.
 
     Args:
-        patience_s: Seconds that a generator waits for a place, before the trainer opens another one for it.
+        patience_s: Seconds without any place given back, before the trainer opens one more. They do not count from a
+            generator's own request: in a large tree most wait longer than that while all goes well, and 968 of
+            1,000 went to the trainer at once (simulated).
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -31,6 +33,8 @@ class Places:
         self._free: list[Generator | None] = [None] * FAN_OUT
         """None is the trainer."""
         self._changed = asyncio.Condition()
+        self._moved_s = -1.0
+        """Time of the loop at which the last place was given back or opened; negative before the first request."""
 
     @asynccontextmanager
     async def take(self, child: Generator) -> AsyncIterator[Generator | None]:
@@ -47,18 +51,28 @@ class Places:
 
     async def _add(self, places: list[Generator | None] | list[Generator]) -> None:
         async with self._changed:
-            self._free += places
-            self._changed.notify_all()
+            self._open(places)
+
+    def _open(self, places: list[Generator | None] | list[Generator]) -> None:
+        self._free += places
+        self._moved_s = asyncio.get_running_loop().time()
+        self._changed.notify_all()
 
     async def _wait(self, child: Generator) -> Generator | None:
-        try:
-            async with asyncio.timeout(self._patience_s), self._changed:
-                await self._changed.wait_for(lambda: self._fitting(child))
-                source = self._fitting(child)[0]
-                self._free.remove(source)
-                return source
-        except TimeoutError:
-            return None
+        loop = asyncio.get_running_loop()
+        async with self._changed:
+            if self._moved_s < 0:
+                self._moved_s = loop.time()
+            while not (fitting := self._fitting(child)):
+                patient_until = self._moved_s + self._patience_s
+                if loop.time() >= patient_until:
+                    self._open([None])
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(patient_until):
+                        await self._changed.wait()
+            self._free.remove(fitting[0])
+            return fitting[0]
 
     def _fitting(self, child: Generator) -> list[Generator | None]:
         """Returns the free places that `child` reaches, those at generators first: they spare rank 0's link."""

@@ -32,7 +32,7 @@ from lrl.weights.wire import Described, described, formatted
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.25
-"""Share of a phase's deadline that a generator waits for its turn; the rest is for its own transfer."""
+"""Share of a phase's deadline after which the trainer opens one more place, if none has become free for so long."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lrl.planning.simulator import clock
 from lrl.weights.places import FAN_OUT, Places
 
 PATIENCE_S = 60.0
@@ -53,6 +54,24 @@ def test_one_that_stands_still_holds_one_place_and_nobody_else() -> None:
 
 def test_when_all_places_are_held_the_trainer_opens_another_one() -> None:
     assert len(asyncio.run(fetch_all(children(8), Places(0.01), stuck=FAN_OUT))) == 8 - FAN_OUT
+
+
+def test_in_a_tree_that_takes_longer_than_the_patience_rank_0_still_serves_few() -> None:
+    fleet, served = children(500), Counter[bool]()
+    places = Places(PATIENCE_S)
+
+    async def fetch(child: Any) -> None:
+        async with places.take(child) as source:
+            served[source is None] += 1
+            await asyncio.sleep(0.6 * PATIENCE_S)
+        await places.open_at(child)
+
+    async def scene() -> float:
+        await asyncio.gather(*map(fetch, fleet))
+        return asyncio.get_running_loop().time()
+
+    assert clock.run(scene()) > 3 * PATIENCE_S
+    assert served.total() == 500 and served[True] <= 20
 
 
 def test_nobody_fetches_from_a_generator_that_was_evicted() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from ipaddress import IPv4Address
 
 import pytest
 
-HERE, THERE = "10.213.77.1", "10.213.77.2"
+# A network of four addresses for each process, by its pid (at most 22 bits): two sessions of tests side by side had the
+# same one, and their packets went to the namespace that was made first.
+NETWORK = IPv4Address("10.0.0.0") + 4 * os.getpid()
+HERE, THERE = str(NETWORK + 1), str(NETWORK + 2)
 
 
 @contextmanager
@@ -24,9 +29,9 @@ def network_namespace() -> Iterator[str]:
             _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no network namespace can be made here, which needs root and iproute2: {error}")
-        _ip("address", "add", f"{HERE}/24", "dev", here)
+        _ip("address", "add", f"{HERE}/30", "dev", here)
         _ip("link", "set", here, "up")
-        for words in (["address", "add", f"{THERE}/24", "dev", there], ["link", "set", there, "up"]):
+        for words in (["address", "add", f"{THERE}/30", "dev", there], ["link", "set", there, "up"]):
             _ip("-n", name, *words)
         _ip("-n", name, "link", "set", "lo", "up")
         yield name

@@ -6,7 +6,7 @@ before it has the version, and a slow or frozen one holds one place and nobody e
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
@@ -49,11 +49,11 @@ class Places:
         """Opens the places of a generator that has the version."""
         await self._add([generator] * FAN_OUT)
 
-    async def _add(self, places: list[Generator | None] | list[Generator]) -> None:
+    async def _add(self, places: Sequence[Generator | None]) -> None:
         async with self._changed:
             self._open(places)
 
-    def _open(self, places: list[Generator | None] | list[Generator]) -> None:
+    def _open(self, places: Sequence[Generator | None]) -> None:
         self._free += places
         self._moved_s = asyncio.get_running_loop().time()
         self._changed.notify_all()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ class Keeper:
     Args:
         launcher: What starts them.
         registry: Where their generators register.
-        words: The command of a job without its number.
+        words: The words of a job after `lrl`, without its number.
         environment: Its variables.
         folder: The run's folder.
     """
@@ -63,7 +62,7 @@ class Keeper:
     @classmethod
     def of_run(cls, launcher: Launcher, server: RegistryServer, devices: Sequence[int], folder: Path) -> "Keeper":
         """Returns one whose jobs join at `server`, each with these CUDA indices among those that it sees."""
-        words = [str(Path(sys.executable).with_name("lrl")), "serve", "--join", url_elsewhere(server)]
+        words = ["serve", "--join", url_elsewhere(server)]
         words += ["--devices", ",".join(map(str, devices))] if devices else []
         own = {TOKEN_VARIABLE: server.token, CERTIFICATE_VARIABLE: server.location().certificate}
         return cls(launcher, server.registry, words, os.environ | own, folder)
@@ -98,7 +97,8 @@ class Keeper:
 
     def _why_in_vain(self, end: float, deadline_s: float) -> str:
         """Returns why it is in vain to wait for a first generator; empty if it is not."""
-        said = f" The last one said:\n{self.said}" if self.said else ""
+        words = self.said or next((each.job.tail() for each in self._places if each.job is not None), "")
+        said = f" The last one said:\n{words}" if words else ""
         if all(place.failures >= ATTEMPTS for place in self._places):
             return f"in {ATTEMPTS} attempts.{said}"
         return f"within server.start_timeout_s={deadline_s:g}.{said}" if time.monotonic() > end else ""
@@ -115,9 +115,11 @@ class Keeper:
                 await self._start(place)
             return
         status = self.registry.view(place.number).status
-        if place.job.alive and not (status is not None and status.over):
-            if status is not None and status.state == "serves":
-                place.failures = 0
+        serves = status is not None and status.state == "serves"
+        if serves:
+            place.failures = 0
+        # What serves is kept, also when its scheduler has lost sight of it: the registry notices when it is silent.
+        if serves or (place.job.alive and not (status is not None and status.over)):
             return
         await asyncio.to_thread(place.job.stop)
         place.left = status is not None and status.state == "left"

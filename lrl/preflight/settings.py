@@ -12,7 +12,7 @@ import lightning as L
 from lrl.advantages import GroupMean
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.settings import QUANTIZATIONS
-from lrl.runtime.config_errors import fault, noting
+from lrl.runtime.config_errors import any_noted, fault, noting
 from lrl.strategies.generator_devices import GeneratorDevices
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     assert isinstance(strategy, GeneratorDevices), "the caller has checked it"
     with noting():
         strategy.plan()
-    if strategy.generator_launcher is not None:
+    if strategy.generator_launcher is not None and not any_noted():  # it may take seconds
         with noting():
-            strategy.generator_launcher.check()
+            strategy.generator_launcher.prepare(strategy.gpus_of_each, strategy.server_settings.host)
     strategy.check()
     check_quantization(strategy, policy)
     check_context(strategy, data)

@@ -175,6 +175,11 @@ class GeneratorDevices(GracefulShutdown):
         return max(1, len(self.generator_devices) // self.server_settings.tensor_parallel_size)
 
     @property
+    def gpus_of_each(self) -> int:
+        """GPUs of a generator; 0 on a CPU."""
+        return self.server_settings.tensor_parallel_size if self.root_device.type == "cuda" else 0
+
+    @property
     def shares_device(self) -> bool:
         """Whether a generator has the trainer's device, too."""
         return not self.generator_devices and self.generator_launcher is None
@@ -228,8 +233,7 @@ class GeneratorDevices(GracefulShutdown):
             ServerError: None has joined within `server.start_timeout_s`.
         """
         assert self.fleet is not None and self.registry_server is not None, "made before"
-        devices = [] if self.root_device.type != "cuda" else range(settings.tensor_parallel_size)
-        self._keeper = Keeper.of_run(launcher, self.registry_server, list(devices), folder)
+        self._keeper = Keeper.of_run(launcher, self.registry_server, list(range(self.gpus_of_each)), folder)
         self.fleet.run_in_background(self._keeper.keep_forever())
         where, kind = url_elsewhere(self.registry_server), type(launcher).__name__
         rank_zero_info(f"Waiting until {launcher.generators} generator(s) of {kind} have joined at {where}.")
@@ -250,6 +254,8 @@ class GeneratorDevices(GracefulShutdown):
                 server.close()
                 with best_effort("The end of the run", self._run_folder):
                     remove_run_file(self._run_folder)
+            if self.generator_launcher is not None:
+                self.generator_launcher.close()
 
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the devices do not allow

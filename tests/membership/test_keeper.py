@@ -65,7 +65,7 @@ def launcher() -> ModelLauncher:
 @pytest.fixture
 def keeper(launcher: ModelLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keeper:
     monkeypatch.setattr(keeper_module, "FIRST_BACKOFF_S", 0.0)
-    return Keeper(launcher, Registry(spec_of(generators=0)), ["lrl", "serve", "--join", "url"], {}, tmp_path)
+    return Keeper(launcher, Registry(spec_of(generators=0)), ["serve", "--join", "url"], {}, tmp_path)
 
 
 def test_every_place_gets_a_job_with_a_number_of_its_own(keeper: Keeper, launcher: ModelLauncher) -> None:
@@ -169,7 +169,7 @@ def test_the_token_of_the_run_is_in_no_word_of_a_command(launcher: ModelLauncher
         made.stop()
     words, environment = launcher.started[0]
     assert TOKEN not in " ".join(words) and environment["LRL_TOKEN"] == TOKEN
-    assert words[1:4] == ["serve", "--join", server.location().url] and words[4:6] == ["--devices", "0,1"]
+    assert words[:3] == ["serve", "--join", server.location().url] and words[3:5] == ["--devices", "0,1"]
 
 
 def test_given_generators_are_waited_for_and_nothing_is_started(tmp_path: Path) -> None:

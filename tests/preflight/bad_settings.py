@@ -31,6 +31,14 @@ def launched(named: tuple[str, ...], *words: str, generator_devices: str = "0", 
 SETTINGS: dict[str, Case] = {
     "a port that does not exist": setting("trainer.strategy.join_port", 70000, "between 1 and 65535"),
     "a launcher without srun": launched(("strategy.launcher is Slurm", "no srun on the path"), kind="Slurm"),
+    "a launcher without its cluster": launched(
+        ("strategy.launcher.address is 127.0.0.1:1", "ray start --head", "Connection refused"),
+        *("--trainer.strategy.launcher.address", "127.0.0.1:1"),
+        kind="Ray",
+    ),
+    "a launcher that gives its generators no cores": launched(
+        ("strategy.launcher.cpus is 0", "above 0"), *("--trainer.strategy.launcher.cpus", "0"), kind="Ray"
+    ),
     "a launcher and devices for generators": launched(
         ("strategy.generator_devices is 1", "set generator_devices to 0"),
         *("--trainer.devices", "2"),

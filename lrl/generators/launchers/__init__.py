@@ -6,6 +6,7 @@ Without a launcher the run starts its generators itself (`lrl.generators.server`
 
 from lrl.generators.launchers.base import Job, Launcher
 from lrl.generators.launchers.given import Given
+from lrl.generators.launchers.ray import Ray
 from lrl.generators.launchers.slurm import Slurm
 
-__all__ = ["Given", "Job", "Launcher", "Slurm"]
+__all__ = ["Given", "Job", "Launcher", "Ray", "Slurm"]

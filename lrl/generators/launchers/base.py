@@ -21,7 +21,7 @@ class Job(ABC):
 
     @abstractmethod
     def tail(self) -> str:
-        """Returns the end of what it has printed, for an error."""
+        """Returns the end of what it has printed, or what it waits for; for an error."""
 
 
 class Launcher(ABC):
@@ -36,13 +36,24 @@ class Launcher(ABC):
 
     starts = True
     """Whether it starts something; otherwise whoever does needs the run's token from its user."""
+    gpus = 0
+    """GPUs of each generator."""
 
     def __init__(self, generators: int) -> None:
         at_least(1, "strategy.launcher", generators=generators)
         self.generators = generators
 
-    def check(self) -> None:
-        """Raises ConfigError if it cannot work here; called before anything starts."""
+    def prepare(self, gpus: int, host: str) -> None:
+        """Raises ConfigError if it cannot work here; called before anything starts.
+
+        Args:
+            gpus: GPUs of each generator; 0 for generators on a CPU.
+            host: The address at which the run listens.
+        """
+        self.gpus = gpus
+
+    def close(self) -> None:
+        """Releases what it holds, after all jobs have been stopped. Idempotent."""
         return
 
     @abstractmethod
@@ -51,7 +62,10 @@ class Launcher(ABC):
 
         Args:
             number: The generator's number.
-            words: The command.
+            words: The words after `lrl`.
             environment: Its variables; the run's token is among them, so they may not become words of a command.
             folder: The run's folder, for what the job prints.
+
+        Raises:
+            OSError: It cannot be started now.
         """

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,8 @@ class Slurm(Launcher):
 
     Args:
         generators: How many.
-        options: More words for srun, such as `--gpus=1`, `--partition=gpu`, `--exact`.
+        options: More words for srun, such as `--partition=gpu`, `--exact`. It asks for `server.tensor_parallel_size`
+            GPUs by itself.
 
     Raises:
         ConfigError: There are no generators.
@@ -31,8 +33,9 @@ class Slurm(Launcher):
         super().__init__(generators)
         self.options = options or []
 
-    def check(self) -> None:
-        """See `Launcher.check`."""
+    def prepare(self, gpus: int, host: str) -> None:
+        """See `Launcher.prepare`."""
+        super().prepare(gpus, host)
         if shutil.which("srun") is None:
             raise ConfigError(
                 "strategy.launcher is Slurm, and there is no srun on the path: start the run on a machine of a SLURM "
@@ -42,7 +45,9 @@ class Slurm(Launcher):
     def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
         """See `Launcher.start`."""
         own = ["--nodes=1", "--ntasks=1", f"--job-name=lrl-generator-{number}", "--export=ALL", "--unbuffered"]
-        return _Step(["srun", *own, *self.options, *words], environment, folder / f"srun-{number}.log")
+        own += [f"--gpus={self.gpus}"] if self.gpus else []
+        program = str(Path(sys.executable).with_name("lrl"))
+        return _Step(["srun", *own, *self.options, program, *words], environment, folder / f"srun-{number}.log")
 
 
 class _Step(Job):

@@ -1,0 +1,194 @@
+"""The Ray driver of a run's generators: a program of its own beside the trainer.
+
+Ray ends the process of a driver when the head of its cluster is gone for a minute, and takes SIGTERM from it. Neither
+may happen to a trainer. So this program, and not the trainer, knows Ray; it ends with its standard input.
+
+    trainer  -- {"start": 3, "words": [...], "variables": {...}} or {"stop": 3} -->  driver  -->  a task on some node
+    trainer  <-- {"nodes": 2}, {"waits": "..."} or {"ended": 3, "said": "..."} ----  driver
+
+Imports nothing of lrl: it starts in the time that Ray needs, and what runs in the cluster is sent along (by value),
+so the nodes need lrl's package and nothing of this file.
+"""
+
+import argparse
+import json
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+POLL_S = 0.2
+END_S = 20.0
+"""Seconds that a task has to end after each request."""
+
+
+def serve(words: Sequence[str], variables: dict[str, str]) -> str:
+    """Runs `lrl` with these words on a node; returns what it has printed last.
+
+    It ends with the task's process, whatever ends that: the kernel kills it, and its own supervisor then ends vLLM.
+    Behind a lost raylet Ray kills the children of its tasks, but nothing below them: a supervisor in this place was
+    killed, and the generator served on.
+    """
+    import os
+    import subprocess
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    program = Path(sys.executable).with_name("lrl")
+    if not program.exists():
+        return f"there is no lrl beside {sys.executable} on node {os.uname().nodename}: install it there"
+    begin = "import os, sys; from lrl.runtime.parent_death import die_with; die_with(int(sys.argv[1]))"
+    begin += "; os.execv(sys.argv[2], sys.argv[2:])"
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", begin, str(os.getpid()), str(program), *words],
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            process.wait()
+        finally:  # Ray cancels a task by an exception
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        output.seek(0)
+        lines = output.read().decode(errors="replace").splitlines()[-20:]
+    return "\n".join([f"on node {os.uname().nodename}:", *lines])
+
+
+class Driver:
+    """The tasks, one in each bundle of a placement group."""
+
+    def __init__(self, bundles: list[dict[str, float]], strategy: str) -> None:
+        self.bundles, self.strategy = bundles, strategy
+        self.group: PlacementGroup = placement_group(bundles, strategy=strategy)
+        self._tasks: dict[int, tuple[int, Any]] = {}  # number -> bundle and its future
+        self._ends: dict[int, float] = {}  # of those to stop: when it is forced
+        self._waits = ""
+
+    def obey(self, order: dict[str, Any]) -> None:
+        """Starts or stops a task."""
+        if "start" in order:
+            used = {bundle for bundle, _ in self._tasks.values()}
+            bundle = next(each for each in range(len(self.bundles)) if each not in used)
+            self._tasks[order["start"]] = (bundle, self._start(bundle, order))
+        elif (number := order["stop"]) in self._tasks:
+            ray.cancel(self._tasks[number][1])
+            self._ends.setdefault(number, time.monotonic() + END_S)
+
+    def look(self) -> None:
+        """Reports tasks that have ended and what the others wait for."""
+        for number, (_, future) in list(self._tasks.items()):
+            if ray.wait([future], timeout=0)[0]:
+                self._ended(number, said(future))
+            elif time.monotonic() > self._ends.get(number, float("inf")) + END_S:
+                self._ended(number, "Ray has not ended it; its node does not answer")
+            elif time.monotonic() > self._ends.get(number, float("inf")):
+                ray.cancel(future, force=True)
+        if (waits := self._what_is_missing()) != self._waits:
+            self._waits = waits
+            report(waits=waits)
+
+    def close(self) -> None:
+        """Ends all tasks."""
+        for number in self._tasks:
+            self.obey({"stop": number})
+        while self._tasks:
+            self.look()
+            time.sleep(POLL_S)
+        remove_placement_group(self.group)
+
+    def _start(self, bundle: int, order: dict[str, Any]) -> Any:
+        asked = dict(self.bundles[bundle])
+        task = ray.remote(serve).options(
+            name=f"lrl-generator-{order['start']}",
+            num_cpus=asked.pop("CPU", 0),
+            num_gpus=asked.pop("GPU", 0),
+            resources=asked,
+            max_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle),
+        )
+        return task.remote(order["words"], order["variables"])
+
+    def _ended(self, number: int, text: str) -> None:
+        del self._tasks[number]
+        self._ends.pop(number, None)
+        report(ended=number, said=text)
+
+    def _what_is_missing(self) -> str:
+        """Returns why the placement group does not exist; empty if it does."""
+        state = placement_group_table(self.group)["state"]
+        if state == "CREATED":
+            return ""
+        nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
+        asked = f"{len(self.bundles)} times {named(self.bundles[0])}, {self.strategy}"
+        return f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others use."
+
+
+def named(resources: dict[str, float]) -> str:
+    """Returns resources in words, without those that Ray makes up for a node itself."""
+    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if ":" not in name)
+
+
+def said(future: Any) -> str:
+    """Returns what a task has printed, or why it has ended."""
+    try:
+        return str(ray.get(future))
+    except (ray.exceptions.RayError, KeyboardInterrupt) as error:
+        return f"Ray: {error}"
+
+
+def report(**what: Any) -> None:
+    """Writes a line for the trainer."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def read_orders(orders: "queue.Queue[dict[str, Any] | None]") -> None:
+    """Puts each order into the queue, and None at the end."""
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    orders.put(None)
+
+
+def main() -> None:
+    """Runs the program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", required=True, help="of the cluster, or auto")
+    parser.add_argument("--bundles", required=True, type=json.loads, help="resources of each generator, in JSON")
+    parser.add_argument("--strategy", required=True, help="of the placement group")
+    arguments = parser.parse_args()
+    orders: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    threading.Thread(target=read_orders, args=(orders,), daemon=True).start()
+    try:
+        ray.init(address=arguments.address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise SystemExit(str(error)) from None
+    report(nodes=sum(node["Alive"] for node in ray.nodes()))
+    driver = Driver(arguments.bundles, arguments.strategy)
+    while True:
+        try:
+            if (order := orders.get(timeout=POLL_S)) is None:
+                break
+            driver.obey(order)
+        except queue.Empty:
+            driver.look()
+    driver.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A real Ray cluster: its head is here, its other nodes are in another network namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.leftovers import MARK, living, wait_for
+from tests.network_namespace import HERE, THERE, network_namespace
+
+PORT = 6391
+ADDRESS = f"{HERE}:{PORT}"
+START_S = 300.0
+
+
+class RayNode:
+    """The processes of `ray start --block` on one node, and whatever its tasks start."""
+
+    def __init__(self, prefix: Sequence[str], words: Sequence[str], log: Path) -> None:
+        self.mark, self.log = uuid.uuid4().hex, log
+        ray = str(Path(sys.executable).with_name("ray"))
+        common = ["--num-cpus", "1", "--object-store-memory", "80000000", "--disable-usage-stats", "--block"]
+        # Ray gives its workers a nice value of 15: a generator would get nothing of a busy machine.
+        environment = os.environ | {MARK: self.mark, "RAY_worker_niceness": "0"}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*prefix, ray, "start", *words, *common], stdout=output, stderr=output, env=environment, cwd=log.parent
+            )
+
+    def wait_started(self) -> None:
+        """Waits until it belongs to the cluster."""
+
+        def started() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return "Ray runtime started" in self.log.read_text()
+
+        wait_for(started, START_S, "a node of Ray")
+
+    def processes(self, named: str = "") -> list[psutil.Process]:
+        """Returns its living processes whose command has this word."""
+        found = []
+        for process in living(self.mark):
+            with contextlib.suppress(psutil.Error):
+                if named in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def kill(self, named: str = "") -> None:
+        """Kills those processes."""
+        for process in self.processes(named):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def close(self) -> None:
+        """Kills all of its processes."""
+        self.kill()
+        self.process.wait(60)
+
+
+class RayCluster:
+    """A head here and, in another namespace, nodes with the resource `there`.
+
+    Args:
+        namespace: The name of that namespace.
+        folder: For Ray's files; short, since Ray's sockets are in it.
+    """
+
+    def __init__(self, namespace: str, folder: Path) -> None:
+        self.namespace, self.folder = namespace, folder
+        own = ["--head", "--node-ip-address", HERE, "--port", str(PORT), "--include-dashboard", "false"]
+        self.nodes = [RayNode([], [*own, "--temp-dir", str(folder)], folder / "head.log")]
+        self.nodes[0].wait_started()
+
+    def add_node(self) -> RayNode:
+        """Starts one in the other namespace."""
+        words = ["--address", ADDRESS, "--node-ip-address", THERE, "--resources", '{"there": 1}']
+        prefix = ["ip", "netns", "exec", self.namespace]
+        self.nodes.append(RayNode(prefix, words, self.folder / f"node-{len(self.nodes)}.log"))
+        self.nodes[-1].wait_started()
+        return self.nodes[-1]
+
+
+@contextmanager
+def ray_cluster() -> Iterator[RayCluster]:
+    """Yields one with its head alone."""
+    with network_namespace() as name, tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        cluster = RayCluster(name, Path(folder))
+        try:
+            yield cluster
+        finally:
+            for node in cluster.nodes:
+                node.close()

@@ -26,6 +26,14 @@ def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> No
         time.sleep(0.05)
 
 
+def wait_for_none(left: Callable[[], Iterable[object]], timeout_s: float, what: str) -> None:
+    """Waits until `left` returns nothing; else fails with what it returned last."""
+    deadline = time.monotonic() + timeout_s
+    while found := list(left()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for the end of {what}: {found}"
+        time.sleep(0.05)
+
+
 def living(mark: str) -> list[psutil.Process]:
     """The processes that carry the mark in their environment: whatever was started, and by whom."""
     found = []
@@ -74,7 +82,7 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("TMPDIR", scratch)
     before = set(os.listdir(SHM))
     yield mark
-    wait_for(lambda: not living(mark), 60.0, "the end of all processes")
-    wait_for(lambda: not left_in_shared_memory(before), 60.0, "the removal of its files in shared memory")
-    wait_for(lambda: not os.listdir(scratch), 60.0, f"an empty temporary folder, not {os.listdir(scratch)}")
+    wait_for_none(lambda: living(mark), 60.0, "its processes")
+    wait_for_none(lambda: left_in_shared_memory(before), 60.0, "its files in shared memory")
+    wait_for_none(lambda: os.listdir(scratch), 60.0, "its temporary files")
     os.rmdir(scratch)

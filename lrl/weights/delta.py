@@ -35,12 +35,12 @@ class DamagedDelta(ValueError):
 
 
 def write_delta(old: Path, new: Path, file: Path, interrupted: Callable[[], None] = lambda: None) -> bool:
-    """Writes what turns `old` into `new`; returns False, and leaves no file, if that is not worth it.
+    """Writes what turns `old` into `new`; returns False, with a part of it written, if that is not worth it.
 
     Args:
         old: The older file.
         new: The newer one.
-        file: Where the delta is written.
+        file: Where the delta is written; the caller removes it.
         interrupted: Called for each piece; raises to end the work.
 
     Raises:
@@ -58,11 +58,7 @@ def write_delta(old: Path, new: Path, file: Path, interrupted: Callable[[], None
                 interrupted()
                 out.write(LENGTH.pack(len(piece)) + piece)
                 if number >= min(SURE, len(starts)) and out.tell() > MOST * min(len(after), number * PIECE):
-                    file.unlink()
                     return False
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return True

@@ -13,19 +13,18 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
 from lrl.generators.endpoint import Endpoint, Location, is_loopback, own_address_towards
 from lrl.generators.generator import Generator
-from lrl.weights import staged_file
+from lrl.weights.checksum import checksum
 from lrl.weights.control import Control, Weights
 from lrl.weights.delta import MOST, write_delta
 from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport, RemoteFile
 from lrl.weights.file_server import FileServer
 from lrl.weights.places import Places, is_here
-from lrl.weights.staged_file import stage_file, too_little_room
+from lrl.weights.staged_file import SHARED_MEMORY, UnnamedFile, stage_unnamed, too_little_room
 from lrl.weights.transport import Transport
 from lrl.weights.wire import Described, described, formatted
 
@@ -37,10 +36,15 @@ PATIENCE = 0.25
 
 @dataclass(frozen=True)
 class Staged:
-    """A version in the trainer's shared memory."""
+    """A version, or a difference of two, in the trainer's memory."""
 
-    path: Path
+    file: UnnamedFile
     remote: RemoteFile
+
+    @classmethod
+    def of(cls, file: UnnamedFile, name: str, value: int) -> "Staged":
+        """Returns one under a name that no other content has; `value` is the checksum."""
+        return cls(file, RemoteFile(f"{name}-{value:08x}", file.path.stat().st_size, value))
 
 
 class Pull(Transport):
@@ -64,9 +68,9 @@ class Pull(Transport):
 
     @classmethod
     def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
-        """A file for each pool and each generator; in a sync each has two files and a delta, one pool at a time."""
-        needed = int(((pools + 1 + MOST) + generators * (2 + MOST)) * weight_bytes)
-        return too_little_room(cls.backend, needed, shutil.disk_usage(staged_file.SHARED_MEMORY).free)
+        """Two files and a delta for each generator that is here; the trainer's own are in no folder."""
+        needed = int(generators * (2 + MOST) * weight_bytes)
+        return too_little_room(cls.backend, needed, shutil.disk_usage(SHARED_MEMORY).free)
 
     def __init__(self) -> None:
         self._name = ""
@@ -94,11 +98,16 @@ class Pull(Transport):
         """Writes the weights as the generators compute with them; keeps the version before for the delta."""
         self._tensors = self._tensors or described(weights, self._dtype)
         self._number += 1
-        path = staged_file.SHARED_MEMORY / f"lrl-{self._name}-{self._number}.safetensors"
-        found = stage_file(self._tensors, formatted(weights, self._dtype), path)
-        staged = Staged(path, _remote(f"{self._name}-{self._number}", path, found))
+        name = f"{self._name}-{self._number}"
+        file = UnnamedFile(name)
+        try:
+            found = stage_unnamed(self._tensors, formatted(weights, self._dtype), file)
+        except BaseException:
+            file.close()
+            raise
+        staged = Staged.of(file, name, found)
         if self._staged is not None and _same(staged, self._staged):  # another attempt at one version
-            staged.path.unlink()
+            file.close()
             return
         _remove(self._older, self._delta)
         self._older, self._staged, self._delta, self._fetched = self._staged, staged, None, {}
@@ -108,7 +117,7 @@ class Pull(Transport):
         assert self._server is not None and self._staged is not None, "connected and staged before"
         if self._older is not None:
             self._make_delta(self._older, self._staged, control.interrupted or (lambda: None))
-        self._server.files = {one.remote.name: one.path for one in (self._staged, self._delta) if one is not None}
+        self._server.files = {one.remote.name: one.file.path for one in (self._staged, self._delta) if one is not None}
         places, deadline_s = Places(PATIENCE * control.deadline_s), control.deadline_s
         control.each(FETCH, lambda generator: self._have_fetched(generator, places, deadline_s))
 
@@ -130,17 +139,19 @@ class Pull(Transport):
 
     def _make_delta(self, older: Staged, newer: Staged, interrupted: Callable[[], None]) -> None:
         """Makes the difference of two versions, if it is worth it, and removes the older one."""
-        path = newer.path.with_suffix(".delta")
-        started = time.monotonic()
+        file, started = UnnamedFile(f"{newer.remote.name}-delta"), time.monotonic()
         try:
-            if write_delta(older.path, newer.path, path, interrupted):
-                found = staged_file.checksum(path)
-                self._delta = Staged(path, _remote(f"{newer.remote.name}-delta", path, found))
+            if write_delta(older.file.path, newer.file.path, file.path, interrupted):
+                found = checksum(file.path)
+                self._delta = Staged.of(file, f"{newer.remote.name}-delta", found)
                 self._base = older.remote.name
-                share, seconds = path.stat().st_size / newer.remote.size, time.monotonic() - started
+                share, seconds = self._delta.remote.size / newer.remote.size, time.monotonic() - started
                 log.info("The difference of two versions is %.1f %% of one; %.1f s to make.", 100 * share, seconds)
         except OSError as error:
             log.warning("There is no difference of two versions to fetch, and all fetch the whole: %s", error)
+        finally:
+            if self._delta is None:
+                file.close()
         _remove(older)
         self._older = None
 
@@ -170,10 +181,6 @@ class Pull(Transport):
         return self._endpoint.location(self._server.port, seen)
 
 
-def _remote(name: str, path: Path, checksum: int) -> RemoteFile:
-    return RemoteFile(f"{name}-{checksum:08x}", path.stat().st_size, checksum)
-
-
 def _same(one: Staged, other: Staged) -> bool:
     return (one.remote.size, one.remote.checksum) == (other.remote.size, other.remote.checksum)
 
@@ -181,4 +188,4 @@ def _same(one: Staged, other: Staged) -> bool:
 def _remove(*staged: Staged | None) -> None:
     for one in staged:
         if one is not None:
-            one.path.unlink(missing_ok=True)
+            one.file.close()

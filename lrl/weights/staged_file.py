@@ -1,5 +1,8 @@
 """The file in which a trainer stages a version of its weights: safetensors, written one tensor at a time.
 
+For other processes of the machine it has a name in shared memory (`stage_file`). What the trainer serves itself needs
+none (`UnnamedFile`).
+
 The library's own writer wants all tensors at once, which would be a second copy of the policy on rank 0.
 """
 
@@ -9,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -23,6 +27,24 @@ FORMATS = {
     **{torch.uint8: "U8", torch.bool: "BOOL"},
 }
 """The names of number formats in a safetensors header."""
+
+
+class UnnamedFile:
+    """A file in memory that only this process has; the kernel frees it with the process, whatever ends that.
+
+    A trainer whose generators are all on other machines has no supervisor here that would remove files of a name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._descriptor = os.memfd_create(name)
+        self.path = Path(f"/proc/self/fd/{self._descriptor}")
+        """Where this process opens it."""
+
+    def close(self) -> None:
+        """Frees it, when no transfer reads it any more. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def stage_file(described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: Path) -> int:
@@ -52,6 +74,20 @@ def stage_file(described: Sequence[Described], tensors: Iterable[tuple[str, Tens
         draft.unlink(missing_ok=True)
         raise
     return found
+
+
+def stage_unnamed(described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: UnnamedFile) -> int:
+    """Writes weights as safetensors into `file`; returns the checksum. See `stage_file`.
+
+    Raises:
+        OSError: There is no memory for them.
+    """
+    head = header(described)
+    needed, free = len(head) + sum(one.nbytes for one in described), psutil.virtual_memory().available
+    if needed > free:
+        raise OSError(f"the weights take {needed / 2**30:.2f} GiB of memory, and {free / 2**30:.2f} GiB are free.")
+    _write(head, described, tensors, file.path)
+    return checksum(file.path)
 
 
 def _write(head: bytes, described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], draft: Path) -> None:

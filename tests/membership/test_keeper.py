@@ -92,6 +92,19 @@ def test_the_job_of_a_generator_that_the_run_gave_up_is_ended_and_replaced(
     assert launcher.jobs[0].stops == 1 and sorted(launcher.jobs) == [0, 1, 2]
 
 
+def test_a_generator_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
+    keeper: Keeper, launcher: ModelLauncher
+) -> None:
+    keep(keeper)
+    keeper.registry.set_status(0, MemberStatus("serves", 3))
+    launcher.jobs[0].alive = False
+    keep(keeper, looks=3)
+    assert sorted(launcher.jobs) == [0, 1] and launcher.jobs[0].stops == 0
+    keeper.registry.set_status(0, MemberStatus("lost", why="it is silent"))
+    keep(keeper, looks=2)
+    assert sorted(launcher.jobs) == [0, 1, 2]
+
+
 def test_a_generator_that_was_asked_to_leave_is_not_replaced(keeper: Keeper, launcher: ModelLauncher) -> None:
     keep(keeper)
     keeper.registry.set_status(0, MemberStatus("left", 3))

@@ -16,7 +16,6 @@ import pytest
 from lrl.generators.endpoint import Endpoint, Location
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
-from lrl.weights import staged_file
 from tests.certificates import openssl
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.weights.fetching_generators import TOKEN, fetching_generators
@@ -52,11 +51,9 @@ def far(url: str, settings: ServerSettings, location: Location) -> Generator:
 
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_generator_on_another_machine_fetches_whole_and_delta(
-    tls: bool, namespace: str, certificate: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tls: bool, namespace: str, certificate: tuple[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "trainer").mkdir()
     (tmp_path / "far").mkdir()
-    monkeypatch.setattr(staged_file, "SHARED_MEMORY", tmp_path / "trainer")
     words = [sys.executable, "-m", "tests.weights.far_generator", str(tmp_path / "far"), THERE, *certificate[: 2 * tls]]
     settings = ServerSettings(
         dtype="bfloat16",

@@ -36,7 +36,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 MpiDefault=none
-KillWait=2
+KillWait=20
 NodeName=far NodeAddr={there} CPUs={cores} State=UNKNOWN
 PartitionName=main Nodes=far Default=YES MaxTime=INFINITE State=UP
 """

@@ -146,7 +146,7 @@ def why_no_recipe(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster,
     """Returns why none of the plans can be a recipe; empty if one can."""
     if asked.generators is not None:
         flag = f"--generators {asked.generators}"
-        return f"lrl can run none of these plans today: it works on one node. Leave out {flag}."
+        return f"{flag}: lrl writes no recipe for two clusters, and has run none. Leave it out for one."
     return "" if today else why_none(layouts, cluster, asked.max_lag)
 
 
@@ -164,9 +164,9 @@ def search(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster) -> Ite
 
 def today_first(today: Sequence[Plan], later: Sequence[Plan], most: int) -> list[Plan]:
     """Returns the best `most` plans: first plans that lrl can run, then others, which have two places of five."""
-    able = best(today, most - (2 * most // 5 if later else 0)) if today else []
-    places = most - len(able)
-    return able + (best(later, places) if later and places else [])
+    able, others = (best(plans, most) if plans else [] for plans in (today, later))
+    kept = max(most - len(others), most - 2 * most // 5)
+    return (able[:kept] + others)[:most]
 
 
 def simulate(plans: Sequence[Plan], workload: Workload, console: Console) -> None:

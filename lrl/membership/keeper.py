@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
+OWN_END_S = 20.0
+"""Seconds that a job has to end by itself when the run has told its generator. A scheduler's way is a SIGKILL to all
+processes at once, its supervisor too, which would have removed what lies in shared memory."""
 ATTEMPTS = 3
 """Jobs of each place that may fail before a run gives up at its start."""
 
@@ -104,10 +107,15 @@ class Keeper:
         return f"within server.start_timeout_s={deadline_s:g}.{said}" if time.monotonic() > end else ""
 
     def stop(self) -> None:
-        """Ends all jobs."""
-        for place in self._places:
-            if place.job is not None:
-                place.job.stop()
+        """Ends all jobs; the run has told its generators that it is over."""
+        self._end([place.job for place in self._places if place.job is not None])
+
+    def _end(self, jobs: Sequence[Job]) -> None:
+        deadline = time.monotonic() + (OWN_END_S if self.launcher.starts else 0.0)
+        while any(job.alive for job in jobs) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for job in jobs:
+            job.stop()
 
     async def _look_after(self, place: _Place) -> None:
         if place.job is None:
@@ -121,7 +129,7 @@ class Keeper:
         # What serves is kept, also when its scheduler has lost sight of it: the registry notices when it is silent.
         if serves or (place.job.alive and not (status is not None and status.over)):
             return
-        await asyncio.to_thread(place.job.stop)
+        await asyncio.to_thread(self._end, [place.job])
         place.left = status is not None and status.state == "left"
         if not place.left:
             why = status.why if status is not None else "its process has ended"

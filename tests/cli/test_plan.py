@@ -49,7 +49,7 @@ def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
     steps = [
         float(word) for word in printed.split("step (s)")[1].split("responses a second")[0].split("│") if word.strip()
     ]
-    assert len(steps) == 4 and steps[0] <= min(steps) * 1.01, "three that run today, and both sides in turn"
+    assert len(steps) == 5 and steps[0] <= min(steps) * 1.01, "four that run today, and both sides in turn"
     for said in ("nothing here was measured", " binds: ", "price of a step", "8 in turn", "LlamaRL's two problems"):
         assert said in printed
 
@@ -135,7 +135,7 @@ def test_a_plan_that_lrl_cannot_run_is_printed_and_not_written(
 def test_plans_of_today_come_first_and_the_first_becomes_the_recipe(
     qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two nodes and float8 are forecasts; the fastest plan for one of the nodes comes first."""
+    """Float8 is a forecast; the fastest plan with a node for each side comes first."""
     out = tmp_path / "planned.yaml"
     cluster = ["--cluster", "16xH100", "--precision", "fp8"]
     assert main(["plan", "--model", qwen, *cluster, *SMALL, "--out", str(out)]) == 0
@@ -147,7 +147,11 @@ def test_plans_of_today_come_first_and_the_first_becomes_the_recipe(
     whole = row(printed, "  state spread over")[0] == "1"
     assert int(trainers) > 1
     assert recipe["trainer"]["strategy"]["class_path"] == ("lrl.AsyncDDP" if whole else "lrl.AsyncFSDP")
-    assert recipe["trainer"]["devices"] == int(trainers) + int(writers) == 8
+    init_args = recipe["trainer"]["strategy"]["init_args"]
+    assert (recipe["trainer"]["num_nodes"], recipe["trainer"]["devices"], int(trainers), int(writers)) == (1, 8, 8, 8)
+    assert init_args["generator_devices"] == 0 and init_args["server"]["host"] == "0.0.0.0"
+    generators = int(row(printed, "generators")[0].split(",")[0])
+    assert init_args["launcher"]["init_args"] == {"generators": generators} and "docs/cluster.md" in out.read_text()
     assert f"lrl runs today, {row(printed, 'step (s)')[0]} s a step" in printed
 
 
@@ -182,8 +186,10 @@ def test_no_word_of_the_table_is_cut(width: int | None, tmp_path: Path) -> None:
     rows = [line for line in printed.splitlines() if line.startswith("│")]
     names = {line.split("│")[1].strip() for line in rows}
     assert {"today's lrl", "responses at once", "state spread over", "GB a device", "price of a step"} <= names
-    assert "…" not in printed and "" not in names and {len(line) for line in rows} <= set(range(width or 999))
-    assert printed.count("runs it") == 3 and printed.count("cannot yet") == 2 + 2
+    assert "…" not in printed and "" not in names and max(map(len, rows)) <= (width or 999)
+    assert printed.count("runs it") == 4 and printed.count("cannot yet") == 1 + 2, (
+        "all but taking turns, on one cluster"
+    )
 
 
 def test_a_table_wider_than_the_terminal_loses_nothing() -> None:

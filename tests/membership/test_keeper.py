@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +66,7 @@ def launcher() -> ModelLauncher:
 @pytest.fixture
 def keeper(launcher: ModelLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keeper:
     monkeypatch.setattr(keeper_module, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(keeper_module, "OWN_END_S", 0.0)
     return Keeper(launcher, Registry(spec_of(generators=0)), ["serve", "--join", "url"], {}, tmp_path)
 
 
@@ -139,6 +141,18 @@ def test_a_generator_that_served_is_replaced_as_fast_as_at_first(keeper: Keeper,
     keeper.registry.set_status(2, MemberStatus("serves", 1))
     keep(keeper)
     assert keeper._places[0].failures == 0
+
+
+def test_a_job_that_ends_by_itself_is_not_forced(
+    keeper: Keeper, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "OWN_END_S", 600.0)
+    keep(keeper)
+    ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.jobs.values()]
+    for end in ends:
+        end.start()
+    keeper.stop()
+    assert not any(end.is_alive() for end in ends), "it has waited for them"
 
 
 def test_all_jobs_end_with_the_run(keeper: Keeper, launcher: ModelLauncher) -> None:

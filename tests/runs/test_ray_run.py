@@ -92,6 +92,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     assert trainer.callback_metrics["fleet/joined"] == 2
     left = [process.cmdline() for process in living(strategy.run_id)]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
+    assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
 
 
 def test_a_task_of_ray_ends_with_a_trainer_that_is_killed(cluster: RayCluster, tmp_path: Path) -> None:

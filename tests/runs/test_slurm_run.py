@@ -53,6 +53,7 @@ def test_a_run_whose_job_slurm_has_cancelled_goes_on_with_another_job_and_leaves
         trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
         left = [process.cmdline() for process in living(strategy.run_id)]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
+    assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert strategy.transport is not None and strategy.transport.backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2

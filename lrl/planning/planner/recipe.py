@@ -13,6 +13,10 @@ from lrl.planning.planner.devices import Cluster
 from lrl.planning.planner.search import Plan
 from lrl.planning.planner.workload import Workload
 
+SEVERAL_NODES = """\
+# Several nodes: docs/cluster.md says how to start it. The generators are tasks of Ray; SLURM may start them, too.
+# They are reached in plain HTTP (insecure), which a network of your own allows; else give tls_cert and tls_key.
+"""
 THROUGHPUT, TIMELINE = "lrl.callbacks.Throughput", "lrl.callbacks.Timeline"
 
 
@@ -40,6 +44,8 @@ def write_recipe(
         f"# Planned by lrl for {cluster}: {plan.step_s:.3g} s a step forecast, nothing measured.\n"
         f"# Data, rewards and callbacks are from {base.name}.\n"
     )
+    if plan.devices > cluster.devices_per_node:
+        head += SEVERAL_NODES
     path.write_text(head + yaml.safe_dump(recipe, sort_keys=False))
 
 
@@ -60,10 +66,17 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     server = {"dtype": "bfloat16", "max_num_seqs": generation.writing.slots, "tensor_parallel_size": tp}
     if plan.placement == "shared":
         server["gpu_memory_utilization"] = round(generation.memory / cluster.device.memory, 2)
-    kept = 0 if plan.placement == "shared" else generation.generators * tp
+    nodes, elsewhere = cluster.nodes_of(training.devices), plan.devices > cluster.devices_per_node
+    kept = 0 if plan.placement == "shared" or elsewhere else generation.generators * tp
     whole = "AsyncSingleDevice" if training.devices == 1 else "AsyncDDP"
     name = whole if training.costs.shards == 1 else "AsyncFSDP"
-    strategy = {"class_path": f"lrl.{name}", "init_args": {"generator_devices": kept, "server": server}}
+    strategy: dict[str, Any] = {"generator_devices": kept, "server": server}
+    if elsewhere:
+        server |= {"host": "0.0.0.0", "insecure": True}
+        launcher = {"class_path": "lrl.generators.launchers.Ray", "init_args": {"generators": generation.generators}}
+        strategy["launcher"] = launcher
+    if training.costs.tp > 1:
+        strategy["tensor_parallel_size"] = training.costs.tp
     return {
         "model": {"init_args": {"dtype": "float32", "gradient_checkpointing": True}},
         "data": {
@@ -78,9 +91,10 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
         },
         "trainer": {
             "accelerator": "gpu",
-            "devices": training.devices + kept,
+            "num_nodes": nodes,
+            "devices": training.devices // nodes + kept,
             "precision": "bf16-mixed",
-            "strategy": strategy,
+            "strategy": {"class_path": f"lrl.{name}", "init_args": strategy},
         },
     }
 

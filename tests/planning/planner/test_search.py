@@ -90,20 +90,26 @@ def test_of_two_clusters_the_slower_side_uses_all_devices_and_the_other_fewer() 
     assert slow_link is not None and slow_link.sync_s == pytest.approx(2 * QWEN.shape.parameters / 1e9)
 
 
-def test_plans_of_today_train_in_one_node_with_whole_policies_or_shards_on_all_its_trainers() -> None:
+def test_plans_of_today_share_a_node_or_have_whole_nodes_on_each_side() -> None:
     two_nodes = parse_cluster("16xH100")
     plans = list(plans_today(Layouts(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2))
-    assert {plan.devices for plan in plans} == {8} and {plan.training.devices for plan in plans} == set(range(1, 8))
+    assert {plan.devices for plan in plans} == {8, 16}
+    assert {plan.training.devices for plan in plans if plan.devices == 8} == set(range(1, 8))
+    assert {plan.training.devices for plan in plans if plan.devices == 16} == {8}
     state = 16 * QWEN.shape.parameters
     for plan in plans:
-        assert runs_today(plan, two_nodes) and plan.training.costs.tp == 1
+        assert runs_today(plan, two_nodes)
         assert plan.training.costs.shards in (1, plan.training.devices)
         assert plan.training.memory > state / plan.training.costs.shards and plan.generation.costs.precision == "bf16"
     sharded = [plan for plan in plans if plan.training.costs.shards > 1]
-    assert {plan.training.devices for plan in sharded} == set(range(2, 8))
-    divided = next(one for one in LLAMA.trainings(EIGHT, 4) if one.costs.tp == 2)
+    assert {plan.training.devices for plan in sharded} == set(range(2, 9))
+
+
+@pytest.mark.parametrize(("tp", "runs"), [(1, True), (2, True), (4, False)])
+def test_of_tensor_parallelism_lrl_runs_two_groups_or_more(tp: int, runs: bool) -> None:
+    training = next(one for one in LLAMA.trainings(EIGHT, 4) if one.costs.tp == tp)
     generation = LLAMA.generation(EIGHT, 4, 1)
-    assert generation is not None and not runs_today(split(divided, generation, 1), EIGHT)
+    assert generation is not None and runs_today(split(training, generation, 1), EIGHT) is runs
 
 
 def test_without_a_plan_of_today_the_nearest_cluster_is_named() -> None:

@@ -58,6 +58,12 @@ def keep(keeper: Keeper, looks: int = 1) -> None:
     asyncio.run(scene())
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of a job does not end by itself."""
+    monkeypatch.setattr(keeper_module, "OWN_END_S", 0.0)
+
+
 @pytest.fixture
 def launcher() -> ModelLauncher:
     return ModelLauncher(2)
@@ -66,7 +72,6 @@ def launcher() -> ModelLauncher:
 @pytest.fixture
 def keeper(launcher: ModelLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keeper:
     monkeypatch.setattr(keeper_module, "FIRST_BACKOFF_S", 0.0)
-    monkeypatch.setattr(keeper_module, "OWN_END_S", 0.0)
     return Keeper(launcher, Registry(spec_of(generators=0)), ["serve", "--join", "url"], {}, tmp_path)
 
 

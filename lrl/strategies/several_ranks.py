@@ -5,12 +5,15 @@ Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the ot
 After an error rank 0 calls no collective and kills the ranks that it has started. Before the ranks have met there is no
 connection whose end they could notice. Until then the kernel ends a rank together with the rank 0 that has started it,
 and the first signal ends any rank at once: there is nothing to save, and no Python handler runs while it waits.
+
+Ranks of several machines meet twice: at their start, before anything costs time, in a roll call that says who is
+missing and why (`lrl.runtime.roll_call`); and when rank 0 has made its checks, in the process group.
 """
 
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,16 +22,23 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
+from lrl.runtime.config_errors import above
 from lrl.runtime.keepalive import close_silent_connections
 from lrl.runtime.parent_death import die_with, live_on
 from lrl.runtime.ranks import Ranks, explain_rank_loss
+from lrl.runtime.roll_call import RollCall
 from lrl.strategies.generator_devices import GeneratorDevices
 
 T = TypeVar("T")
 
 MEETING = timedelta(minutes=30)
-"""Longest wait for all ranks to connect; until then the failure of another rank cannot be seen."""
+"""Longest wait for the process group, rank 0's checks included; on one machine another rank's failure is not seen until
+then."""
+
+CONNECTING = timedelta(minutes=5)
+"""Longest wait for the process group of several machines, whose ranks are all there and can connect."""
 
 RANK_TIMEOUT = timedelta(hours=6)
 """Longest wait of one rank for another that hangs; rank 0's waits for responses have deadlines of their own. An ended
@@ -45,20 +55,50 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
 
     Args:
         timeout: Longest wait of one rank for another, once all have met.
+        meeting_timeout_s: Longest wait at the start for the ranks of the other nodes, in seconds.
         **kwargs: See `GeneratorDevices`, and the base strategy's own.
     """
 
     num_nodes: int
     _timeout: timedelta | None
 
-    def __init__(self, timeout: timedelta | None = RANK_TIMEOUT, **kwargs: Any) -> None:
+    def __init__(
+        self, timeout: timedelta | None = RANK_TIMEOUT, meeting_timeout_s: float = 600.0, **kwargs: Any
+    ) -> None:
         if rank_0 := os.environ.pop(STARTED_BY, None):  # removed: the children of this rank must not inherit it
             die_with(int(rank_0))
         super().__init__(timeout=timeout, **kwargs)
+        above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
+        self.meeting_timeout_s = meeting_timeout_s
+        self._roll_call: RollCall | None = None
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"
-        self._launcher = Launcher(self.cluster_environment, len(self.parallel_devices or ()), self.num_nodes)
+        processes = len(self.parallel_devices or ())
+        self._launcher = Launcher(self.cluster_environment, processes, self.num_nodes, roll_call=self.roll_call)
+
+    @contextmanager
+    def roll_call(self) -> Iterator[None]:
+        """Has the ranks of several machines meet; one that fails before they have a process group ends them all.
+
+        Raises:
+            ConfigError: The network of this machine is set wrongly; see `RollCall.meet`.
+            MeetingError: Not all came within `meeting_timeout_s`, or one of them failed.
+        """
+        if self.num_nodes == 1 or dist.is_initialized():
+            yield
+            return
+        cluster: Any = self.cluster_environment
+        self.set_world_ranks()  # type: ignore[attr-defined]
+        of_node = len(self.parallel_devices or ())
+        with RollCall(
+            *(cluster.main_address, cluster.main_port, self.global_rank, of_node * self.num_nodes, of_node),
+            hosts=self.global_rank == 0 and not _torchelastic_use_agent_store(),
+            timeout_s=self.meeting_timeout_s,
+            silence_s=self.heartbeat_s,
+        ) as self._roll_call:
+            self._roll_call.meet()
+            yield
 
     def setup_environment(self) -> None:
         """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others with it."""
@@ -80,14 +120,19 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         Raises:
             RuntimeError: They were not all there in time, or could not connect.
         """
-        timeout, self._timeout = self._timeout, MEETING
+        timeout, self._timeout = self._timeout, MEETING if self._roll_call is None else CONNECTING
         try:
+            if self._roll_call is not None:
+                checks_s = self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
+                self._roll_call.wait_all("ready", None, checks_s)  # rank 0 comes last, from its checks
             with self.signals.at_once():
                 yield
+            if self._roll_call is not None:
+                self._roll_call.end()
         except dist.DistError as error:
             raise RuntimeError(
                 f"The {self.world_size} ranks did not meet ({error}). This is what rank {self.global_rank} saw, "
-                f"which waits {MEETING} at most. Look for another rank's error; ranks on several machines need "
+                f"which waits {self._timeout} at most. Look for another rank's error; ranks on several machines need "
                 "the address and a free port of rank 0's machine, MASTER_ADDR and MASTER_PORT."
             ) from error
         finally:
@@ -124,6 +169,10 @@ class Launcher(_SubprocessScriptLauncher):
     Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
     """
 
+    def __init__(self, *args: Any, roll_call: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(*args)
+        self._roll_call = roll_call
+
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Starts the ranks, unless torchrun or SLURM does, and calls `function`."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
@@ -133,7 +182,8 @@ class Launcher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
-        return function(*args, **kwargs)
+        with self._roll_call():
+            return function(*args, **kwargs)
 
     def kill(self, signum: int | signal.Signals) -> None:
         """Sends a signal to the ranks that it has started; the next run of this process starts its own."""

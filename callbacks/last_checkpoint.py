@@ -45,6 +45,8 @@ class LastCheckpoint(L.Callback):
             return
         try:
             rank_zero_info(self._save(trainer))
+        except RankLostError as error:  # a part of a sharded policy is lost with it
+            log.error("The last checkpoint could not be made. %s", error)
         except Exception:  # e.g. a lost device; the run must still be torn down and `exception` be shown
             log.exception("The last checkpoint could not be made.")
 

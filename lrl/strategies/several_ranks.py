@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -29,7 +30,9 @@ from lrl.runtime.keepalive import close_silent_connections
 from lrl.runtime.parent_death import die_with, live_on
 from lrl.runtime.ranks import Ranks, explain_rank_loss
 from lrl.runtime.roll_call import RollCall
+from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.shared_folder import check_reads, check_writes
 
 T = TypeVar("T")
 
@@ -59,6 +62,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         **kwargs: See `GeneratorDevices`, and the base strategy's own.
     """
 
+    saves_parts = False
+    """Whether each rank writes its part of a checkpoint."""
     num_nodes: int
     _timeout: timedelta | None
 
@@ -112,6 +117,14 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         close_silent_connections(self.heartbeat_s)
         live_on()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
+        if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
+            check_writes(self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else [])
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reads a checkpoint on every rank; raises ConfigError on all if one does not see it."""
+        if self.num_nodes > 1:
+            check_reads(self.ranks, str(checkpoint_path))
+        return super().load_checkpoint(checkpoint_path, *args, **kwargs)
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
@@ -161,6 +174,12 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         module = self.lightning_module
         if module is not None and module.trainer.interrupted and isinstance(self._launcher, Launcher):
             self._launcher.kill(signal.SIGKILL)
+
+
+def checkpoint_folders(trainer: Any) -> list[Path]:
+    """Returns where the run's callbacks will save."""
+    given = [Path(one.dirpath) for one in trainer.checkpoint_callbacks if getattr(one, "dirpath", None)]
+    return given or [run_folder(trainer)]
 
 
 class Launcher(_SubprocessScriptLauncher):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.network_namespace import Machine, two_machines
-from tests.strategies.node_of_two import PORT, Node, meet, nodes
+from tests.strategies.node_of_two import PORT, Node, await_rank_0, meet, nodes
 
 LONG_S = 120.0
 """A deadline that no test reaches, on a machine however busy."""
@@ -100,3 +100,23 @@ def test_a_port_that_another_process_has_is_named_at_once(start: Callable[..., N
     first.wait_for("rank 1 (node 1) has not")
     assert start(0, LONG_S).status() == 1
     assert f"MASTER_PORT is {PORT}, and another process" in first.said
+
+
+def test_a_fault_that_rank_0_finds_in_its_checks_ends_the_node_that_waits_for_it_with_that_fault(
+    machines: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    with nodes(tmp_path) as start_node:
+        both = [start_node(number, machines[number], await_rank_0, 1.0) for number in range(2)]
+        assert [node.status() for node in both] == [1, 1]
+        assert "Rank 0 (node 0) on" in both[1].said and "data.temperature is 0." in both[1].said
+        assert "Traceback" not in both[0].said + both[1].said
+
+
+def test_a_node_that_waits_for_the_checks_of_rank_0_notices_that_its_machine_is_gone(tmp_path: Path) -> None:
+    with two_machines() as machines, nodes(tmp_path) as start_node:
+        both = [start_node(number, machines[number], await_rank_0, 1000.0) for number in range(2)]
+        for node in both:
+            node.wait_for("met")
+        machines[0].cut()
+        assert both[1].status() == 1
+        assert "rank 0, or its machine, is gone" in both[1].said and "Traceback" not in both[1].said

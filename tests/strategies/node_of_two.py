@@ -5,6 +5,7 @@ Its program fits a policy to given groups without generators, so that what is lo
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
 from lrl.runtime import roll_call
+from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.interface import GLOO, NCCL
 from lrl.runtime.roll_call import RollCall
 from tests.leftovers import wait_for
@@ -31,6 +33,7 @@ from tests.strategies.run_of_ranks import whole
 from tests.strategies.sharded_fit import NoSync, ReadWeights, StepsOfRank, make_policy
 
 PORT = 29500
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 DEADLINE_S = 300.0
 """Longest wait for a line or an end; the deadlines that the tests are about are the program's."""
 
@@ -65,11 +68,18 @@ def nodes(folder: Path) -> Iterator[Callable[..., Node]]:
     """Yields a function that starts a node; kills all of them at the end."""
     started: list[Node] = []
 
-    def start(number: int, machine: Machine, program: Callable[..., None], *words: Any, **variables: str) -> Node:
+    def start(
+        number: int,
+        machine: Machine,
+        program: Callable[..., None],
+        *words: Any,
+        hidden: tuple[Path, ...] = (),
+        **variables: str,
+    ) -> Node:
         place = folder / f"node-{number}"
         place.mkdir(exist_ok=True)
-        (place / "output").touch()
-        arguments = (number, machine, place, variables, program, words)
+        (place / "output").write_text("")
+        arguments = (number, machine, place, hidden, variables, program, words)
         started.append(Node(CONTEXT.Process(target=_be_node, args=arguments, daemon=True), place))
         started[-1].process.start()
         return started[-1]
@@ -86,6 +96,7 @@ def _be_node(
     number: int,
     machine: Machine,
     place: Path,
+    hidden: tuple[Path, ...],
     variables: dict[str, str],
     program: Callable[..., None],
     words: tuple[Any, ...],
@@ -94,16 +105,29 @@ def _be_node(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     machine.enter()
+    hide(hidden)
     os.environ.update(as_torchrun(number) | variables)
     os.chdir(place)
     os.environ["TMPDIR"], tempfile.tempdir = str(place), None
     torch.set_num_threads(1)
     try:
         program(*words)
-    except BaseException as error:
+    except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)  # as an uncaught error of a script is shown
         sys.stderr.flush()
         raise SystemExit(1) from None
+
+
+def hide(folders: tuple[Path, ...]) -> None:
+    """Has this process see nothing in some folders, as on a machine that does not share them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for words in (("none", "/", None, MS_REC | MS_PRIVATE), *(("none", str(one), "tmpfs", 0) for one in folders)):
+        if folders and (libc.unshare(CLONE_NEWNS) or libc.mount(*map(as_c, words), None)):
+            raise OSError(ctypes.get_errno(), f"mount {words}")
+
+
+def as_c(word: str | int | None) -> Any:
+    return word.encode() if isinstance(word, str) else ctypes.c_ulong(word) if isinstance(word, int) else None
 
 
 def as_torchrun(number: int) -> dict[str, str]:
@@ -129,6 +153,18 @@ def meet(timeout_s: float) -> None:
     with RollCall(os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, timeout_s=timeout_s) as call:
         places = call.meet()
     print("met", [(place.address, place.interface) for place in places], os.environ[GLOO], os.environ[NCCL], flush=True)
+
+
+def await_rank_0(checks_s: float) -> None:
+    """Meets, and waits until rank 0 has made its checks, which take so long."""
+    rank = int(os.environ["RANK"])
+    with RollCall(os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, silence_s=3.0) as call:
+        call.meet()
+        print("met", flush=True)
+        if rank == 0:
+            time.sleep(checks_s)
+            raise ConfigError("data.temperature is 0.")
+        call.wait_all("ready", None, DEADLINE_S)
 
 
 def fit(strategy: str, model: str, steps: int, ckpt_path: str | None = None, **settings: Any) -> None:

@@ -35,6 +35,11 @@ HEARD_S = 10.0
 """Longest wait of a rank 0 that fails until the others have read its reason: its store ends with it."""
 
 
+AT = {"come": "has not seen all ranks", "ready": "has not finished its checks"}
+AT_OTHERS = "waits for another rank"
+"""What rank 0 does at a stage, as the others see it."""
+
+
 class MeetingError(RuntimeError):
     """The ranks did not meet: names who is missing, or who has ended and why."""
 
@@ -168,7 +173,7 @@ class RollCall:
             self._wait(
                 lambda: store.check([everyone]),
                 timeout_s + CONNECT_S,  # rank 0's own deadline comes first, and names who is missing
-                lambda: f"rank 0, at {self.host}:{self.port}, has not said that all {self.ranks} ranks are there",
+                lambda: f"rank 0, at {self.host}:{self.port}, {AT.get(stage, AT_OTHERS)}",
             )
             found = json.loads(store.get(everyone))
         return found

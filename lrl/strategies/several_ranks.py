@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
@@ -90,7 +91,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             ConfigError: The network of this machine is set wrongly; see `RollCall.meet`.
             MeetingError: Not all came within `meeting_timeout_s`, or one of them failed.
         """
-        if self.num_nodes == 1 or dist.is_initialized():
+        self._roll_call = None
+        if self.num_nodes == 1 or dist.is_initialized():  # by an earlier run of this process
             yield
             return
         cluster: Any = self.cluster_environment
@@ -117,6 +119,12 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         close_silent_connections(self.heartbeat_s)
         live_on()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
+        if self.num_nodes > 1 and self.generator_devices:
+            rank_zero_warn(
+                f"strategy.generator_devices is {len(self.generator_devices)} on each node, and rank 0 starts "
+                "generators on its own node alone. On the others type `lrl serve --join ADDRESS --devices ...`, or set "
+                "it to 0 and take a strategy.launcher (docs/cluster.md)."
+            )
         if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
             check_writes(self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else [])
 

@@ -48,7 +48,7 @@ def interface_to(host: str) -> Interface:
         ConfigError: The host has no address, or no interface leads there.
     """
     there = resolve(host)
-    with socket.socket(_family(there), socket.SOCK_DGRAM) as probe:
+    with socket.socket(family(there), socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((there, ANY_PORT))
         except OSError as error:
@@ -99,7 +99,7 @@ def chosen_interface(host: str) -> Interface:
             f"{GLOO} is {names!r}, and this machine ({socket.gethostname()}) has no such interface; it has "
             f"{_listed(known)}. {_remedy(GLOO, host)}"
         )
-    address = next((one for one in known[name] if _family(one) == _family(there)), None)
+    address = next((one for one in known[name] if family(one) == family(there)), None)
     if address is None:
         raise ConfigError(
             f"{GLOO} is {names!r}, which has no address on {socket.gethostname()} from which MASTER_ADDR, {there}, can "
@@ -132,5 +132,6 @@ def _listed(known: dict[str, list[str]]) -> str:
     return ", ".join(f"{name} ({found[0]})" for name, found in known.items() if found) or "none with an address"
 
 
-def _family(address: str) -> socket.AddressFamily:
+def family(address: str) -> socket.AddressFamily:
+    """Returns the kind of an address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

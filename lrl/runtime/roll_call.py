@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.interface import GLOO, Interface, chosen_interface, resolve, tell_libraries, with_address
+from lrl.runtime.interface import GLOO, Interface, chosen_interface, family, resolve, tell_libraries, with_address
 from lrl.runtime.keepalive import close_silent_connections
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ SAID_AFTER_S, SAID_EVERY_S = 10.0, 60.0
 """When a wait is logged."""
 HEARD_S = 10.0
 """Longest wait of a rank 0 that fails until the others have read its reason: its store ends with it."""
-
 
 AT = {"come": "has not seen all ranks", "ready": "has not finished its checks"}
 AT_OTHERS = "waits for another rank"
@@ -133,14 +132,13 @@ class RollCall:
             MeetingError: Not all came in time, or one of them failed.
         """
         own = chosen_interface(self.host)
-        with socket.create_server(("", 0), backlog=min(self.ranks, 4096)) as door:
+        with socket.create_server(("", 0), family=family(own.address), backlog=min(self.ranks, 4096)) as door:
             place = Place(socket.gethostname(), own.address, own.name, door.getsockname()[1], resolve(self.host))
             left = max(0.0, self._end - time.monotonic())
             places = [Place(*row) for row in self.wait_all("come", list(place), left)]
-            if self.rank == 0:
-                own = self._seen_from_elsewhere(own, places)
-                places[0] = places[0]._replace(address=own.address, interface=own.name)
-            elif Interface("", places[0].address).is_loopback:
+            own = self._seen_from_elsewhere(own, places)
+            places[self.rank] = places[self.rank]._replace(address=own.address, interface=own.name)
+            if self.rank and Interface("", places[0].address).is_loopback:
                 places[0] = places[0]._replace(address=place.master)
             for rank, other in enumerate(places):
                 if (rank == 0) != (self.rank == 0):
@@ -243,12 +241,12 @@ class RollCall:
         raise MeetingError(f"{self._name(rank).capitalize()} on {host} has ended before all had met: {why}")
 
     def _seen_from_elsewhere(self, own: Interface, places: Sequence[Place]) -> Interface:
-        """Returns rank 0's interface; if its own name leads it to itself, the one by which the others see it.
+        """Returns this rank's interface; on a machine whose own name leads to itself, the one that the others reach.
 
         Raises:
             ConfigError: It has none.
         """
-        others = [place for place in places[1:] if not Interface("", place.address).is_loopback]
+        others = [place for place in places if not Interface("", place.address).is_loopback]
         if not own.is_loopback or not others:
             return own
         seen = with_address(others[0].master)

@@ -26,7 +26,7 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 def start(machines: tuple[Machine, Machine], tmp_path: Path) -> Iterator[Callable[..., Node]]:
     with nodes(tmp_path) as start_node:
         yield lambda number, timeout_s, *words, **variables: start_node(
-            number, machines[number], meet, timeout_s, *words, **variables
+            number, machines[number % 2], meet, timeout_s, *words, **variables
         )
 
 
@@ -43,12 +43,16 @@ def test_each_node_finds_the_interface_that_leads_to_the_other(
     assert [met(machines, number) in node.said for number, node in enumerate(both)] == [True, True]
 
 
-def test_rank_0_whose_own_name_leads_it_to_itself_takes_the_interface_that_the_others_reach(
+def test_ranks_whose_own_machine_leads_them_to_themselves_take_the_interface_that_the_others_reach(
     machines: tuple[Machine, Machine], start: Callable[..., Node]
 ) -> None:
-    both = [start(0, LONG_S, MASTER_ADDR="127.0.0.1"), start(1, LONG_S)]
-    assert [node.status() for node in both] == [0, 0], [node.said for node in both]
-    assert [met(machines, number) in node.said for number, node in enumerate(both)] == [True, True]
+    to_itself = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "3"}
+    first, second = start(0, LONG_S, **to_itself), start(2, LONG_S, RANK="1", **to_itself)
+    third = start(1, LONG_S, RANK="2", WORLD_SIZE="3")
+    assert [node.status() for node in (first, second, third)] == [0, 0, 0], [first.said, second.said, third.said]
+    rows = [(machines[number].address, machines[number].cable) for number in (0, 0, 1)]
+    for node, (_, cable) in zip((first, second, third), rows, strict=True):
+        assert f"met {rows} {cable} ={cable}" in node.said
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -138,19 +138,20 @@ def as_torchrun(number: int) -> dict[str, str]:
 
 
 class Telling(L.Callback):
-    """Prints a line for each step, with the sum of all weights."""
+    """Prints a line for each step, with the sum of all weights, of policy and reference."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        weights = sum(float(whole(one).double().sum()) for one in pl_module.parameters())
-        print(f"step {trainer.global_step}: {weights!r}", flush=True)
+        networks = (pl_module.network, pl_module.reference.network)
+        sums = [sum(float(whole(one).double().sum()) for one in network.parameters()) for network in networks]
+        print(f"step {trainer.global_step}: {sums}", flush=True)
         time.sleep(0.05)
 
 
 def meet(timeout_s: float) -> None:
     """Meets the other node, and tells where both are."""
     roll_call.SAID_AFTER_S, roll_call.CONNECT_S = 0.5, 3.0
-    rank = int(os.environ["RANK"])
-    with RollCall(os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, timeout_s=timeout_s) as call:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with RollCall(os.environ["MASTER_ADDR"], PORT, rank, ranks, hosts=rank == 0, timeout_s=timeout_s) as call:
         places = call.meet()
     print("met", [(place.address, place.interface) for place in places], os.environ[GLOO], os.environ[NCCL], flush=True)
 

@@ -117,7 +117,6 @@ def explain_broken_collective() -> Iterator[None]:
 
 
 def _look(error: RuntimeError) -> str:
-    """Returns where to look for a lost rank's error; gloo knows its address."""
-    found = re.search(r"\[([0-9a-f.:]+)\]:\d+", str(error))
-    where = f" ({found[1]})" if found and not found[1].startswith("127.") else ""
-    return f"look for its error above, or on its machine{where}. A machine that is gone has none."
+    """Returns where to look for a lost rank's error, and the library's own words, which may have its address."""
+    said = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
+    return f"look for its error above, or on its machine; one that is gone has none ({said:.200})."

@@ -29,7 +29,7 @@ from torch.distributed.rendezvous import _torchelastic_use_agent_store
 from lrl.runtime.config_errors import above
 from lrl.runtime.keepalive import close_silent_connections
 from lrl.runtime.parent_death import die_with, live_on
-from lrl.runtime.ranks import Ranks, explain_rank_loss
+from lrl.runtime.ranks import Ranks, explain_broken_collective, explain_rank_loss
 from lrl.runtime.roll_call import RollCall
 from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -209,7 +209,7 @@ class Launcher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
-        with self._roll_call():
+        with self._roll_call(), explain_broken_collective():  # wherever Lightning or torch calls one
             return function(*args, **kwargs)
 
     def kill(self, signum: int | signal.Signals) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from lrl.cli import doctor, doctor_cluster
 from tests.network_namespace import Machine, two_machines
-from tests.strategies.node_of_two import Node, nodes
+from tests.strategies.node_of_two import Node, as_slurm, nodes
 
 AHEAD_S = 3600.0
 
@@ -56,9 +56,11 @@ def test_two_nodes_that_can_run_have_no_fault(start: Callable[..., Node], tmp_pa
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_two_machines_find_their_numbers_by_the_address_of_the_first(start: Callable[..., Node]) -> None:
-    no_torchrun = dict.fromkeys(("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"), "")
-    both = [start(number, ask_by_address, **no_torchrun) for number in range(2)]
+@pytest.mark.parametrize(("program", "started_by"), [(ask_by_address, lambda number: {}), (ask, as_slurm)])
+def test_a_node_finds_its_number_by_the_address_of_the_first_or_by_slurm(
+    program: Callable[..., None], started_by: Callable[[int], dict[str, str]], start: Callable[..., Node]
+) -> None:
+    both = [start(number, program, started_by=started_by) for number in range(2)]
     assert [node.status() for node in both] == [0, 0], [node.said for node in both]
     assert "rank 1 of 2" in line(both[1], "node")
 

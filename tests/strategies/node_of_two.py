@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,27 @@ DEADLINE_S = 300.0
 """Longest wait for a line or an end; the deadlines that the tests are about are the program's."""
 
 
+def as_torchrun(number: int) -> dict[str, str]:
+    """The variables of torchrun's worker on a node; the agent's store is left out, so that rank 0 opens it."""
+    place = {"RANK": number, "GROUP_RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "none"}
+    return {name: str(value) for name, value in (place | meeting).items()}
+
+
+def as_slurm(number: int) -> dict[str, str]:
+    """The variables of srun's task on a node."""
+    place = {"SLURM_PROCID": number, "SLURM_NODEID": number, "SLURM_LOCALID": 0, "SLURM_NTASKS": 2}
+    job = {"SLURM_NTASKS_PER_NODE": 1, "SLURM_NNODES": 2, "SLURM_JOB_ID": 7, "SLURM_JOB_NAME": "lrl"}
+    meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT}
+    return {name: str(value) for name, value in (place | job | meeting).items()}
+
+
 @dataclass
 class Node:
     """A node that has been started."""
 
     process: BaseProcess
     folder: Path
-    _seen: str = field(default="", repr=False)
 
     @property
     def said(self) -> str:
@@ -74,12 +88,13 @@ def nodes(folder: Path) -> Iterator[Callable[..., Node]]:
         program: Callable[..., None],
         *words: Any,
         hidden: tuple[Path, ...] = (),
+        started_by: Callable[[int], dict[str, str]] = as_torchrun,
         **variables: str,
     ) -> Node:
         place = folder / f"node-{number}"
         place.mkdir(exist_ok=True)
         (place / "output").write_text("")
-        arguments = (number, machine, place, hidden, variables, program, words)
+        arguments = (machine, place, hidden, started_by(number) | variables, program, words)
         started.append(Node(CONTEXT.Process(target=_be_node, args=arguments, daemon=True), place))
         started[-1].process.start()
         return started[-1]
@@ -93,7 +108,6 @@ def nodes(folder: Path) -> Iterator[Callable[..., Node]]:
 
 
 def _be_node(
-    number: int,
     machine: Machine,
     place: Path,
     hidden: tuple[Path, ...],
@@ -106,7 +120,7 @@ def _be_node(
         os.dup2(file.fileno(), 2)
     machine.enter()
     hide(hidden)
-    os.environ.update(as_torchrun(number) | variables)
+    os.environ.update(variables)
     os.chdir(place)
     os.environ["TMPDIR"], tempfile.tempdir = str(place), None
     torch.set_num_threads(1)
@@ -130,21 +144,21 @@ def as_c(word: str | int | None) -> Any:
     return word.encode() if isinstance(word, str) else ctypes.c_ulong(word) if isinstance(word, int) else None
 
 
-def as_torchrun(number: int) -> dict[str, str]:
-    """The variables of torchrun's worker on a node; the agent's store is left out, so that rank 0 opens it."""
-    place = {"RANK": number, "GROUP_RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "none"}
-    return {name: str(value) for name, value in (place | meeting).items()}
-
-
 class Telling(L.Callback):
-    """Prints a line for each step, with the sum of all weights, of policy and reference."""
+    """Prints a line for each step, with the sum of all weights, of policy and reference.
+
+    After the third step it waits, if it shall, for a file `go`.
+    """
+
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         networks = (pl_module.network, pl_module.reference.network)
         sums = [sum(float(whole(one).double().sum()) for one in network.parameters()) for network in networks]
         print(f"step {trainer.global_step}: {sums}", flush=True)
-        time.sleep(0.05)
+        if self.waits and trainer.global_step == 3:
+            wait_for(Path("go").exists, DEADLINE_S, "the test")
 
 
 def meet(timeout_s: float) -> None:
@@ -168,14 +182,21 @@ def await_rank_0(checks_s: float) -> None:
         call.wait_all("ready", None, DEADLINE_S)
 
 
-def fit(strategy: str, model: str, steps: int, ckpt_path: str | None = None, **settings: Any) -> None:
+def fit(
+    strategy: str, model: str, steps: int, ckpt_path: str | None = None, waits: bool = False, **settings: Any
+) -> None:
     """Fits a policy; it saves every second step."""
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
         num_nodes=2,
         strategy=getattr(lrl, strategy)(generator_devices=0, **settings),
-        callbacks=[NoSync(), ReadWeights(), Telling(), ModelCheckpoint("saved", every_n_train_steps=2, save_top_k=-1)],
+        callbacks=[
+            NoSync(),
+            ReadWeights(),
+            Telling(waits),
+            ModelCheckpoint("saved", every_n_train_steps=2, save_top_k=-1),
+        ],
         max_steps=steps,
         max_epochs=-1,
         logger=False,

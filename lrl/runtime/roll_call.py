@@ -155,25 +155,37 @@ class RollCall:
         Raises:
             MeetingError: Not all have said it in time, or one of them has ended.
         """
+        try:
+            self.store.set(f"{stage}/{self.rank}", json.dumps(mine))
+            return self._gather(stage, timeout_s) if self.rank == 0 else self._await_rank_0(stage, timeout_s)
+        except dist.DistError as error:
+            raise MeetingError(
+                f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is gone. Look for its "
+                "error."
+            ) from error
+
+    def _gather(self, stage: str, timeout_s: float) -> list[Any]:
+        """Collects, on rank 0, what all say, and hands it on."""
+        store, missing = self.store, set(range(self.ranks))
+
+        def all_here() -> bool:
+            missing.difference_update([rank for rank in missing if store.check([f"{stage}/{rank}"])])
+            return not missing
+
+        self._wait(all_here, timeout_s, lambda: self._missing(stage, missing))
+        found = [json.loads(store.get(f"{stage}/{rank}")) for rank in range(self.ranks)]
+        store.set(f"{stage}/all", json.dumps(found))
+        return found
+
+    def _await_rank_0(self, stage: str, timeout_s: float) -> list[Any]:
+        """Waits for what rank 0 has collected. Asking for each would be a million calls of a thousand ranks."""
         store, everyone = self.store, f"{stage}/all"
-        store.set(f"{stage}/{self.rank}", json.dumps(mine))
-        if self.rank == 0:
-            missing = set(range(self.ranks))
-
-            def all_here() -> bool:
-                missing.difference_update([rank for rank in missing if store.check([f"{stage}/{rank}"])])
-                return not missing
-
-            self._wait(all_here, timeout_s, lambda: self._missing(stage, missing))
-            found = [json.loads(store.get(f"{stage}/{rank}")) for rank in range(self.ranks)]
-            store.set(everyone, json.dumps(found))
-        else:  # rank 0 alone asks for each: a thousand ranks would ask a million times
-            self._wait(
-                lambda: store.check([everyone]),
-                timeout_s + CONNECT_S,  # rank 0's own deadline comes first, and names who is missing
-                lambda: f"rank 0, at {self.host}:{self.port}, {AT.get(stage, AT_OTHERS)}",
-            )
-            found = json.loads(store.get(everyone))
+        self._wait(
+            lambda: store.check([everyone]),
+            timeout_s + CONNECT_S,  # rank 0's own deadline comes first, and names who is missing
+            lambda: f"rank 0, at {self.host}:{self.port}, {AT.get(stage, AT_OTHERS)}",
+        )
+        found: list[Any] = json.loads(store.get(everyone))
         return found
 
     @property
@@ -185,23 +197,16 @@ class RollCall:
     def _wait(self, done: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
         """Waits for `done`, and sees that another rank leaves; `what` is missing."""
         start, said_at = time.monotonic(), SAID_AFTER_S
-        try:
-            while not done():
-                if self.store.check(["left"]):
-                    self._raise_left()
-                waited = time.monotonic() - start
-                if waited > timeout_s:
-                    reason = f"After {timeout_s:.0f} s {what()}."
-                    raise self._give_up(reason)
-                if waited > said_at:
-                    log.warning("Waiting for %.0f s: %s.", waited, what())
-                    said_at += SAID_EVERY_S
-                time.sleep(POLL_S)
-        except dist.DistError as error:
-            raise MeetingError(
-                f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is gone. Look for its "
-                "error."
-            ) from error
+        while not done():
+            if self.store.check(["left"]):
+                self._raise_left()
+            waited = time.monotonic() - start
+            if waited > timeout_s:
+                raise self._give_up(f"After {timeout_s:.0f} s {what()}.")
+            if waited > said_at:
+                log.warning("Waiting for %.0f s: %s.", waited, what())
+                said_at += SAID_EVERY_S
+            time.sleep(POLL_S)
 
     def _give_up(self, reason: str) -> MeetingError:
         error = MeetingError(

@@ -21,6 +21,10 @@ from lrl.runtime.run_folder import run_folder
 log = logging.getLogger(__name__)
 
 
+class NotListeningError(RuntimeError):
+    """The other ranks cannot save their parts now."""
+
+
 class LastCheckpoint(L.Callback):
     """Saves the steps since the last checkpoint when a signal or an error ends the run, and logs the path.
 
@@ -45,6 +49,8 @@ class LastCheckpoint(L.Callback):
             return
         try:
             rank_zero_info(self._save(trainer))
+        except (RankLostError, NotListeningError) as error:  # a part of a sharded policy is lost, or out of reach
+            log.error("The last checkpoint could not be made. %s", error)
         except Exception:  # e.g. a lost device; the run must still be torn down and `exception` be shown
             log.exception("The last checkpoint could not be made.")
 
@@ -117,7 +123,7 @@ def write(trainer: L.Trainer, path: Path) -> None:
     policy: Any = trainer.lightning_module
     sharded = policy.sharding is not None
     if sharded and not policy.ranks.listening:
-        raise RuntimeError("The policy is sharded, and the other ranks do not listen: they are within a pass.")
+        raise NotListeningError("The policy is sharded, and the other ranks do not listen: they are within a pass.")
     try:
         dump_together(policy, path)
     except RankLostError:

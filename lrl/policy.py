@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -46,6 +47,7 @@ from lrl.training.model import (
     text_as_micro_batch,
     whole_tensors,
 )
+from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.training.optimizers import restart_at, step_schedulers
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule, lr_factor
@@ -113,7 +115,7 @@ class PolicyModule(L.LightningModule):
         self.diagnostics = Diagnostics(version=0)
         self.responses_share_rows = False
         """Whether several responses may share a row; `configure_model` tries it on the model."""
-        if not is_made(model):
+        if not is_made(model) and not _get_rank():  # another node need not have the folder
             try:
                 find_model(model)
             except ValueError as error:
@@ -149,7 +151,7 @@ class PolicyModule(L.LightningModule):
             return
         settings = self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
         if self.sharding is None:
-            self.network = open_network(*settings, self.device_of_use)
+            self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)
             self.responses_share_rows = may_share_rows(self.network)
             self._add_adapters(self.network)
             return
@@ -160,7 +162,8 @@ class PolicyModule(L.LightningModule):
             self._add_adapters(whole)
         else:
             self.responses_share_rows = ranks.receive()
-        self.network = open_empty_network(*settings)
+        with model_files(self.policy_folder, ranks) as files:
+            self.network = open_empty_network(files.folder, *settings[1:])
         self._add_adapters(self.network)
         self.sharding.divide(self, self.network)
         self.sharding.fill(self.network, whole, self.device_of_use)
@@ -331,9 +334,9 @@ class PolicyModule(L.LightningModule):
         if self.reference is not None and stage == "fit" and not self.reference_is_base:
             settings = self.policy_folder, self.dtype_name, self.attention, self.device_of_use
             if self.sharding is None:
-                self.reference.open(*settings)
+                self.reference.open(*settings, self.ranks)
             else:
-                self.reference.open_sharded(*settings, self.sharding, self.ranks.rank == 0)
+                self.reference.open_sharded(*settings, self.sharding, self.ranks)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves, for `lrl export`, the name of the model and the kind of its adapters; and the reference's state."""

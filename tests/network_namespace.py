@@ -1,12 +1,14 @@
-"""Another network namespace, which is another machine to the network."""
+"""Network namespaces, each of which is a machine of its own to the network."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 # same one, and their packets went to the namespace that was made first.
 NETWORK = IPv4Address("10.0.0.0") + 4 * os.getpid()
 HERE, THERE = str(NETWORK + 1), str(NETWORK + 2)
+_CLONE_NEWNET = 0x40000000
 
 
 @contextmanager
@@ -35,6 +38,54 @@ def network_namespace() -> Iterator[str]:
             _ip("-n", name, *words)
         _ip("-n", name, "link", "set", "lo", "up")
         yield name
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of two namespaces that are connected by a cable."""
+
+    name: str
+    address: str
+    cable: str
+
+    def enter(self) -> None:
+        """Moves this thread, and those that it will start, into the namespace."""
+        libc, file = ctypes.CDLL(None, use_errno=True), os.open(f"/run/netns/{self.name}", os.O_RDONLY)
+        if libc.setns(file, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns into {self.name}")
+        os.close(file)
+
+    def add_interface(self, name: str, address: str) -> None:
+        """Adds one that leads to no other machine."""
+        _ip("-n", self.name, "link", "add", name, "type", "veth", "peer", "name", f"{name}-end")
+        _ip("-n", self.name, "address", "add", f"{address}/24", "dev", name)
+        for end in (name, f"{name}-end"):
+            _ip("-n", self.name, "link", "set", end, "up")
+
+    def cut(self) -> None:
+        """Cuts the cable."""
+        _ip("-n", self.name, "link", "set", self.cable, "down")
+
+
+@contextmanager
+def two_machines() -> Iterator[tuple[Machine, Machine]]:
+    """Yields two namespaces that reach each other and nothing else; several pairs do not meet."""
+    mark = uuid.uuid4().hex[:6]
+    first, second = (Machine(f"lrl-{mark}-{n}", f"10.213.0.{n + 1}", f"v{mark}{n}") for n in range(2))
+    with ExitStack() as ends:
+        try:
+            for one in (first, second):
+                _ip("netns", "add", one.name)
+                ends.callback(_ip, "netns", "delete", one.name)
+            ends_of_it = ("netns", first.name, "type", "veth", "peer", "name", second.cable, "netns", second.name)
+            _ip("link", "add", first.cable, *ends_of_it)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces can be made here, which needs root and iproute2: {error}")
+        for one in (first, second):
+            _ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", one.cable)
+            _ip("-n", one.name, "link", "set", one.cable, "up")
+            _ip("-n", one.name, "link", "set", "lo", "up")
+        yield first, second
 
 
 def _ip(*words: str) -> None:

@@ -36,6 +36,7 @@ from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, De
 from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
+from lrl.runtime.ranks import Ranks
 from lrl.training.reference import Reference
 from lrl.training.schedule import lr_factor
 from lrl.types import Group, MicroBatch, Prompt, Rollout
@@ -308,7 +309,7 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
 ) -> None:
     reference = Reference(0.1, "k2")
     policy = opened(folder, objective=objective, normalise_by=normalise_by, reference=reference)
-    reference.open(policy.policy_folder, "float32", None, policy.device)
+    reference.open(policy.policy_folder, "float32", None, policy.device, Ranks())
     groups = [make_group(i, version=-i) for i in range(4)]
     for group in groups:
         policy.prepare(group, 1.0, 10_000)

@@ -12,17 +12,14 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
-from rich.console import Console
-from rich.text import Text
 
+from lrl.cli.check import Check, show
 from lrl.generators import cpu_backend
 
 GIB = 2**30
@@ -31,18 +28,6 @@ NEEDED_SHARED_MEMORY = GIB
 NEEDED_DISK = 5 * GIB
 REINSTALL = "rm -rf .venv && make setup"
 HEADLINES = ("torch", "lightning", "transformers")
-STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """State of one part of the machine, and the command that repairs it (empty when the status is ok)."""
-
-    name: str
-    status: Literal["ok", "warning", "wrong"]
-    """`warning`: runs work, with a limit. `wrong`: they do not."""
-    found: str
-    remedy: str = ""
 
 
 def checks(folder: Path = Path("runs")) -> list[Check]:
@@ -66,19 +51,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `lrl doctor`.
     """
     parser = argparse.ArgumentParser(prog="lrl doctor", description="Check this machine; takes a few seconds.")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="the folder of runs (runs)")
-    rows = checks(parser.parse_args(argv).folder)
-    count = Counter(check.status for check in rows)
-    console = Console(highlight=False)
-    width = max(len(check.name) for check in rows)
-    for check in rows:
-        status, name = Text(f"{check.status:<7}", STYLES[check.status]), Text(f"{check.name:<{width}}", "bold")
-        # soft_wrap: of a command that Rich wraps, a pasted first line would run alone.
-        console.print(Text("  ").join((status, name, Text(check.found))), soft_wrap=True)
-        if check.remedy:
-            console.print(Text(f"{'':<{width + 11}}type: {check.remedy}", "cyan"), soft_wrap=True)
-    console.print(f"{count['wrong']} wrong, {count['warning']} with a limit, {count['ok']} ok.")
-    return int(count["wrong"] > 0)
+    parser.add_argument("folder", nargs="?", type=Path, help="the folder of runs (runs)")
+    parser.add_argument(
+        "--cluster",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="check the network between the nodes of a run instead: type it on each, under torchrun or srun, or with "
+        "an address and a free port of the first; a folder before it must be seen by all",
+    )
+    parser.add_argument("--nodes", type=int, default=2, help="with HOST:PORT: how many nodes there are (2)")
+    parser.add_argument("--node", type=int, help="with HOST:PORT: the number of this one (0 on HOST, else 1)")
+    parser.add_argument("--timeout_s", type=float, default=120.0, help="longest wait for the other nodes (120)")
+    asked = parser.parse_args(argv)
+    if asked.cluster is None:
+        return show(checks(asked.folder or Path("runs")))
+    if asked.cluster and not asked.cluster.rpartition(":")[2].isdecimal():
+        parser.error(
+            f"--cluster is {asked.cluster!r}: give HOST:PORT of the first node, or nothing under torchrun or srun. A "
+            "folder stands before it: lrl doctor FOLDER --cluster"
+        )
+    from lrl.cli import doctor_cluster
+
+    return doctor_cluster.main(asked.cluster, asked.nodes, asked.node, asked.timeout_s, asked.folder)
 
 
 def packages() -> list[Check]:

@@ -6,17 +6,22 @@ and 5 % without (`python -m benchmarks.rank_balance`).
 """
 
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+T = TypeVar("T")
+
 
 class RankLostError(RuntimeError):
     """Another rank has ended, or did not answer in time."""
+
+    shown_alone = True
 
 
 class Ranks:
@@ -49,6 +54,15 @@ class Ranks:
     def receive(self) -> Any:
         """Waits, on any other rank, for its part from rank 0."""
         return self._receive(0)
+
+    def share(self, what: T) -> T:
+        """Returns rank 0's object on all ranks; that of any other rank is ignored. All ranks call this."""
+        if self.rank:
+            found: T = self._receive(0)
+            return found
+        self.scatter([what] * self.size)
+        self.wait_sent()
+        return what
 
     def gather(self, part: Any) -> list[Any]:
         """Returns the parts of all ranks on rank 0, by rank, and nothing on the others. All ranks call this."""
@@ -85,7 +99,7 @@ def explain_rank_loss(rank: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(f"{rank} does not take part in the step any more: look for its error above.") from error
+        raise RankLostError(f"{rank} does not take part in the step any more: {_look(error)}") from error
 
 
 @contextmanager
@@ -98,5 +112,11 @@ def explain_broken_collective() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "/gloo/" in str(error):
-            raise RankLostError("Another rank has ended: look for its error above.") from error
+            raise RankLostError(f"Another rank has ended: {_look(error)}") from error
         raise
+
+
+def _look(error: RuntimeError) -> str:
+    """Returns where to look for a lost rank's error, and the library's own words, which may have its address."""
+    said = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
+    return f"look for its error above, or on its machine; one that is gone has none ({said:.200})."

@@ -69,6 +69,11 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         self.reduce_gradients, self.cpu_offload = reduce_gradients, cpu_offload
 
     @property
+    def saves_parts(self) -> bool:  # type: ignore[override]
+        """Whether each rank writes its part of a checkpoint."""
+        return bool(self._save_distributed_checkpoint)
+
+    @property
     def shards(self) -> int:
         """Ranks that share the weights of one copy."""
         return self.num_processes * self.num_nodes // self.replicas

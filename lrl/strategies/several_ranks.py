@@ -5,30 +5,44 @@ Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the ot
 After an error rank 0 calls no collective and kills the ranks that it has started. Before the ranks have met there is no
 connection whose end they could notice. Until then the kernel ends a rank together with the rank 0 that has started it,
 and the first signal ends any rank at once: there is nothing to save, and no Python handler runs while it waits.
+
+Ranks of several machines meet twice: at their start, before anything costs time, in a roll call that says who is
+missing and why (`lrl.runtime.roll_call`); and when rank 0 has made its checks, in the process group.
 """
 
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
+from lrl.runtime.config_errors import above
 from lrl.runtime.keepalive import close_silent_connections
 from lrl.runtime.parent_death import die_with, live_on
-from lrl.runtime.ranks import Ranks, explain_rank_loss
+from lrl.runtime.ranks import Ranks, explain_broken_collective, explain_rank_loss
+from lrl.runtime.roll_call import RollCall
+from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.shared_folder import check_reads, check_writes
 
 T = TypeVar("T")
 
 MEETING = timedelta(minutes=30)
-"""Longest wait for all ranks to connect; until then the failure of another rank cannot be seen."""
+"""Longest wait for the process group, rank 0's checks included; on one machine another rank's failure is not seen until
+then."""
+
+CONNECTING = timedelta(minutes=5)
+"""Longest wait for the process group of several machines, whose ranks are all there and can connect."""
 
 RANK_TIMEOUT = timedelta(hours=6)
 """Longest wait of one rank for another that hangs; rank 0's waits for responses have deadlines of their own. An ended
@@ -45,20 +59,53 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
 
     Args:
         timeout: Longest wait of one rank for another, once all have met.
+        meeting_timeout_s: Longest wait at the start for the ranks of the other nodes, in seconds.
         **kwargs: See `GeneratorDevices`, and the base strategy's own.
     """
 
+    saves_parts = False
+    """Whether each rank writes its part of a checkpoint."""
     num_nodes: int
     _timeout: timedelta | None
 
-    def __init__(self, timeout: timedelta | None = RANK_TIMEOUT, **kwargs: Any) -> None:
+    def __init__(
+        self, timeout: timedelta | None = RANK_TIMEOUT, meeting_timeout_s: float = 600.0, **kwargs: Any
+    ) -> None:
         if rank_0 := os.environ.pop(STARTED_BY, None):  # removed: the children of this rank must not inherit it
             die_with(int(rank_0))
         super().__init__(timeout=timeout, **kwargs)
+        above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
+        self.meeting_timeout_s = meeting_timeout_s
+        self._roll_call: RollCall | None = None
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"
-        self._launcher = Launcher(self.cluster_environment, len(self.parallel_devices or ()), self.num_nodes)
+        processes = len(self.parallel_devices or ())
+        self._launcher = Launcher(self.cluster_environment, processes, self.num_nodes, roll_call=self.roll_call)
+
+    @contextmanager
+    def roll_call(self) -> Iterator[None]:
+        """Has the ranks of several machines meet; one that fails before they have a process group ends them all.
+
+        Raises:
+            ConfigError: The network of this machine is set wrongly; see `RollCall.meet`.
+            MeetingError: Not all came within `meeting_timeout_s`, or one of them failed.
+        """
+        self._roll_call = None
+        if self.num_nodes == 1 or dist.is_initialized():  # by an earlier run of this process
+            yield
+            return
+        cluster: Any = self.cluster_environment
+        self.set_world_ranks()  # type: ignore[attr-defined]
+        of_node = len(self.parallel_devices or ())
+        with RollCall(
+            *(cluster.main_address, cluster.main_port, self.global_rank, of_node * self.num_nodes, of_node),
+            hosts=self.global_rank == 0 and not _torchelastic_use_agent_store(),
+            timeout_s=self.meeting_timeout_s,
+            silence_s=self.heartbeat_s,
+        ) as self._roll_call:
+            self._roll_call.meet()
+            yield
 
     def setup_environment(self) -> None:
         """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others with it."""
@@ -72,6 +119,20 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         close_silent_connections(self.heartbeat_s)
         live_on()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
+        if self.num_nodes > 1 and self.generator_devices:
+            rank_zero_warn(
+                f"strategy.generator_devices is {len(self.generator_devices)} on each node, and rank 0 starts "
+                "generators on its own node alone. On the others type `lrl serve --join ADDRESS --devices ...`, or set "
+                "it to 0 and take a strategy.launcher (docs/cluster.md)."
+            )
+        if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
+            check_writes(self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else [])
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reads a checkpoint on every rank; raises ConfigError on all if one does not see it."""
+        if self.num_nodes > 1:
+            check_reads(self.ranks, str(checkpoint_path))
+        return super().load_checkpoint(checkpoint_path, *args, **kwargs)
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
@@ -80,14 +141,19 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         Raises:
             RuntimeError: They were not all there in time, or could not connect.
         """
-        timeout, self._timeout = self._timeout, MEETING
+        timeout, self._timeout = self._timeout, MEETING if self._roll_call is None else CONNECTING
         try:
+            if self._roll_call is not None:
+                checks_s = self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
+                self._roll_call.wait_all("ready", None, checks_s)  # rank 0 comes last, from its checks
             with self.signals.at_once():
                 yield
+            if self._roll_call is not None:
+                self._roll_call.end()
         except dist.DistError as error:
             raise RuntimeError(
                 f"The {self.world_size} ranks did not meet ({error}). This is what rank {self.global_rank} saw, "
-                f"which waits {MEETING} at most. Look for another rank's error; ranks on several machines need "
+                f"which waits {self._timeout} at most. Look for another rank's error; ranks on several machines need "
                 "the address and a free port of rank 0's machine, MASTER_ADDR and MASTER_PORT."
             ) from error
         finally:
@@ -118,11 +184,21 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             self._launcher.kill(signal.SIGKILL)
 
 
+def checkpoint_folders(trainer: Any) -> list[Path]:
+    """Returns where the run's callbacks will save."""
+    given = [Path(one.dirpath) for one in trainer.checkpoint_callbacks if getattr(one, "dirpath", None)]
+    return given or [run_folder(trainer)]
+
+
 class Launcher(_SubprocessScriptLauncher):
     """Starts the other ranks without Lightning's observer, which would kill rank 0 as soon as one of them fails.
 
     Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
     """
+
+    def __init__(self, *args: Any, roll_call: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(*args)
+        self._roll_call = roll_call
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Starts the ranks, unless torchrun or SLURM does, and calls `function`."""
@@ -133,7 +209,8 @@ class Launcher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
-        return function(*args, **kwargs)
+        with self._roll_call(), explain_broken_collective():  # wherever Lightning or torch calls one
+            return function(*args, **kwargs)
 
     def kill(self, signum: int | signal.Signals) -> None:
         """Sends a signal to the ranks that it has started; the next run of this process starts its own."""

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.runtime.config_errors import fault
+from lrl.runtime.ranks import Ranks
 from lrl.training.collate import unpacked
 from lrl.training.isolation import check_rows
 from lrl.training.model import (
@@ -22,6 +23,7 @@ from lrl.training.model import (
     unique_tensors,
     whole_tensors,
 )
+from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch, Rollout
 
@@ -83,10 +85,10 @@ class Reference:
                 "adapters, which a reference has not. Leave one of them out."
             )
 
-    def open(self, policy_folder: str, dtype: Dtype, attention: str | None, device: torch.device) -> None:
+    def open(self, policy_folder: str, dtype: Dtype, attention: str | None, device: torch.device, ranks: Ranks) -> None:
         """Loads the frozen model, once: the policy's own first version unless `model` names another."""
         if not hasattr(self, "network"):
-            self.network = open_network(self.model or policy_folder, dtype, attention, False, device)
+            self.network = open_on_all_ranks(self.model or policy_folder, dtype, attention, False, device, ranks)
             check_rows(self.network)
             self._scorer = LabelLogprobs(self.network).requires_grad_(False)
 
@@ -97,16 +99,17 @@ class Reference:
         attention: str | None,
         device: torch.device,
         sharding: Sharding,
-        leads: bool,
+        ranks: Ranks,
     ) -> None:
-        """Loads the frozen model as `open` does, in parts over all ranks; `leads` is rank 0, which reads it."""
+        """Loads the frozen model as `open` does, in parts over all ranks; rank 0 reads it."""
         if hasattr(self, "network"):
             return
-        settings, whole = (self.model or policy_folder, dtype, attention, False), None
-        if leads:
-            whole = open_network(*settings)
+        folder, settings, whole = self.model or policy_folder, (dtype, attention, False), None
+        if ranks.rank == 0:
+            whole = open_network(folder, *settings)
             check_rows(whole)
-        self.network = open_empty_network(*settings)
+        with model_files(folder, ranks) as files:
+            self.network = open_empty_network(files.folder, *settings)
         self._scorer = LabelLogprobs(self.network).requires_grad_(False)
         sharding.divide(self._scorer, self.network)
         sharding.fill(self.network, whole, device)

@@ -20,9 +20,11 @@ from torch.distributed.tensor import DTensor
 
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
+from lrl.generators.auth import bearer
 from lrl.generators.endpoint import Location
 from lrl.membership.admission import JoinedServer
 from lrl.strategies.several_ranks import SeveralRanks
+from tests.http_call import call
 
 RANKS = 2
 
@@ -33,7 +35,9 @@ class ServerElsewhere(JoinedServer):
     model, backend = "", "shared_memory"
 
     def start(self) -> None:
-        """See `ServerElsewhere`."""
+        """Has it write again: a signal may have ended the last run while a sync paused it."""
+        status, said = call(self.url, "POST", "/resume", {"Authorization": bearer(self.token)})
+        assert status == 200, said
 
     def wait_ready(self, interrupted: Any = None) -> None:
         """See `ServerElsewhere`."""

@@ -137,6 +137,6 @@ def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpo
     for _ in nothing_left(monkeypatch):
         run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 1
-    assert re.search("RankLostError: (Another rank has ended|Another rank does not take part)", run.stderr), run.stderr
+    assert re.search("Another rank has ended|Another rank does not take part", run.stderr), run.stderr
     saved = sorted(path.name for path in tmp_path.glob("step=*"))
     assert saved == (["step=1.ckpt"] if place in ("step", "save") else []), "what was saved before"

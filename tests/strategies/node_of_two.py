@@ -1,0 +1,207 @@
+"""One of two trainer nodes, a process with a network, a folder and torchrun's or SLURM's variables of its own.
+
+Its program fits a policy to given groups without generators, so that what is looked at is how the nodes meet and end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lrl
+from lrl.runtime import roll_call
+from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.interface import GLOO, NCCL
+from lrl.runtime.roll_call import RollCall
+from tests.leftovers import wait_for
+from tests.network_namespace import Machine
+from tests.strategies.forked_ranks import CONTEXT
+from tests.strategies.run_of_ranks import whole
+from tests.strategies.sharded_fit import NoSync, ReadWeights, StepsOfRank, make_policy
+
+PORT = 29500
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
+DEADLINE_S = 300.0
+"""Longest wait for a line or an end; the deadlines that the tests are about are the program's."""
+
+
+def as_torchrun(number: int) -> dict[str, str]:
+    """The variables of torchrun's worker on a node; the agent's store is left out, so that rank 0 opens it."""
+    place = {"RANK": number, "GROUP_RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "none"}
+    return {name: str(value) for name, value in (place | meeting).items()}
+
+
+def as_slurm(number: int) -> dict[str, str]:
+    """The variables of srun's task on a node."""
+    place = {"SLURM_PROCID": number, "SLURM_NODEID": number, "SLURM_LOCALID": 0, "SLURM_NTASKS": 2}
+    job = {"SLURM_NTASKS_PER_NODE": 1, "SLURM_NNODES": 2, "SLURM_JOB_ID": 7, "SLURM_JOB_NAME": "lrl"}
+    meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT}
+    return {name: str(value) for name, value in (place | job | meeting).items()}
+
+
+@dataclass
+class Node:
+    """A node that has been started."""
+
+    process: BaseProcess
+    folder: Path
+
+    @property
+    def said(self) -> str:
+        """All that it has printed."""
+        return (self.folder / "output").read_text()
+
+    def wait_for(self, words: str) -> None:
+        """Waits until it has printed them."""
+        wait_for(lambda: words in self.said or not self.process.is_alive(), DEADLINE_S, words)
+        assert words in self.said, self.said
+
+    def status(self) -> int | None:
+        """Waits for its end and returns its exit status."""
+        self.process.join(DEADLINE_S)
+        assert not self.process.is_alive(), self.said
+        return self.process.exitcode
+
+
+@contextmanager
+def nodes(folder: Path) -> Iterator[Callable[..., Node]]:
+    """Yields a function that starts a node; kills all of them at the end."""
+    started: list[Node] = []
+
+    def start(
+        number: int,
+        machine: Machine,
+        program: Callable[..., None],
+        *words: Any,
+        hidden: tuple[Path, ...] = (),
+        started_by: Callable[[int], dict[str, str]] = as_torchrun,
+        **variables: str,
+    ) -> Node:
+        place = folder / f"node-{number}"
+        place.mkdir(exist_ok=True)
+        (place / "output").write_text("")
+        arguments = (machine, place, hidden, started_by(number) | variables, program, words)
+        started.append(Node(CONTEXT.Process(target=_be_node, args=arguments, daemon=True), place))
+        started[-1].process.start()
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for node in started:
+            node.process.kill()
+            node.process.join()
+
+
+def _be_node(
+    machine: Machine,
+    place: Path,
+    hidden: tuple[Path, ...],
+    variables: dict[str, str],
+    program: Callable[..., None],
+    words: tuple[Any, ...],
+) -> None:
+    with (place / "output").open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    machine.enter()
+    hide(hidden)
+    os.environ.update(variables)
+    os.chdir(place)
+    os.environ["TMPDIR"], tempfile.tempdir = str(place), None
+    torch.set_num_threads(1)
+    try:
+        program(*words)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as an uncaught error of a script is shown
+        sys.stderr.flush()
+        raise SystemExit(1) from None
+
+
+def hide(folders: tuple[Path, ...]) -> None:
+    """Has this process see nothing in some folders, as on a machine that does not share them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for words in (("none", "/", None, MS_REC | MS_PRIVATE), *(("none", str(one), "tmpfs", 0) for one in folders)):
+        if folders and (libc.unshare(CLONE_NEWNS) or libc.mount(*map(as_c, words), None)):
+            raise OSError(ctypes.get_errno(), f"mount {words}")
+
+
+def as_c(word: str | int | None) -> Any:
+    return word.encode() if isinstance(word, str) else ctypes.c_ulong(word) if isinstance(word, int) else None
+
+
+class Telling(L.Callback):
+    """Prints a line for each step, with the sum of all weights, of policy and reference.
+
+    After the third step it waits, if it shall, for a file `go`.
+    """
+
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        networks = (pl_module.network, pl_module.reference.network)
+        sums = [sum(float(whole(one).double().sum()) for one in network.parameters()) for network in networks]
+        print(f"step {trainer.global_step}: {sums}", flush=True)
+        if self.waits and trainer.global_step == 3:
+            wait_for(Path("go").exists, DEADLINE_S, "the test")
+
+
+def meet(timeout_s: float) -> None:
+    """Meets the other node, and tells where both are."""
+    roll_call.SAID_AFTER_S, roll_call.CONNECT_S = 0.5, 3.0
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with RollCall(os.environ["MASTER_ADDR"], PORT, rank, ranks, hosts=rank == 0, timeout_s=timeout_s) as call:
+        places = call.meet()
+    print("met", [(place.address, place.interface) for place in places], os.environ[GLOO], os.environ[NCCL], flush=True)
+
+
+def await_rank_0(checks_s: float) -> None:
+    """Meets, and waits until rank 0 has made its checks, which take so long."""
+    rank = int(os.environ["RANK"])
+    with RollCall(os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, silence_s=3.0) as call:
+        call.meet()
+        print("met", flush=True)
+        if rank == 0:
+            time.sleep(checks_s)
+            raise ConfigError("data.temperature is 0.")
+        call.wait_all("ready", None, DEADLINE_S)
+
+
+def fit(
+    strategy: str, model: str, steps: int, ckpt_path: str | None = None, waits: bool = False, **settings: Any
+) -> None:
+    """Fits a policy; it saves every second step."""
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        num_nodes=2,
+        strategy=getattr(lrl, strategy)(generator_devices=0, **settings),
+        callbacks=[
+            NoSync(),
+            ReadWeights(),
+            Telling(waits),
+            ModelCheckpoint("saved", every_n_train_steps=2, save_top_k=-1),
+        ],
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(make_policy(model, False), StepsOfRank(trainer), ckpt_path=ckpt_path)
+    print("done", flush=True)

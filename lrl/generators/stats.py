@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.types import Rollout
 
 
@@ -12,10 +11,8 @@ class StatsSnapshot(NamedTuple):
 
     since: float | None
     """Start of the uninterrupted writing, on the clock of the loop; None when it does not write."""
-    arrived: int
+    written: int
     """Tokens that have come from it so far."""
-    written: float
-    """Tokens written so far: those that arrived, and an estimate of those on their way."""
     read: int
     """Tokens read so far: prompts, and half-written responses that continued here."""
     responses: int
@@ -39,7 +36,7 @@ class GeneratorStats:
     def __init__(self) -> None:
         self._since: float | None = None
         self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> tokens of its prompt, and the response
-        self._arrived = 0  # tokens of responses that left, less what all had when they came
+        self._written = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
         self._unread: dict[int, Prefill] = {}  # by the id of the first response
 
@@ -55,17 +52,17 @@ class GeneratorStats:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens in the KV cache for unfinished responses that have begun, prompts included; those on their way are
-        estimated (`snapshot`)."""
+        """Tokens in the KV cache for unfinished responses that have begun, prompts included. It lacks those on their
+        way, which a pause sends before it is answered."""
         begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
-        return sum(prompt + len(rollout.token_ids) + STREAM_INTERVAL // 2 for prompt, rollout in begun)
+        return sum(prompt + len(rollout.token_ids) for prompt, rollout in begun)
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
         """Adds the responses to one prompt, by request; the responses of a request share its prefill."""
         for rollouts in requests:
             self._unread[id(rollouts[0])] = Prefill(prompt_tokens, len(rollouts[0].token_ids), rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
-            self._arrived -= sum(len(rollout.token_ids) for rollout in rollouts)
+            self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
 
     def end(self, rollouts: Sequence[Rollout]) -> None:
         """Removes responses, finished or not."""
@@ -73,7 +70,7 @@ class GeneratorStats:
         for rollout in rollouts:
             self._unread.pop(id(rollout), None)
             del self._writing[id(rollout)]
-            self._arrived += len(rollout.token_ids)
+            self._written += len(rollout.token_ids)
 
     def set_active(self, writes: bool, now: float) -> None:
         """Notes at time `now` whether the generator writes."""
@@ -83,13 +80,9 @@ class GeneratorStats:
         """Returns the present counts."""
         self._count_read(list(self._unread))
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
-        arrived = self._arrived + sum(len(rollout.token_ids) for _, rollout in self._writing.values())
-        # Tokens arrive STREAM_INTERVAL at a time: on average half as many of an unfinished response are on their way.
-        on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
         return StatsSnapshot(
             since=self._since,
-            arrived=arrived,
-            written=arrived + on_their_way,
+            written=self._written + sum(len(rollout.token_ids) for _, rollout in self._writing.values()),
             read=self._read,
             responses=len(unfinished),
             context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),

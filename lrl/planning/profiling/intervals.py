@@ -24,7 +24,7 @@ class WorkIntervals:
     def __init__(self, record: Callable[[GeneratorRecord], None]) -> None:
         self._record = record
         self._first: tuple[float, StatsSnapshot] | None = None  # of the interval: (time, snapshot)
-        self._last = (0.0, StatsSnapshot(None, 0, 0.0, 0, 0, 0))
+        self._last = (0.0, StatsSnapshot(None, 0, 0, 0, 0))
         self._response_s = self._context_s = 0.0  # integrals over the interval
 
     def add(self, now: float, seen: StatsSnapshot) -> None:
@@ -37,7 +37,7 @@ class WorkIntervals:
             self._response_s += (now - before) * (then.responses + seen.responses) / 2
             self._context_s += (now - before) * (then.context_tokens + seen.context_tokens) / 2
         self._last = (now, seen)
-        if self._first is not None and now - self._first[0] >= INTERVAL_S and seen.arrived > self._first[1].arrived:
+        if self._first is not None and now - self._first[0] >= INTERVAL_S and seen.written > self._first[1].written:
             self._end()
             self._first = (now, seen)
 
@@ -49,12 +49,12 @@ class WorkIntervals:
             return
         first, last = self._first[1], self._last[1]
         # Work that is not heard of yet: the tokens come with the break itself, or at another generator.
-        if last.arrived == first.arrived:
+        if last.written == first.written:
             return
         self._record(
             GeneratorRecord(
                 seconds=seconds,
-                tokens=max(0, round(last.written - first.written)),
+                tokens=max(0, last.written - first.written),
                 responses=response_s / seconds,
                 context_tokens=context_s / seconds,
                 prefill_tokens=last.read - first.read,

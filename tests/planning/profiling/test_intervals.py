@@ -95,7 +95,7 @@ def test_a_break_ends_an_interval_and_short_intervals_are_dropped() -> None:
 
     def look(now: float, since: float) -> None:
         tokens = round(10 * now)
-        intervals.add(now, StatsSnapshot(since, arrived=tokens, written=tokens, read=0, responses=1, context_tokens=9))
+        intervals.add(now, StatsSnapshot(since, written=tokens, read=0, responses=1, context_tokens=9))
 
     for now in (0.0, 0.1, 0.2, 0.3):
         look(now, since=0.0)
@@ -113,7 +113,7 @@ def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> N
 
     def look(seconds: Iterable[float], since: float | None, tokens: int) -> None:
         for now in seconds:
-            seen = StatsSnapshot(since, arrived=tokens, written=tokens, read=0, responses=1, context_tokens=9)
+            seen = StatsSnapshot(since, written=tokens, read=0, responses=1, context_tokens=9)
             intervals.add(now, seen)
 
     look((0.0, 0.5, 1.0, 1.5, 2.0), since=0.0, tokens=0)  # a long prefill

@@ -30,6 +30,7 @@ OWNED: dict[str, str] = {
     "weight-transfer-config": "the transport that sends the weights chooses it",
     "scheduling-policy": "lrl sends a priority with every request",
     "stream-interval": "the engine itself collects tokens before it sends them",
+    "api-server-count": "lrl's routes know the responses of one API server, which is not a bottleneck",
     "enable-scale-out": "it opens the route of probes and heartbeats",
 }
 """vLLM flags that lrl sets itself, each with the reason."""

@@ -13,6 +13,9 @@ class StatsSnapshot(NamedTuple):
     """Start of the uninterrupted writing, on the clock of the loop; None when it does not write."""
     written: int
     """Tokens that have come from it so far."""
+    up_to_date: bool
+    """Whether most of the responses being written have new tokens since the snapshot before: a generator sends those of
+    all at once, so few others are on their way."""
     read: int
     """Tokens read so far: prompts, and half-written responses that continued here."""
     responses: int
@@ -39,6 +42,7 @@ class GeneratorStats:
         self._written = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
         self._unread: dict[int, Prefill] = {}  # by the id of the first response
+        self._lengths: dict[int, int] = {}  # of the responses being written, at the last snapshot, by id
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -80,9 +84,12 @@ class GeneratorStats:
         """Returns the present counts."""
         self._count_read(list(self._unread))
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
+        before, self._lengths = self._lengths, {id(one): len(one.token_ids) for _, one in unfinished if one.token_ids}
+        new = sum(length > before.get(name, 0) for name, length in self._lengths.items())
         return StatsSnapshot(
             since=self._since,
             written=self._written + sum(len(rollout.token_ids) for _, rollout in self._writing.values()),
+            up_to_date=0 < len(self._lengths) <= 2 * new,
             read=self._read,
             responses=len(unfinished),
             context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),

@@ -2,10 +2,11 @@
 
 The engine hands over the tokens of every response after each of its steps. Most of the API server's work is for each
 response in each such message, however many tokens it has. So the queue in front of the engine's socket collects the
-tokens of lrl's responses and passes them on together: the ones of a response after `HOLD_S` seconds, and at once with
-its end. Everything else passes at once, in the old order. A response's first token does, which shows that its prompt
-was read. So does the answer to a call, like a pause, and with it all that is held: whoever has the answer to a call
-can have all tokens written before, and tokens of two versions never meet.
+tokens of lrl's responses and passes them on together: all of them after `HOLD_S` seconds, and those of a response that
+ends at once, with its end. Everything else passes at once, in the old order. A response's first token does, which shows
+that its prompt was read. So does the answer to a call, like a pause, and with it all that is held: whoever has the
+answer to a call can have all tokens written before, and tokens of two versions never meet. vLLM's own metrics of
+latency then count parcels, not tokens.
 """
 
 from __future__ import annotations

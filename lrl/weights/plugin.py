@@ -1,9 +1,9 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
 
-It registers lrl's engines, and lets vLLM's engine hold tokens back.
+It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together.
 """
 
-from lrl.generators import held_tokens
+from lrl.generators import flat_logprobs, held_tokens
 
 ENGINES = {
     **dict.fromkeys(("shared_memory", "pull"), ("lrl.weights.shared_memory_engine", "SharedMemoryEngine")),
@@ -20,3 +20,4 @@ def register() -> None:
         WeightTransferEngineFactory._registry.pop(name, None)
         WeightTransferEngineFactory.register_engine(name, *place)
     held_tokens.install()
+    flat_logprobs.install()

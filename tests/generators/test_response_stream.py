@@ -37,11 +37,13 @@ class Held:
     st.sets(st.integers(0, 200)),
     st.integers(0, 5),
     st.booleans(),
+    st.booleans(),
 )
 def test_a_half_written_responses_versions_are_never_too_new_and_too_old_only_around_a_sync(
-    syncs: list[int], ends: set[int], before: int, finished: bool
+    syncs: list[int], ends: set[int], before: int, late: bool, finished: bool
 ) -> None:
-    """A model of a generator: token by token, a frame for the first, before each sync, and at the places `ends`."""
+    """A model of a generator: token by token, a frame for the first, one before each sync, which may arrive after it,
+    and others at the places `ends`."""
     held = Held()
     rollout = Rollout(token_ids=[1] * before, logprobs=[0.0] * before, versions=[0] * before)
     stream = ResponseStream([rollout], held, lambda: None)
@@ -54,9 +56,10 @@ def test_a_half_written_responses_versions_are_never_too_new_and_too_old_only_ar
         sent = len(wrote)
 
     for token, more in enumerate(syncs):
+        held.version += more if late else 0
         if more and sent < len(wrote):
             send()
-        held.version += more
+        held.version += 0 if late else more
         wrote.append(held.version)
         if token == 0 or token in ends:
             send()

@@ -131,18 +131,19 @@ def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> N
 
 
 def test_an_interval_has_the_tokens_of_its_time_though_those_of_a_second_come_together() -> None:
-    """16 responses of 40 tokens a second; their first tokens come at once, and one response more begins every 0.4 s."""
+    """16 responses of 40 tokens a second; the first token of each comes at once, and every 0.4 s another one begins."""
     records: list[GeneratorRecord] = []
-    intervals, stats, rollouts = WorkIntervals(records.append), GeneratorStats(), list[Rollout]()
-    for look in range(100):
-        stats.set_active(True, 0.0)
+    intervals, stats, begun = WorkIntervals(records.append), GeneratorStats(), list[tuple[int, Rollout]]()
+    stats.set_active(True, 0.0)
+    for look in range(200):
         if look % 4 == 0:
             new = [Rollout() for _ in range(1 if look else 16)]
             stats.begin(9, [[one] for one in new])
-            rollouts += new
-        for rollout in rollouts:
-            rollout.token_ids += [1] * (40 if rollout.token_ids and look % 10 == 1 else not rollout.token_ids)
+            begun += [(look, one) for one in new]
+        for began, rollout in begun:
+            if look % 10 == 9 or not rollout.token_ids:
+                rollout.token_ids += [1] * (1 + 4 * (look - began) - len(rollout.token_ids))
         intervals.add(look * SAMPLE_S, stats.snapshot())
     assert len(records) >= 8
-    for record in records[1:]:
+    for record in records:
         assert record.tokens == pytest.approx(40 * record.responses * record.seconds, rel=0.1)

@@ -132,6 +132,8 @@ class Fleet:
         log.info("%s leaves the run.", generator.name.capitalize())
         generator.drain()
         await self.rollouts.flush([generator])
+        if generator.eviction is not None:  # it has failed meanwhile, and is treated as lost
+            return
         self.rollouts.remove(generator, f"{generator.name} has left the run.")
         await self._forget(generator)
         if (server := self._own_server(generator)) is not None:

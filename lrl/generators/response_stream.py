@@ -7,6 +7,7 @@ near a sync that is too old, for the tokens of at most `HOLD_S` seconds, and nev
 holds for responses that continue on another generator.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -31,7 +32,7 @@ class ResponseStream:
         self._held = [self._first_version for _ in rollouts]
 
     def take(self, head: dict[str, Any], numbers: bytes) -> None:
-        """Appends a frame; raises MalformedResponse if it is an error or has a wrong version."""
+        """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob or version."""
         if "parts" not in head:
             raise MalformedResponse(f"the stream carries {str(head)[:300]}")
         for part in unpack(head, numbers):
@@ -46,6 +47,8 @@ class ResponseStream:
 
     def _append(self, part: Part) -> None:
         rollout = self._rollouts[part.number]
+        if not math.isfinite(sum(part.logprobs)):
+            raise MalformedResponse("a log-prob is infinite or no number")
         rollout.token_ids += part.token_ids
         rollout.logprobs += part.logprobs
         rollout.versions += [self._held[part.number]] * len(part.token_ids)

@@ -113,6 +113,15 @@ def test_a_token_without_log_prob_is_an_error() -> None:
         pack([Part(0, [1, 2], [-0.5], None, None)])
 
 
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+def test_a_log_prob_that_cannot_be_trained_with_is_an_error_and_its_token_is_not_kept(logprob: float) -> None:
+    rollout = Rollout()
+    head, _, numbers = pack([Part(0, [1, 2], [-0.5, logprob], None, None)]).partition(b"\n")
+    with pytest.raises(MalformedResponse, match="a log-prob is infinite or no number"):
+        ResponseStream([rollout], Held(), lambda: None).take(json.loads(head), numbers)
+    assert rollout == Rollout()
+
+
 def test_the_parts_of_a_frame_do_not_mix() -> None:
     rollouts = [Rollout(), Rollout(), Rollout()]
     parts = [

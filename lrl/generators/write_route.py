@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class WriteRoute:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._streams: dict[str, Send] = {}  # that have begun, by the request's id
+        self._ended = deque[str](maxlen=1024)  # the last requests; what they sent may still be on its way
         self._flushes = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +73,8 @@ class WriteRoute:
         except Exception as error:
             failure = JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
         finally:
-            begun = self._streams.pop(name, None) is not None
+            if begun := self._streams.pop(name, None) is not None:
+                self._ended.append(name)
         if begun:
             last = line(json.loads(bytes(failure.body))) if failure is not None else b""
             await send(piece(last, more=False))
@@ -88,7 +91,7 @@ class WriteRoute:
         for name, send in streams.items():
             if name in self._streams:
                 await send(piece(line({"flushed": number})))
-        return {"flushed": number, "requests": list(streams)}
+        return {"flushed": number, "requests": [*streams, *self._ended]}
 
 
 def generate(engine: Any, body: dict[str, Any]) -> Any:

@@ -20,6 +20,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 EOS = "<eos>"
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {  # for what surrounds a policy: 0.1 million parameters
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True,
+    },
     "5m": {  # for two CPU cores: 4.9 million parameters
         "vocab_size": 512, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
         "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True,

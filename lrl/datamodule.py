@@ -295,6 +295,8 @@ class RolloutDataModule(L.LightningDataModule):
         fleet = None if self.trainer is None else self._strategy.fleet
         if fleet is not None and self.weight_sync is not None:  # unverified tokens are not saved
             self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
+            if not fleet.loop.closed:
+                fleet.call(fleet.rollouts.flush(), "fetching the tokens on their way")
         return {name: part.state_dict() for name, part in self._learners.items()} | {"ledger": self._ledger_state()}
 
     def _ledger_state(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""HTTP client of one generator: vLLM's token-in/token-out route and its RL routes. Every call has a deadline.
+"""HTTP client of one generator: the route that writes, and vLLM's generate and RL routes. Every call has a deadline.
 
 The client decides nothing: the dispatch policy chooses the generator, and the fleet handles failures.
 """
@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 
 from lrl.generators.auth import bearer
+from lrl.generators.frames import FLUSH, WRITE, size
 from lrl.generators.response_stream import ResponseStream
 from lrl.types import Rollout, Sampling
 
-LONGEST_LINE = 2**24
-"""Bytes. vLLM joins the chunks of an unread stream, so a line can hold a whole long response."""
+READ_AHEAD = 2**24
+"""Bytes that a connection may be ahead of its reader."""
 GENERATE = "/inference/v1/generate"
-DATA, DONE = b"data: ", b"data: [DONE]"
 FIRST = -1_000_000
 """Priority before every rollout."""
 
@@ -57,6 +57,8 @@ class GeneratorClient:
         self._headers = {"Authorization": bearer(token)}
         self._trust = trust
         self._session: aiohttp.ClientSession | None = None
+        self._flushed: dict[str, int] = {}  # the last flush whose mark came, by request in flight
+        self._news = asyncio.Event()  # set and replaced at each mark and each end of a request
 
     async def write(
         self,
@@ -87,17 +89,46 @@ class GeneratorClient:
         written = rollouts[0].token_ids
         parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
         body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
-        body |= {"cache_salt": f"{version()}-{self._salt}", "stream": True}
+        body |= {"cache_salt": f"{version()}-{self._salt}", "request_id": (name := secrets.token_hex(8))}
         responses = ResponseStream(rollouts, version, ended)
+        self._flushed[name] = 0
         try:
-            async with self._request("POST", GENERATE, body, deadline_s) as response:
-                async for line in response.content:
+            async with self._request("POST", WRITE, body, deadline_s) as response:
+                while line := await response.content.readline():
                     self.last_token_at = asyncio.get_running_loop().time()
-                    if line.startswith(DATA) and not line.startswith(DONE):
-                        responses.take(json.loads(line[len(DATA) :]))
+                    if number := (head := json.loads(line)).get("flushed"):
+                        self._tell(name, number)
+                    else:
+                        responses.take(head, await response.content.readexactly(size(head)))
             responses.end()
-        except ValueError as error:  # MalformedResponse, or no JSON
-            raise GeneratorError(f"{self.name}: {GENERATE}: {error}.") from error
+        except (ValueError, EOFError) as error:  # MalformedResponse, no JSON, or a frame that breaks off
+            raise GeneratorError(f"{self.name}: {WRITE}: {error}.") from error
+        finally:
+            self._tell(name, None)
+
+    async def flush(self, deadline_s: float) -> None:
+        """Waits until the rollouts of `write` have all tokens that the generator has written so far.
+
+        Raises:
+            GeneratorError: They have not; nothing is known about which are missing.
+        """
+        answer = await self.post(FLUSH, {}, deadline_s=deadline_s)
+        number, names = answer["flushed"], answer["requests"]
+        try:
+            async with asyncio.timeout(deadline_s):
+                while any(self._flushed.get(name, number) < number for name in names):
+                    await self._news.wait()
+        except TimeoutError as error:
+            raise GeneratorTimeout(f"{self.name}: {FLUSH}: not all tokens came within {deadline_s:g} s.") from error
+
+    def _tell(self, name: str, number: int | None) -> None:
+        """Notes that the mark of a flush came to a request, or with None that the request has ended."""
+        if number is None:
+            del self._flushed[name]
+        else:
+            self._flushed[name] = number
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def prompt_logprobs(self, token_ids: list[int], *, salt: str, deadline_s: float) -> list[float]:
         """Returns log-probs of `token_ids[1:]`, each given its prefix, under the present weights (temperature 1)."""
@@ -147,7 +178,7 @@ class GeneratorClient:
             # the open files of a run crept up to the most requests that were ever in flight at once.
             connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=self._trust or True)
             self._session = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, trust_env=False, read_bufsize=LONGEST_LINE
+                connector=connector, headers=self._headers, trust_env=False, read_bufsize=READ_AHEAD
             )
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         try:

@@ -130,6 +130,10 @@ class Fleet:
     async def remove(self, generator: Generator) -> None:
         """Removes a generator; its responses continue elsewhere. A server of the run's own is stopped."""
         log.info("%s leaves the run.", generator.name.capitalize())
+        generator.drain()
+        await self.rollouts.flush([generator])
+        if generator.eviction is not None:  # it has failed meanwhile, and is treated as lost
+            return
         self.rollouts.remove(generator, f"{generator.name} has left the run.")
         await self._forget(generator)
         if (server := self._own_server(generator)) is not None:

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from lrl.generators.client import GeneratorError, GeneratorTimeout, RequestRejected
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, gather
+from lrl.generators.held_tokens import HOLD_S
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
+FLUSH_DEADLINE_S = 5.0
+"""For tokens on their way; a generator that needs longer is in trouble, and a checkpoint does not wait for it."""
 SPARE_SLOTS = 32
 """Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
 
@@ -139,6 +142,16 @@ class GeneratorPool:
         except GeneratorError as error:
             self.evict(generator, str(error))
             self.reissued += sum(not rollout.finished for rollout in rollouts)
+
+    async def flush(self, generators: Sequence[Generator] | None = None) -> None:
+        """Waits until the responses have all tokens that `generators`, by default all, have written so far.
+
+        The responses of one that does not send them in time lack the tokens of at most `HOLD_S`; the log says so.
+        """
+        writing = self.alive if generators is None else generators
+        for failure in await gather([generator.client.flush(FLUSH_DEADLINE_S) for generator in writing]):
+            if failure is not None:
+                log.warning("Up to %g s of half-written responses are not waited for: %s", HOLD_S, failure)
 
     def evict(self, generator: Generator, why: str) -> None:
         """Evicts a failed generator for good, with the end of its log; does nothing the second time."""

@@ -21,7 +21,6 @@ from lrl.generators import cpu_backend, supervisor
 from lrl.generators.auth import TOKEN_VARIABLE
 from lrl.generators.endpoint import Location, connect
 from lrl.generators.log_cause import cause
-from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.generators.settings import ServerSettings, as_flags, dashed
 from lrl.runtime.config_errors import ConfigError
 
@@ -204,7 +203,6 @@ class Server:
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
             "scheduling-policy": "priority",
-            "stream-interval": STREAM_INTERVAL,
             "disable-uvicorn-access-log": True,
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs,
@@ -217,7 +215,7 @@ class Server:
         flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
         # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
-        layers = [*self.middleware, "lrl.generators.auth.TokenMiddleware"]
+        layers = ["lrl.generators.write_route.WriteRoute", *self.middleware, "lrl.generators.auth.TokenMiddleware"]
         around = [word for layer in layers for word in ("--middleware", layer)]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *around, *as_flags(flags)]
 

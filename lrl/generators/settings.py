@@ -29,8 +29,9 @@ OWNED: dict[str, str] = {
     "config": "a file of flags would bypass this list",
     "weight-transfer-config": "the transport that sends the weights chooses it",
     "scheduling-policy": "lrl sends a priority with every request",
-    "stream-interval": "the versions of a half-written response are counted by it",
-    "enable-scale-out": "it opens lrl's generate route",
+    "stream-interval": "the engine itself collects tokens before it sends them",
+    "api-server-count": "lrl's routes know the responses of one API server, which is not a bottleneck",
+    "enable-scale-out": "it opens the route of probes and heartbeats",
 }
 """vLLM flags that lrl sets itself, each with the reason."""
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")

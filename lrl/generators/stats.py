@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lrl.generators.response_stream import STREAM_INTERVAL
 from lrl.types import Rollout
 
 
@@ -12,10 +11,11 @@ class StatsSnapshot(NamedTuple):
 
     since: float | None
     """Start of the uninterrupted writing, on the clock of the loop; None when it does not write."""
-    arrived: int
+    written: int
     """Tokens that have come from it so far."""
-    written: float
-    """Tokens written so far: those that arrived, and an estimate of those on their way."""
+    up_to_date: bool
+    """Whether most of the responses being written have new tokens since the snapshot before: a generator sends those of
+    all at once, so few others are on their way."""
     read: int
     """Tokens read so far: prompts, and half-written responses that continued here."""
     responses: int
@@ -39,9 +39,10 @@ class GeneratorStats:
     def __init__(self) -> None:
         self._since: float | None = None
         self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> tokens of its prompt, and the response
-        self._arrived = 0  # tokens of responses that left, less what all had when they came
+        self._written = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
         self._unread: dict[int, Prefill] = {}  # by the id of the first response
+        self._lengths: dict[int, int] = {}  # of the responses being written, at the last snapshot, by id
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -55,17 +56,17 @@ class GeneratorStats:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens in the KV cache for unfinished responses that have begun, prompts included; those on their way are
-        estimated (`snapshot`)."""
+        """Tokens in the KV cache for unfinished responses that have begun, prompts included. It lacks those on their
+        way, which a pause sends before it is answered."""
         begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
-        return sum(prompt + len(rollout.token_ids) + STREAM_INTERVAL // 2 for prompt, rollout in begun)
+        return sum(prompt + len(rollout.token_ids) for prompt, rollout in begun)
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
         """Adds the responses to one prompt, by request; the responses of a request share its prefill."""
         for rollouts in requests:
             self._unread[id(rollouts[0])] = Prefill(prompt_tokens, len(rollouts[0].token_ids), rollouts)
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
-            self._arrived -= sum(len(rollout.token_ids) for rollout in rollouts)
+            self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
 
     def end(self, rollouts: Sequence[Rollout]) -> None:
         """Removes responses, finished or not."""
@@ -73,7 +74,7 @@ class GeneratorStats:
         for rollout in rollouts:
             self._unread.pop(id(rollout), None)
             del self._writing[id(rollout)]
-            self._arrived += len(rollout.token_ids)
+            self._written += len(rollout.token_ids)
 
     def set_active(self, writes: bool, now: float) -> None:
         """Notes at time `now` whether the generator writes."""
@@ -83,13 +84,12 @@ class GeneratorStats:
         """Returns the present counts."""
         self._count_read(list(self._unread))
         unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
-        arrived = self._arrived + sum(len(rollout.token_ids) for _, rollout in self._writing.values())
-        # Tokens arrive STREAM_INTERVAL at a time: on average half as many of an unfinished response are on their way.
-        on_their_way = sum(STREAM_INTERVAL / 2 for _, rollout in unfinished if rollout.token_ids)
+        before, self._lengths = self._lengths, {id(one): len(one.token_ids) for _, one in unfinished if one.token_ids}
+        new = sum(length > before.get(name, 0) for name, length in self._lengths.items())
         return StatsSnapshot(
             since=self._since,
-            arrived=arrived,
-            written=arrived + on_their_way,
+            written=self._written + sum(len(rollout.token_ids) for _, rollout in self._writing.values()),
+            up_to_date=0 < len(self._lengths) <= 2 * new,
             read=self._read,
             responses=len(unfinished),
             context_tokens=sum(prompt + len(rollout.token_ids) for prompt, rollout in unfinished),

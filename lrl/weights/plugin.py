@@ -1,4 +1,9 @@
-"""The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes: it registers lrl's engines."""
+"""The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
+
+It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together.
+"""
+
+from lrl.generators import flat_logprobs, held_tokens
 
 ENGINES = {
     **dict.fromkeys(("shared_memory", "pull"), ("lrl.weights.shared_memory_engine", "SharedMemoryEngine")),
@@ -8,9 +13,11 @@ ENGINES = {
 
 
 def register() -> None:
-    """Registers the engines; vLLM may call this more than once in a process."""
+    """Does both; vLLM may call this more than once in a process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     for name, place in ENGINES.items():
         WeightTransferEngineFactory._registry.pop(name, None)
         WeightTransferEngineFactory.register_engine(name, *place)
+    held_tokens.install()
+    flat_logprobs.install()

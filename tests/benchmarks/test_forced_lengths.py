@@ -1,7 +1,6 @@
 """Lengths that a benchmark draws in the policy's place."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from benchmarks.forced_lengths import equal, forced, long_tailed
 from lrl.generators import generator
+from lrl.generators.frames import Part, pack
 from lrl.types import Rollout, Sampling
 
 HOW = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
@@ -27,11 +27,8 @@ async def obeying() -> AsyncIterator[tuple[generator.GeneratorClient, list[dict[
         tokens = asked[-1]["max_tokens"] if asked[-1]["ignore_eos"] else 1
         response = web.StreamResponse()
         await response.prepare(request)
-        spans = [{"version": "0", "start": 0, "end": tokens}]
-        choice = {"token_ids": [5] * tokens, "logprobs": {"content": [{"logprob": -1.0}] * tokens}}
-        choice |= {"finish_reason": "length", "weight_versions": spans}
-        chunk = {"choices": [choice | {"index": index} for index in range(asked[-1]["n"])]}
-        await response.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+        written = [5] * tokens, [-1.0] * tokens, "length", [("0", 0, tokens)]
+        await response.write(pack([Part(number, *written) for number in range(asked[-1]["n"])]))
         return response
 
     app = web.Application()

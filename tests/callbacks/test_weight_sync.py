@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +53,19 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_verified
     thread.join(60)
     assert done and model_run.data.stopwatch.seconds("probe") > 0.05
     until(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
+
+
+def test_a_checkpoint_has_every_token_that_was_written_when_it_began(model_run: ModelRun) -> None:
+    arrived: list[str] = []
+
+    async def flush(name: str, deadline_s: float) -> None:
+        await asyncio.sleep(0.01)
+        arrived.append(name)
+
+    for number, client in enumerate(model_run.clients):
+        client.flush = partial(flush, f"of generator {number}")  # type: ignore[method-assign]
+    model_run.data._controller = SimpleNamespace(state_dict=lambda step: {"tokens": sorted(arrived)})  # type: ignore[assignment]
+    assert model_run.data.state_dict()["ledger"] == {"tokens": ["of generator 0", "of generator 1"]}
 
 
 def test_a_generator_that_fails_a_probe_beside_the_step_is_evicted_at_once_and_the_other_serves(

@@ -15,6 +15,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.generators.auth import TOKEN_VARIABLE, TokenMiddleware
+from lrl.generators.frames import FLUSH, WRITE
 from lrl.weights.abort_route import ROUTE
 from tests.http_call import call
 from tests.lent_server import LentServer
@@ -98,7 +99,8 @@ def test_every_route_of_a_real_server_asks_for_the_token(lent_server: LentServer
     known = routes(lent_server)
     paths = {path for _, path in known}
     assert {"/pause", "/resume", "/inference/v1/generate", "/v1/chat/completions", "/collective_rpc"} <= paths
-    for method, path in sorted(known | {("POST", f"{ROUTE}{'0' * 16}")}):
+    own = {("POST", path) for path in (f"{ROUTE}{'0' * 16}", WRITE, FLUSH)}
+    for method, path in sorted(known | own):
         for case, headers in WRONG.items():
             assert call(lent_server.url, method, path, headers)[0] == 401, f"{method} {path} with {case}"
     assert call(lent_server.url, "GET", "/health", {})[0] == 200

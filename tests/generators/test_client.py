@@ -1,7 +1,6 @@
 """The client against a small server of the same routes."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -11,17 +10,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
 from lrl.generators.client import GeneratorClient, GeneratorError, GeneratorTimeout, RequestRejected
+from lrl.generators.frames import FLUSH, WRITE, Part, line, pack
 from lrl.types import Rollout, Sampling
 
 T = TypeVar("T")
 GENERATE = "/inference/v1/generate"
+Spans = list[tuple[str, int, int]] | None
 
 
-def chunk(index: int, tokens: list[int], finish: str | None = None, spans: Any = None) -> dict[str, Any]:
-    """Returns a chunk of a response in vLLM's format."""
-    content = [{"logprob": -0.5 * token} for token in tokens]
-    choice = {"index": index, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
-    return {"choices": [choice | {"weight_versions": spans}]}
+def frame(number: int, tokens: list[int], finish: str | None = None, spans: Spans = None) -> bytes:
+    """Returns a frame with tokens of one response."""
+    return pack([Part(number, tokens, [-0.5 * token for token in tokens], finish, spans)])
 
 
 def at_server(
@@ -54,21 +53,19 @@ def json_handler(response: dict[str, Any], seen: list[Any] | None = None) -> Any
     return handler
 
 
-def stream_handler(chunks: list[dict[str, Any]], seen: list[Any] | None = None, cut: bool = False) -> Any:
-    """Returns a handler that streams `chunks`, and then breaks the connection if `cut`."""
+def stream_handler(frames: list[bytes], seen: list[Any] | None = None, cut: bool = False) -> Any:
+    """Returns a handler that streams `frames`, and then breaks the connection if `cut`."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if seen is not None:
             seen.append((request.path, await request.json()))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse()
         await response.prepare(request)
-        for one in chunks:
-            await response.write(f"data: {json.dumps(one)}\n\n".encode())
+        for one in frames:
+            await response.write(one)
         if cut:
             assert request.transport is not None
             request.transport.abort()
-        else:
-            await response.write(b"data: [DONE]\n\n")
         return response
 
     return handler
@@ -81,10 +78,10 @@ def write(client: GeneratorClient, *rollouts: Rollout, deadline_s: float = 60.0,
 
 def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
     seen: list[Any] = []
-    done = [chunk(index, [5], "stop", [{"version": "4", "start": 0, "end": 1}]) for index in (0, 1)]
+    done = [frame(index, [5], "stop", [("4", 0, 1)]) for index in (0, 1)]
     at_server(stream_handler(done, seen), lambda client: write(client, Rollout(), Rollout()))
     ((route, body),) = seen
-    assert route == GENERATE and body["token_ids"] == [1, 2, 3] and body["stream"] is True
+    assert route == WRITE and body["token_ids"] == [1, 2, 3] and body["request_id"]
     assert body["cache_salt"].startswith("4-") and body["priority"] == 17
     assert body["sampling_params"] == {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False}
 
@@ -99,7 +96,7 @@ def test_no_connection_outlives_its_request() -> None:
         await write(client, Rollout())
         return established() - before
 
-    done = [chunk(0, [5], "stop", [{"version": "4", "start": 0, "end": 1}])]
+    done = [frame(0, [5], "stop", [("4", 0, 1)])]
     answered = [json_handler({"choices": []}), stream_handler(done)]
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -111,9 +108,9 @@ def test_no_connection_outlives_its_request() -> None:
 def test_a_half_written_response_continues_after_its_tokens_and_keeps_them() -> None:
     seen: list[Any] = []
     rollout = Rollout(token_ids=[7, 8], logprobs=[-1.0, -2.0], versions=[1, 3])
-    spans = [{"version": "4", "start": 0, "end": 2}]
+    spans = [("4", 0, 2)]
     at_server(
-        stream_handler([chunk(0, [5]), chunk(0, [6], "length", spans)], seen), lambda client: write(client, rollout)
+        stream_handler([frame(0, [5]), frame(0, [6], "length", spans)], seen), lambda client: write(client, rollout)
     )
     ((_, body),) = seen
     assert body["token_ids"] == [1, 2, 3, 7, 8]
@@ -125,8 +122,8 @@ def test_a_half_written_response_continues_after_its_tokens_and_keeps_them() -> 
 
 def test_received_tokens_stay_when_the_connection_breaks() -> None:
     rollouts = [Rollout(), Rollout()]
-    parts = [chunk(0, [5]), chunk(1, [6]), chunk(0, [7, 8])]
-    with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE}"):
+    parts = [frame(0, [5]), frame(1, [6]), frame(0, [7, 8])]
+    with pytest.raises(GeneratorError, match=f"generator 7: {WRITE}"):
         at_server(stream_handler(parts, cut=True), lambda client: write(client, *rollouts))
     assert [rollout.token_ids for rollout in rollouts] == [[5, 7, 8], [6]]
     assert [rollout.versions for rollout in rollouts] == [[4, 4, 4], [4]]
@@ -134,16 +131,73 @@ def test_received_tokens_stay_when_the_connection_breaks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunks", "words"),
+    ("frames", "words"),
     [
-        ([chunk(0, [5]), {"error": {"message": "EngineCore encountered an issue"}}], "EngineCore encountered"),
-        ([chunk(0, [5])], "the stream ended before 1 of its 1 responses did"),
-        ([chunk(0, [5], "abort")], "finish_reason 'abort'"),
+        ([frame(0, [5]), line({"error": "EngineCore encountered an issue"})], "EngineCore encountered"),
+        ([frame(0, [5, 6, 7])[:-3]], "8 bytes|21 bytes"),
+        ([b"data: {}\n"], "Expecting value"),
+        ([frame(0, [5])], "the stream ended before 1 of its 1 responses did"),
+        ([frame(0, [5], "abort")], "finish_reason 'abort'"),
     ],
 )
-def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(chunks: list[Any], words: str) -> None:
+def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(frames: list[bytes], words: str) -> None:
     with pytest.raises(GeneratorError, match=f"generator 7: .*{words}"):
-        at_server(stream_handler(chunks), lambda client: write(client, Rollout()))
+        at_server(stream_handler(frames), lambda client: write(client, Rollout()))
+
+
+def test_a_flush_waits_until_every_stream_that_it_names_has_its_mark() -> None:
+    rollouts, begun, order = [Rollout(), Rollout()], asyncio.Event(), list[str]()
+    names: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == FLUSH:
+            await begun.wait()
+            order.append("answered")
+            return web.json_response({"flushed": 1, "requests": [*names, "gone"]})
+        names.append((await request.json())["request_id"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        begun.set()
+        while not order:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        await response.write(frame(0, [5, 6]) + line({"flushed": 1}))
+        await asyncio.sleep(0.05)
+        await response.write(frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)]))
+        return response
+
+    async def scene(client: GeneratorClient) -> list[int]:
+        writing = asyncio.ensure_future(write(client, *rollouts))
+        await client.flush(60.0)
+        found = list(rollouts[0].token_ids)
+        await writing
+        await client.flush(60.0)
+        return found
+
+    assert at_server(handler, scene) == [5, 6]
+    assert [rollout.token_ids for rollout in rollouts] == [[5, 6, 7], [8]]
+
+
+def test_a_flush_whose_tokens_do_not_come_ends_at_its_deadline() -> None:
+    names: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == FLUSH:
+            return web.json_response({"flushed": 1, "requests": names})
+        names.append((await request.json())["request_id"])
+        return await never(request)
+
+    async def scene(client: GeneratorClient) -> None:
+        writing = asyncio.ensure_future(write(client, Rollout(), Rollout()))
+        while not names:
+            await asyncio.sleep(0.001)
+        try:
+            await client.flush(0.1)
+        finally:
+            writing.cancel()
+
+    with pytest.raises(GeneratorTimeout, match=f"generator 7: {FLUSH}: not all tokens came within 0.1 s"):
+        at_server(handler, scene)
 
 
 def test_a_heartbeat_requests_one_token_with_the_first_priority() -> None:
@@ -169,7 +223,7 @@ async def never(request: web.Request) -> web.Response:
 
 
 def test_a_deadline_names_the_generator_the_route_and_the_seconds() -> None:
-    with pytest.raises(GeneratorTimeout, match=f"generator 7: {GENERATE} did not answer within 0.05 s"):
+    with pytest.raises(GeneratorTimeout, match=f"generator 7: {WRITE} did not answer within 0.05 s"):
         at_server(never, lambda client: write(client, Rollout(), deadline_s=0.05))
 
 
@@ -234,7 +288,7 @@ def test_another_run_on_the_same_server_shares_no_keys_and_values_with_this_one(
     salts = set()
     for _ in range(2):
         seen: list[Any] = []
-        done = [chunk(0, [5], "stop", [{"version": "4", "start": 0, "end": 1}])]
+        done = [frame(0, [5], "stop", [("4", 0, 1)])]
         at_server(stream_handler(done, seen), lambda client: write(client, Rollout()))
         salts.add(seen[0][1]["cache_salt"])
     assert len(salts) == 2

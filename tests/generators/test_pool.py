@@ -65,6 +65,11 @@ class ModelClient:
             rollout.finish_reason = "stop"
             ended()
 
+    async def flush(self, deadline_s: float) -> None:
+        if self.error is not None:
+            raise self.error
+        self.posted.append("flush")
+
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
         self.posted.append(route)
         await asyncio.sleep(0.1)
@@ -120,6 +125,16 @@ async def resync(pool: GeneratorPool, version: int) -> None:
     for generator in pool.generators:
         generator.verify()
     await pool.finish_sync({})
+
+
+def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_names_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, (silent, other) = make_crew(4, 4)
+    silent.error = GeneratorError("generator 0: /lrl/flush did not answer within 5 s.")
+    asyncio.run(pool.flush())
+    assert other.posted == ["flush"] and pool.serving == pool.generators
+    assert "Up to 1 s of half-written responses are not waited for: generator 0: /lrl/flush" in caplog.text
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,19 +1,24 @@
-"""Chunks of responses, and the version of each token."""
+"""Frames of responses, and the version of each token."""
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.generators.response_stream import STREAM_INTERVAL, MalformedResponse, ResponseStream
+from lrl.generators.frames import Part, pack, size
+from lrl.generators.response_stream import MalformedResponse, ResponseStream
 from lrl.types import Rollout
 
+Spans = list[tuple[str, int, int]] | None
 
-def chunk(tokens: list[int], finish: str | None = None, spans: Any = None, index: int = 0) -> dict[str, Any]:
-    content = [{"logprob": -0.25 * token} for token in tokens]
-    choice = {"index": index, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
-    return {"choices": [choice | {"weight_versions": spans}]}
+
+def frame(tokens: list[int], finish: str | None = None, spans: Spans = None, number: int = 0) -> Any:
+    """Returns a frame's first line and its numbers, for `ResponseStream.take`."""
+    head, _, numbers = pack([Part(number, tokens, [-0.25 * token for token in tokens], finish, spans)]).partition(b"\n")
+    assert size(json.loads(head)) == len(numbers)
+    return json.loads(head), numbers
 
 
 class Held:
@@ -27,26 +32,42 @@ class Held:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=200), st.integers(0, 5), st.booleans())
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=200),
+    st.sets(st.integers(0, 200)),
+    st.integers(0, 5),
+    st.booleans(),
+    st.booleans(),
+)
 def test_a_half_written_responses_versions_are_never_too_new_and_too_old_only_around_a_sync(
-    syncs: list[int], before: int, finished: bool
+    syncs: list[int], ends: set[int], before: int, late: bool, finished: bool
 ) -> None:
-    """A model of vLLM: token by token, a chunk for the first and for every STREAM_INTERVAL after it."""
+    """A model of a generator: token by token, a frame for the first, one before each sync, which may arrive after it,
+    and others at the places `ends`."""
     held = Held()
     rollout = Rollout(token_ids=[1] * before, logprobs=[0.0] * before, versions=[0] * before)
-    stream, wrote, sent = ResponseStream([rollout], held, lambda: None), [], 0
+    stream = ResponseStream([rollout], held, lambda: None)
+    wrote, sent, oldest = list[int](), 0, list[int]()
+
+    def send(finish: str | None = None, spans: Spans = None) -> None:
+        nonlocal sent
+        oldest.extend([wrote[sent - 1] if sent else 0] * (len(wrote) - sent))  # the last of the frame before
+        stream.take(*frame(list(range(sent, len(wrote))), finish, spans))
+        sent = len(wrote)
+
     for token, more in enumerate(syncs):
-        held.version += more
+        held.version += more if late else 0
+        if more and sent < len(wrote):
+            send()
+        held.version += 0 if late else more
         wrote.append(held.version)
-        if token == 0 or len(wrote) - sent == STREAM_INTERVAL:
-            stream.take(chunk(list(range(sent, len(wrote)))))
-            sent = len(wrote)
+        if token == 0 or token in ends:
+            send()
     recorded = rollout.versions[before:]
-    assert len(recorded) == sent and all(0 <= mine <= true for mine, true in zip(recorded, wrote, strict=False))
-    assert all(mine >= old for mine, old in zip(recorded, [0] * STREAM_INTERVAL + wrote, strict=False))
+    assert len(recorded) == sent
+    assert all(old <= mine <= true for old, mine, true in zip(oldest, recorded, wrote, strict=False))
     if finished:
-        spans = [{"version": str(version), "start": place, "end": place + 1} for place, version in enumerate(wrote)]
-        stream.take(chunk(list(range(sent, len(wrote))), "stop", spans))
+        send("stop", [(str(version), place, place + 1) for place, version in enumerate(wrote)])
         stream.end()
         assert rollout.versions == [0] * before + wrote
 
@@ -56,11 +77,11 @@ def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
     rollouts = [Rollout(), Rollout()]
     ends: list[int] = []
     stream = ResponseStream(rollouts, held, lambda: ends.append(sum(rollout.finished for rollout in rollouts)))
-    stream.take(chunk([10]))
+    stream.take(*frame([10]))
     held.version = 4
-    stream.take(chunk([20], "stop", [{"version": "4", "start": 0, "end": 1}], index=1))
+    stream.take(*frame([20], "stop", [("4", 0, 1)], number=1))
     assert ends == [1]
-    stream.take(chunk([11], "length", [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]))
+    stream.take(*frame([11], "length", [("3", 0, 1), ("4", 1, 2)]))
     stream.end()
     assert [rollout.versions for rollout in rollouts] == [[3, 4], [4]]
     assert rollouts[0].token_ids == [10, 11] and rollouts[0].logprobs == [-2.5, -2.75]
@@ -70,25 +91,45 @@ def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
 def test_a_server_without_spans_leaves_our_own_record() -> None:
     rollout = Rollout()
     stream = ResponseStream([rollout], Held(5), lambda: None)
-    stream.take(chunk([1, 2], "stop"))
+    stream.take(*frame([1, 2], "stop"))
     assert rollout.versions == [5, 5] and rollout.finished
 
 
 @pytest.mark.parametrize(
     ("spans", "words"),
     [
-        ([{"version": "3", "start": 0, "end": 1}], "2 tokens came with 1 versions"),
-        ([{"version": "2", "start": 0, "end": 2}], r"versions \[2\] wrote it; the generator held 3 to 3"),
-        ([{"version": "4", "start": 0, "end": 2}], r"versions \[4\] wrote it; the generator held 3 to 3"),
+        ([("3", 0, 1)], "2 tokens came with 1 versions"),
+        ([("2", 0, 2)], r"versions \[2\] wrote it; the generator held 3 to 3"),
+        ([("4", 0, 2)], r"versions \[4\] wrote it; the generator held 3 to 3"),
     ],
 )
 def test_versions_that_were_never_held_are_an_error(spans: Any, words: str) -> None:
     with pytest.raises(MalformedResponse, match=words):
-        ResponseStream([Rollout()], Held(3), lambda: None).take(chunk([1, 2], "stop", spans))
+        ResponseStream([Rollout()], Held(3), lambda: None).take(*frame([1, 2], "stop", spans))
 
 
 def test_a_token_without_log_prob_is_an_error() -> None:
-    part = chunk([1, 2])
-    del part["choices"][0]["logprobs"]["content"][0]
-    with pytest.raises(MalformedResponse, match="2 tokens came with 1 log-probs"):
-        ResponseStream([Rollout()], Held(), lambda: None).take(part)
+    with pytest.raises(RuntimeError, match="2 tokens came with 1 log-probs"):
+        pack([Part(0, [1, 2], [-0.5], None, None)])
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+def test_a_log_prob_that_cannot_be_trained_with_is_an_error_and_its_token_is_not_kept(logprob: float) -> None:
+    rollout = Rollout()
+    head, _, numbers = pack([Part(0, [1, 2], [-0.5, logprob], None, None)]).partition(b"\n")
+    with pytest.raises(MalformedResponse, match="a log-prob is infinite or no number"):
+        ResponseStream([rollout], Held(), lambda: None).take(json.loads(head), numbers)
+    assert rollout == Rollout()
+
+
+def test_the_parts_of_a_frame_do_not_mix() -> None:
+    rollouts = [Rollout(), Rollout(), Rollout()]
+    parts = [
+        Part(2, [7, 2**31 - 1], [-1.0, -0.1], None, None),
+        Part(0, [], [], None, None),
+        Part(1, [9], [-3.0], None, None),
+    ]
+    head, _, numbers = pack(parts).partition(b"\n")
+    ResponseStream(rollouts, Held(), lambda: None).take(json.loads(head), numbers)
+    assert [rollout.token_ids for rollout in rollouts] == [[], [9], [7, 2**31 - 1]]
+    assert rollouts[1].logprobs == [-3.0] and rollouts[2].logprobs == pytest.approx([-1.0, -0.1], abs=1e-8)

@@ -247,7 +247,8 @@ def test_the_token_guards_the_routes_of_a_transport(tmp_path: Path) -> None:
     command = Server(*words).command()
     layers = [after for word, after in zip(command, command[1:], strict=False) if word == "--middleware"]
     # vLLM puts the last one outermost
-    assert layers == ["a.Route", "b.Route", "lrl.generators.auth.TokenMiddleware"]
+    own = "lrl.generators.write_route.WriteRoute"
+    assert layers == [own, "a.Route", "b.Route", "lrl.generators.auth.TokenMiddleware"]
 
 
 def test_a_servers_own_files_are_the_runs_and_no_other_servers(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lrl.generators import fleet as fleet_module
 from lrl.generators.client import GeneratorClient, RequestRejected
 from lrl.generators.endpoint import Location
 from lrl.generators.fleet import Fleet
-from lrl.generators.generator import Generator
+from lrl.generators.generator import Generator, State
 from lrl.generators.settings import ServerSettings
 from lrl.membership import admission
 from lrl.membership import registry as registry_module
@@ -188,6 +188,32 @@ def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
     assert looks.wait(60) and live.registry.view(number).leaving and generator.eviction is None
     live.end_sync(8)
     until(lambda: live.status(number) == MemberStatus("left", 8))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die_meanwhile(dies: bool) -> None:
+    async def scene() -> tuple[Fleet, list[State]]:
+        fleet, states = Fleet([ModelServer(0)], capacity=4), list[State]()  # type: ignore[list-item]
+        leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings(), Path()), 4)
+        fleet.generators.append(leaving)
+        fleet.rollouts.generators = list(fleet.generators)
+
+        async def flush(deadline_s: float) -> None:
+            states.append(leaving.state)
+            if dies:
+                fleet.rollouts.evict(leaving, "it died")
+
+        for generator in fleet.generators:
+            generator.client = ModelClient()  # type: ignore[assignment]
+            generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+        leaving.client.flush = flush  # type: ignore[method-assign]
+        await resync(fleet.rollouts, 0)
+        await fleet.remove(leaving)
+        return fleet, states
+
+    fleet, states = run(scene())
+    assert states == [State.DRAINING] and len(fleet.rollouts.generators) == 1
+    fleet.stop()
 
 
 @settings(max_examples=60, deadline=None)

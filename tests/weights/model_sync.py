@@ -75,6 +75,9 @@ class Client:
         elif route == "/finish_weight_update":
             self.updating = False
 
+    async def flush(self, deadline_s: float) -> None:
+        self.posted.append("flush")
+
     async def prompt_logprobs(self, tokens: list[int], *, salt: str, deadline_s: float) -> list[float]:
         self.posted.append("probe")
         while self.holding:

@@ -2,8 +2,9 @@
 
     snapshot, snapshot, ...  ->  an interval without a break  ->  GeneratorRecord
 
-An interval ends at the first new token after a second, or at the last snapshot before a break. Idle time and pauses
-are in no interval, and no interval is without new tokens.
+A generator sends the tokens of a second together, so an interval ends where they have just come: at the first such
+snapshot after a second, or at the last one before a break. Idle time and pauses are in no interval, and no interval is
+without new tokens.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ SAMPLE_S = 0.1
 """Seconds between two snapshots."""
 INTERVAL_S = 1.0
 SHORTEST_S = 0.25
-"""Shorter intervals are dropped: tokens arrive in chunks, and one chunk more or less would be most of the interval."""
+"""Shorter intervals are dropped: a token of each response more or less would be much of the interval."""
 
 
 class WorkIntervals:
@@ -24,8 +25,9 @@ class WorkIntervals:
     def __init__(self, record: Callable[[GeneratorRecord], None]) -> None:
         self._record = record
         self._first: tuple[float, StatsSnapshot] | None = None  # of the interval: (time, snapshot)
-        self._last = (0.0, StatsSnapshot(None, 0, 0.0, 0, 0, 0))
+        self._last = (0.0, StatsSnapshot(None, 0, False, 0, 0, 0))
         self._response_s = self._context_s = 0.0  # integrals over the interval
+        self._so_far: GeneratorRecord | None = None  # up to the last snapshot that was up to date
 
     def add(self, now: float, seen: StatsSnapshot) -> None:
         """Adds the snapshot taken at `now`."""
@@ -36,27 +38,25 @@ class WorkIntervals:
             before, then = self._last
             self._response_s += (now - before) * (then.responses + seen.responses) / 2
             self._context_s += (now - before) * (then.context_tokens + seen.context_tokens) / 2
+            if seen.up_to_date:
+                self._note(now, *self._first, seen)
         self._last = (now, seen)
-        if self._first is not None and now - self._first[0] >= INTERVAL_S and seen.arrived > self._first[1].arrived:
+        if self._so_far is not None and self._so_far.seconds >= INTERVAL_S:
             self._end()
             self._first = (now, seen)
 
-    def _end(self) -> None:
-        """Records the interval up to the last snapshot, unless it is too short or no token arrived in it."""
-        response_s, context_s = self._response_s, self._context_s
-        self._response_s = self._context_s = 0.0
-        if self._first is None or (seconds := self._last[0] - self._first[0]) < SHORTEST_S:
-            return
-        first, last = self._first[1], self._last[1]
-        # Work that is not heard of yet: the tokens come with the break itself, or at another generator.
-        if last.arrived == first.arrived:
-            return
-        self._record(
-            GeneratorRecord(
-                seconds=seconds,
-                tokens=max(0, round(last.written - first.written)),
-                responses=response_s / seconds,
-                context_tokens=context_s / seconds,
-                prefill_tokens=last.read - first.read,
-            )
+    def _note(self, now: float, began: float, first: StatsSnapshot, seen: StatsSnapshot) -> None:
+        seconds = now - began
+        self._so_far = GeneratorRecord(
+            seconds=seconds,
+            tokens=seen.written - first.written,
+            responses=self._response_s / seconds,
+            context_tokens=self._context_s / seconds,
+            prefill_tokens=seen.read - first.read,
         )
+
+    def _end(self) -> None:
+        """Records the interval, unless it is too short or no token came in it."""
+        if self._so_far is not None and self._so_far.seconds >= SHORTEST_S and self._so_far.tokens > 0:
+            self._record(self._so_far)
+        self._so_far, self._response_s, self._context_s = None, 0.0, 0.0

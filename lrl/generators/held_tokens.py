@@ -1,0 +1,132 @@
+"""Tokens that vLLM's engine holds back for a moment: its API server then has work once a second, not at each token.
+
+The engine hands over the tokens of every response after each of its steps. Most of the API server's work is for each
+response in each such message, however many tokens it has. So the queue in front of the engine's socket collects the
+tokens of lrl's responses and passes them on together: all of them after `HOLD_S` seconds, and those of a response that
+ends at once, with its end. Everything else passes at once, in the old order. A response's first token does, which shows
+that its prompt was read. So does the answer to a call, like a pause, and with it all that is held: whoever has the
+answer to a call can have all tokens written before, and tokens of two versions never meet. vLLM's own metrics of
+latency then count parcels, not tokens.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+HOLD_S = 1.0
+"""Seconds for which a token may wait in the engine; its generator's death can cost a response the tokens of as long."""
+OWN = "lrl-"
+"""Found in the request ids whose tokens are held; whoever else reads from this server is not made to wait."""
+UNUSUAL = (
+    "new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "prefill_stats", "routed_experts",
+    "new_sampling_mask", "kv_transfer_params", "ec_transfer_params", "mm_cache_miss_hashes",
+)  # fmt: skip
+"""Fields of vLLM's `EngineCoreOutput` with which an output is not held."""
+NEWS = ("spec_decoding_stats", "kv_connector_stats", "kv_cache_eviction_events", "iteration_details")
+"""Fields of vLLM's `SchedulerStats` that count what happened since the last ones; the others describe a moment."""
+
+
+def install() -> None:
+    """Puts a `HeldTokens` in front of the socket of every engine that starts in this process; may be called twice."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    send = EngineCoreProc.process_output_sockets
+    if send.__name__ == "holding":
+        return
+
+    def holding(self: Any, *places: Any) -> None:
+        self.output_queue = HeldTokens(self.output_queue)
+        send(self, *places)
+
+    EngineCoreProc.process_output_sockets = holding
+
+
+class HeldTokens:
+    """The engine's queue of outputs; takes the place of the `queue.Queue` behind it.
+
+    Args:
+        outputs: That queue: pairs of a client's number and vLLM's `EngineCoreOutputs`, or bytes.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, outputs: queue.Queue[Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self.put_nowait = outputs.put_nowait
+        self._outputs, self._clock = outputs, clock
+        self._held: dict[tuple[int, str], list[Any]] = {}  # by client and request
+        self._like: Any = None  # the last message of which tokens are held
+        self._until = 0.0
+        self._ready = deque[Any]()
+
+    def get(self) -> Any:
+        """Returns what is to be sent next; waits for it."""
+        while not self._ready:
+            try:
+                left = max(0.0, self._until - self._clock()) if self._held else None
+                self._take(self._outputs.get(timeout=left))
+            except queue.Empty:
+                self._release()
+        return self._ready.popleft()
+
+    def _take(self, message: Any) -> None:
+        outputs = None if isinstance(message, bytes) else message[1]
+        if outputs is None or outputs.utility_output is not None:
+            self._release()
+            self._ready.append(message)
+            return
+        if self._held and outputs.outputs and outputs.weight_version != self._like.weight_version:
+            self._release()
+        client, now = message[0], []
+        for output in outputs.outputs:
+            held = self._held.get(key := (client, output.request_id))
+            if passes_at_once(output):
+                now.append(joined([*self._held.pop(key, ()), output]))
+            elif held is not None:
+                held.append(output)
+            else:
+                self._until = self._until if self._held else self._clock() + HOLD_S
+                self._held[key], self._like = [output], outputs
+        holds = len(now) < len(outputs.outputs)
+        outputs.outputs = now
+        if now or not holds or outputs.finished_requests or has_news(outputs.scheduler_stats):
+            self._ready.append(message)
+        if self._held and self._clock() >= self._until:
+            self._release()
+
+    def _release(self) -> None:
+        """Passes on all that is held, a message for each client."""
+        for client in sorted({client for client, _ in self._held}):
+            outputs = [joined(parts) for (owner, _), parts in self._held.items() if owner == client]
+            self._ready.append((client, type(self._like)(outputs=outputs, weight_version=self._like.weight_version)))
+        self._held.clear()
+
+
+def passes_at_once(output: Any) -> bool:
+    """Whether an output may not be held."""
+    if output.finish_reason is not None or OWN not in output.request_id:
+        return True
+    return any(getattr(output, field) is not None for field in UNUSUAL)
+
+
+def has_news(stats: Any) -> bool:
+    """Whether the statistics of a step would be missed; those of the next step replace the others."""
+    return stats is not None and bool(stats.prefix_cache_stats.requests or any(getattr(stats, field) for field in NEWS))
+
+
+def joined(parts: list[Any]) -> Any:
+    """Returns one output for several of one response, in their order."""
+    last = parts[-1]
+    if len(parts) == 1:
+        return last
+    last.new_token_ids = [token for part in parts for token in part.new_token_ids]
+    last.events = [event for part in parts for event in part.events or ()] or None
+    tables = [part.new_logprobs for part in parts if part.new_logprobs is not None]
+    if tables:
+        columns = zip(*(table[:3] for table in tables), strict=True)
+        last.new_logprobs = type(tables[0])(*(np.concatenate(column) for column in columns), None)
+    return last

@@ -1,0 +1,135 @@
+"""The routes by which a generator writes; an ASGI middleware of vLLM's API server, behind the run's token.
+
+    POST /lrl/write    streams the responses to one prompt as frames (`lrl.generators.frames`)
+    POST /lrl/flush    sends all tokens written so far, and marks that place in every stream
+
+They ask vLLM's engine for the same tokens as vLLM's own generate route, which builds objects and JSON for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from lrl.generators.frames import FLUSH, WRITE, Part, line, pack
+from lrl.generators.held_tokens import OWN
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+TURNS = 64
+"""Turns of the loop in which vLLM hands a message of the engine to all of its responses: 128 of them in a turn."""
+
+
+class WriteRoute:
+    """The middleware, given to vLLM by its class path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._streams: dict[str, Send] = {}  # that have begun, by the request's id
+        self._ended = deque[str](maxlen=1024)  # the last requests; what they sent may still be on its way
+        self._flushes = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers requests of the two routes, and forwards all others."""
+        path = scope["path"] if scope["type"] == "http" and scope["method"] == "POST" else ""
+        if path not in (WRITE, FLUSH):
+            return await self.app(scope, receive, send)
+        engine, body = scope["app"].state.engine_client, await Request(scope, receive).body()
+        if path == FLUSH:
+            return await JSONResponse(await self._flush(engine))(scope, receive, send)
+        refusal: JSONResponse | None = None
+
+        async def write() -> None:
+            nonlocal refusal
+            refusal = await self._write(engine, json.loads(body), send)
+
+        await until_gone(write, receive)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+
+    async def _write(self, engine: Any, body: dict[str, Any], send: Send) -> JSONResponse | None:
+        """Streams the responses; returns the refusal of a request that has not begun."""
+        from vllm.exceptions import VLLMClientError
+
+        name, failure = body["request_id"], None
+        try:
+            async with aclosing(generate(engine, body)) as outputs:
+                async for output in outputs:
+                    if name not in self._streams:
+                        await send({"type": "http.response.start", "status": 200, "headers": []})
+                        self._streams[name] = send
+                    await send(piece(pack([part_of(one) for one in output.outputs])))
+        except (VLLMClientError, ValueError) as error:
+            failure = JSONResponse({"error": str(error)}, 400)
+        except Exception as error:
+            failure = JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+        finally:
+            if begun := self._streams.pop(name, None) is not None:
+                self._ended.append(name)
+        if begun:
+            last = line(json.loads(bytes(failure.body))) if failure is not None else b""
+            await send(piece(last, more=False))
+        return None if begun else failure
+
+    async def _flush(self, engine: Any) -> dict[str, Any]:
+        # The engine sends what it holds before it answers any call.
+        await engine.get_weight_version()
+        while not engine.engine_core.outputs_queue.empty():
+            await asyncio.sleep(0)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        number, streams = next(self._flushes), dict(self._streams)
+        for name, send in streams.items():
+            if name in self._streams:
+                await send(piece(line({"flushed": number})))
+        return {"flushed": number, "requests": [*streams, *self._ended]}
+
+
+def generate(engine: Any, body: dict[str, Any]) -> Any:
+    """Returns vLLM's outputs of a request, new tokens alone; raises VLLMClientError if it is wrong."""
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = SamplingParams(**body["sampling_params"], output_kind=RequestOutputKind.DELTA, flat_logprobs=True)
+    prompt = tokens_input(body["token_ids"], cache_salt=body["cache_salt"])
+    return engine.generate(prompt, sampling, OWN + body["request_id"], priority=body["priority"])
+
+
+def part_of(output: Any) -> Part:
+    """Returns the new tokens of one response."""
+    tokens, spans = list(output.token_ids), output.weight_versions if output.finish_reason else None
+    # With `logprobs=0` there is one number a token.
+    logprobs = output.logprobs.logprobs if tokens else []
+    versions = None if spans is None else [(span.version, span.start, span.end) for span in spans]
+    return Part(output.index, tokens, logprobs, output.finish_reason, versions)
+
+
+def piece(content: bytes, more: bool = True) -> dict[str, Any]:
+    """Returns the ASGI message with a piece of a response."""
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+async def until_gone(work: Callable[[], Awaitable[None]], receive: Receive) -> None:
+    """Does `work`, until it is done or the client is gone; vLLM then ends its responses."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work()), asyncio.ensure_future(gone())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    with suppress(asyncio.CancelledError):
+        await tasks[0]

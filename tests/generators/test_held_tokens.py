@@ -1,0 +1,125 @@
+"""The queue that holds tokens back in vLLM's engine, with vLLM's own messages."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
+from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
+from vllm.v1.outputs import LogprobsLists
+
+from lrl.generators.held_tokens import HOLD_S, OWN, HeldTokens
+
+CALL = UtilityOutput(call_id=1)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def output(name: str, tokens: list[int], finish: FinishReason | None = None, **fields: Any) -> EngineCoreOutput:
+    column = np.array(tokens, dtype=np.int32)[:, None]
+    logprobs = LogprobsLists(column, -0.25 * column.astype(np.float32), np.ones(len(tokens), dtype=np.int32))
+    return EngineCoreOutput(name, tokens, new_logprobs=logprobs, finish_reason=finish, **fields)
+
+
+def message(*outputs: EngineCoreOutput, client: int = 0, version: str = "0", **fields: Any) -> Any:
+    return client, EngineCoreOutputs(outputs=list(outputs), weight_version=version, **fields)
+
+
+def passed(clock: Clock, *messages: Any, after_s: float = 0.0) -> list[Any]:
+    """Returns what has been passed on `after_s` seconds after `messages`, which came at once."""
+    held, found = HeldTokens(queue.Queue(), clock), []
+    for one in messages:
+        held._take(one)
+    clock.now += after_s
+    while held._ready or (held._held and clock.now >= held._until):
+        found.append(held.get())
+    return found
+
+
+def tokens_of(found: list[Any]) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    for _, outputs in found:
+        for one in outputs.outputs:
+            tokens.setdefault(one.request_id, []).extend(one.new_token_ids)
+            if one.new_logprobs is not None:
+                assert one.new_logprobs.logprobs[:, 0].tolist() == [-0.25 * token for token in one.new_token_ids]
+    return tokens
+
+
+def test_tokens_wait_for_hold_s_and_go_together() -> None:
+    def steps() -> list[Any]:
+        return [message(output(OWN + "a", [step]), output(OWN + "b", [step + 10])) for step in range(3)]
+
+    assert passed(Clock(), *steps(), after_s=0.9 * HOLD_S) == []
+    ((client, found),) = passed(Clock(), *steps(), after_s=HOLD_S)
+    assert client == 0 and found.weight_version == "0" and len(found.outputs) == 2
+    assert tokens_of([(0, found)]) == {OWN + "a": [0, 1, 2], OWN + "b": [10, 11, 12]}
+
+
+def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_response_alone() -> None:
+    first = message(output(OWN + "a", [1], prefill_stats=PrefillStats()))
+    assert len(passed(Clock(), first)) == 1
+    ends = message(output(OWN + "a", [3], FinishReason.STOP), output(OWN + "b", [4]))
+    found = passed(Clock(), message(output(OWN + "a", [2]), output(OWN + "b", [2])), ends)
+    assert tokens_of(found) == {OWN + "a": [2, 3]} and found[0][1].outputs[0].finish_reason is FinishReason.STOP
+
+
+def test_whoever_has_the_answer_to_a_call_can_have_all_tokens_written_before() -> None:
+    answer = message(utility_output=CALL)
+    found = passed(Clock(), message(output(OWN + "a", [1])), message(output(OWN + "b", [2]), client=1), answer)
+    assert tokens_of(found[:2]) == {OWN + "a": [1], OWN + "b": [2]} and found[2] is answer
+    assert [client for client, _ in found[:2]] == [0, 1]
+
+
+def test_the_end_of_the_engine_comes_after_all_tokens() -> None:
+    found = passed(Clock(), message(output(OWN + "a", [1])), b"ENGINE_CORE_DEAD")
+    assert tokens_of(found[:1]) == {OWN + "a": [1]} and found[1] == b"ENGINE_CORE_DEAD"
+
+
+def test_nobody_elses_tokens_wait() -> None:
+    found = passed(Clock(), message(output("chatcmpl-1", [1]), output(OWN + "a", [2])))
+    assert tokens_of(found) == {"chatcmpl-1": [1]}
+
+
+def test_tokens_of_two_versions_never_meet() -> None:
+    found = passed(Clock(), message(output(OWN + "a", [1])), message(output(OWN + "a", [2]), version="1"), after_s=9)
+    versions = {tuple(one.new_token_ids): outputs.weight_version for _, outputs in found for one in outputs.outputs}
+    assert versions == {(1,): "0", (2,): "1"}
+
+
+def test_statistics_of_a_prefill_are_not_lost() -> None:
+    stats = SchedulerStats()
+    assert passed(Clock(), message(output(OWN + "a", [1]), scheduler_stats=stats)) == []
+    stats.prefix_cache_stats.requests = 1
+    ((_, found),) = passed(Clock(), message(output(OWN + "a", [1]), scheduler_stats=stats))
+    assert found.scheduler_stats is stats and found.outputs == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(["", "end", "call", "wait"])), max_size=40)
+)
+def test_every_token_is_passed_on_once_and_in_order(steps: list[tuple[int, int, str]]) -> None:
+    clock, outputs, wrote, found = Clock(), queue.Queue[Any](), dict[str, list[int]](), list[Any]()
+    held = HeldTokens(outputs, clock)
+    for place, (number, count, event) in enumerate(steps):
+        name = f"{OWN}{number}"
+        tokens = [10 * place + more for more in range(count)]
+        wrote.setdefault(name, []).extend(tokens)
+        held._take(message(output(name, tokens, FinishReason.LENGTH if event == "end" else None)))
+        if event == "call":
+            held._take(message(utility_output=CALL))
+        clock.now += HOLD_S if event == "wait" else 0.0
+    held._take(b"dead")
+    while (one := held.get()) != b"dead":
+        found.append(one)
+    assert tokens_of(found) == wrote

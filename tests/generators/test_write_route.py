@@ -1,0 +1,131 @@
+"""The routes by which a real vLLM server writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+
+from lrl.generators.client import GeneratorClient, RequestRejected
+from lrl.types import Rollout, Sampling
+from tests.lent_server import LentServer
+
+T = TypeVar("T")
+PROMPT = [5, 6, 7, 8]
+SAMPLING = Sampling(n=64, max_tokens=150)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullLength(Sampling):
+    """Ends no response before its limit."""
+
+    def as_vllm(self, n: int, written: int) -> dict[str, Any]:
+        """See `Sampling.as_vllm`."""
+        return Sampling.as_vllm(self, n, written) | {"ignore_eos": True}
+
+
+class Writing:
+    """A request for many long responses."""
+
+    def __init__(self, client: GeneratorClient, version: int = 0) -> None:
+        self.client, self.version = client, version
+        self.rollouts = [Rollout() for _ in range(SAMPLING.n)]
+        sampling = FullLength(n=SAMPLING.n, max_tokens=SAMPLING.max_tokens)
+        how: dict[str, Any] = {"version": lambda: self.version, "priority": 0, "deadline_s": 60.0}
+        self.task = asyncio.ensure_future(client.write(PROMPT, self.rollouts, sampling, **how))
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(rollout.token_ids) for rollout in self.rollouts]
+
+    async def begun(self) -> None:
+        """Waits until every response has its first token."""
+        while not all(self.lengths) and not self.task.done():
+            await asyncio.sleep(0.001)
+
+
+def with_client(server: LentServer, work: Callable[[GeneratorClient], Awaitable[T]]) -> T:
+    async def scene() -> T:
+        client = GeneratorClient(server.url, server.name, server.token, server.trust)
+        try:
+            await call(client, "/update_weight_version", {"new_version": "0"})
+            async with asyncio.timeout(120):
+                return await work(client)
+        finally:
+            await call(client, "/resume")
+            await client.close()
+
+    return asyncio.run(scene())
+
+
+async def call(client: GeneratorClient, route: str, body: dict[str, Any] | None = None) -> Any:
+    return await client.post(route, body, deadline_s=60.0)
+
+
+def test_after_a_flush_no_token_that_was_written_is_on_its_way(lent_server: LentServer) -> None:
+    async def scene(client: GeneratorClient) -> tuple[list[int], Writing]:
+        while True:
+            writing = Writing(client)
+            await writing.begun()
+            await call(client, "/pause?mode=keep&clear_cache=false")
+            await client.flush(60.0)
+            at_the_flush = writing.lengths
+            await call(client, "/update_weight_version", {"new_version": "1"})
+            writing.version = 1
+            await call(client, "/resume")
+            await writing.task
+            if max(at_the_flush) < SAMPLING.max_tokens:
+                return at_the_flush, writing
+            await call(client, "/update_weight_version", {"new_version": "0"})  # all had ended: again
+
+    at_the_flush, writing = with_client(lent_server, scene)
+    assert [rollout.versions.count(0) for rollout in writing.rollouts] == at_the_flush
+    assert set(writing.lengths) == {SAMPLING.max_tokens}
+
+
+def test_a_flush_brings_tokens_before_their_time(lent_server: LentServer) -> None:
+    async def scene(client: GeneratorClient) -> None:
+        writing = Writing(client)
+        await writing.begun()
+        frames = 0
+        while not writing.task.done():
+            before = writing.lengths
+            await client.flush(60.0)
+            frames += writing.lengths != before
+        assert frames > 3  # in less than HOLD_S of writing, most likely
+
+    with_client(lent_server, scene)
+
+
+def test_a_response_whose_client_is_gone_is_not_written_to_its_end(lent_server: LentServer) -> None:
+    async def scene(client: GeneratorClient) -> float:
+        writing = Writing(client)
+        await writing.begun()
+        writing.task.cancel()
+        await asyncio.gather(writing.task, return_exceptions=True)
+        await client.heartbeat(60.0)  # the numbers below are of the last step
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {lent_server.token}"}) as session:
+            while running := await number(session, f"{lent_server.url}/metrics", "vllm:num_requests_running"):
+                await client.heartbeat(60.0)
+            return running
+
+    assert with_client(lent_server, scene) == 0
+
+
+async def number(session: aiohttp.ClientSession, url: str, name: str) -> float:
+    async with session.get(url) as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def test_a_request_that_vllm_refuses_is_rejected_with_its_words(lent_server: LentServer) -> None:
+    async def too_long(client: GeneratorClient) -> None:
+        how: dict[str, Any] = {"version": lambda: 0, "priority": 0, "deadline_s": 60.0}
+        await client.write([5] * 500, [Rollout()], Sampling(max_tokens=5), **how)
+
+    with pytest.raises(RequestRejected, match="answered 400: .*160"):
+        with_client(lent_server, too_long)

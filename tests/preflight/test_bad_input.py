@@ -66,6 +66,8 @@ def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
     monkeypatch.setattr(Server, "start", start)
     monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
     monkeypatch.setattr(sys, "argv", ["lrl"])
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "srun" else which(name, *more))
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(inputs)

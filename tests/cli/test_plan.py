@@ -6,8 +6,11 @@ import functools
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+import lrl
 from lrl.cli.main import main
 from lrl.cli.plan import parser, plan
 from lrl.planning.planner.report import print_whole
-from tests.planning.shapes import LLAMA_8B, QWEN_1_5B
+from tests.planning.shapes import LLAMA_8B, LLAMA_70B, QWEN_1_5B
 
 LENGTHS = ("--lengths", "lognormal:mean=500,max=2000")
 SMALL = (*LENGTHS, "--prompts", "16", "--prompt-tokens", "256")
@@ -67,21 +71,29 @@ def test_a_plan_imports_neither_torch_nor_vllm(qwen: str) -> None:
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
-def test_lrl_fit_builds_the_written_recipe(qwen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[L.Trainer, dict[str, Any]]]:
+    """Returns the trainer that `lrl fit` makes of a recipe, on the CPU, and what it would fit."""
     calls: list[tuple[L.Trainer, dict[str, Any]]] = []
 
     @functools.wraps(L.Trainer.fit)
     def fit(self: L.Trainer, **arguments: Any) -> None:
         calls.append((self, arguments))
 
+    def built(recipe: str) -> tuple[L.Trainer, dict[str, Any]]:
+        assert main(["fit", "--config", recipe, "--trainer.accelerator", "cpu"]) == 0
+        return calls.pop()
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(L.Trainer, "fit", fit)
     monkeypatch.setattr(sys, "argv", ["lrl"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
-    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--out", "planned.yaml"]) == 0
-    assert main(["fit", "--config", "planned.yaml", "--trainer.accelerator", "cpu"]) == 0
+    return built
 
-    ((trainer, arguments),) = calls
+
+def test_lrl_fit_builds_the_written_recipe(qwen: str, build: Any) -> None:
+    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--out", "planned.yaml"]) == 0
+    trainer, arguments = build("planned.yaml")
     data, strategy = arguments["datamodule"], trainer.strategy
     assert (data.groups_per_step, data.sampling.n, data.max_prompt_tokens, data.sampling.max_tokens) == (
         16,
@@ -92,6 +104,24 @@ def test_lrl_fit_builds_the_written_recipe(qwen: str, tmp_path: Path, monkeypatc
     kept, server = len(strategy.generator_devices), strategy.server_settings  # type: ignore[attr-defined]
     assert 1 < 1 + kept <= 8 and kept % server.tensor_parallel_size == 0
     assert data.max_lag == 1 and arguments["model"].gradient_checkpointing
+
+
+@pytest.mark.parametrize(("name", "config"), [("llama_8b_one_node", LLAMA_8B), ("llama_70b_four_nodes", LLAMA_70B)])
+def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
+    name: str, config: dict[str, Any], tmp_path: Path, build: Any
+) -> None:
+    """But for the name of the model, and that of the run."""
+    shipped = Path(lrl.__file__).parent / "recipes" / "cluster" / f"{name}.yaml"
+    written, out = yaml.safe_load(shipped.read_text()), tmp_path / "planned.yaml"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = shlex.split(re.search("Written by: lrl (.*)", shipped.read_text())[1])  # type: ignore[index]
+    assert main([{"FOLDER": str(tmp_path), "FILE": str(out)}.get(word, word) for word in words]) == 0
+    planned = yaml.safe_load(out.read_text())
+    planned["model"]["init_args"]["model"] = written["model"]["init_args"]["model"]
+    planned["trainer"]["logger"]["init_args"]["name"] = name
+    assert planned == written
+    trainer, _ = build(str(shipped))
+    assert trainer.strategy.shards == trainer.num_nodes * (trainer.num_devices or 1)
 
 
 def test_a_simulated_plan_writes_the_fastest_dispatch_policy(

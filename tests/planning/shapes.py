@@ -15,6 +15,12 @@ LLAMA_8B: dict[str, Any] = dict(
     num_hidden_layers=32,
     vocab_size=128256,
 )
+LLAMA_70B: dict[str, Any] = LLAMA_8B | dict(
+    hidden_size=8192,
+    num_attention_heads=64,
+    intermediate_size=28672,
+    num_hidden_layers=80,
+)
 QWEN_1_5B: dict[str, Any] = dict(
     model_type="qwen2",
     hidden_size=1536,

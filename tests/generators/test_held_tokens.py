@@ -65,6 +65,26 @@ def test_tokens_wait_for_hold_s_and_go_together() -> None:
     assert tokens_of([(0, found)]) == {OWN + "a": [0, 1, 2], OWN + "b": [10, 11, 12]}
 
 
+def test_a_queue_that_never_runs_empty_does_not_hold_tokens_longer() -> None:
+    clock, outputs = Clock(), queue.Queue[Any]()
+    held, waited = HeldTokens(outputs, clock), []
+    for step in range(40):
+        outputs.put(message(output(OWN + "a", [step])))
+    outputs.put(b"dead")
+    clock_of = dict[int, float]()
+
+    def take(one: Any, before: Any = held._take) -> None:
+        clock.now += 0.1 * HOLD_S
+        if one != b"dead":
+            clock_of[one[1].outputs[0].new_token_ids[0]] = clock.now
+        before(one)
+
+    held._take = take  # type: ignore[method-assign]
+    while (one := held.get()) != b"dead":
+        waited += [clock.now - clock_of[token] for token in tokens_of([one])[OWN + "a"]]
+    assert len(waited) == 40 and max(waited) < 1.2 * HOLD_S
+
+
 def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_response_alone() -> None:
     first = message(output(OWN + "a", [1], prefill_stats=PrefillStats()))
     assert len(passed(Clock(), first)) == 1

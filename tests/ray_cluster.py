@@ -36,14 +36,14 @@ class RayNode:
                 [*prefix, ray, "start", *words, *common], stdout=output, stderr=output, env=environment, cwd=log.parent
             )
 
-    def wait_started(self) -> None:
-        """Waits until it belongs to the cluster."""
+    def has_started(self) -> bool:
+        """Waits until it belongs to the cluster, or has ended."""
 
         def started() -> bool:
-            assert self.process.poll() is None, self.log.read_text()
             return "Ray runtime started" in self.log.read_text()
 
-        wait_for(started, START_S, "a node of Ray")
+        wait_for(lambda: started() or self.process.poll() is not None, START_S, "a node of Ray")
+        return started()
 
     def processes(self, named: str = "") -> list[psutil.Process]:
         """Returns its living processes whose command has this word."""
@@ -77,16 +77,23 @@ class RayCluster:
     def __init__(self, namespace: str, folder: Path) -> None:
         self.namespace, self.folder = namespace, folder
         own = ["--head", "--node-ip-address", HERE, "--port", str(PORT), "--include-dashboard", "false"]
-        self.nodes = [RayNode([], [*own, "--temp-dir", str(folder)], folder / "head.log")]
-        self.nodes[0].wait_started()
+        self.nodes: list[RayNode] = []
+        self._start([], [*own, "--temp-dir", str(folder)])
 
     def add_node(self) -> RayNode:
         """Starts one in the other namespace."""
         words = ["--address", ADDRESS, "--node-ip-address", THERE, "--resources", '{"there": 1}']
-        prefix = ["ip", "netns", "exec", self.namespace]
-        self.nodes.append(RayNode(prefix, words, self.folder / f"node-{len(self.nodes)}.log"))
-        self.nodes[-1].wait_started()
-        return self.nodes[-1]
+        return self._start(["ip", "netns", "exec", self.namespace], words)
+
+    def _start(self, prefix: Sequence[str], words: Sequence[str]) -> RayNode:
+        """Ray gives a node 30 s to start and no setting for more, so one on a busy machine has three attempts."""
+        for _ in range(3):
+            node = RayNode(prefix, words, self.folder / f"node-{len(self.nodes)}.log")
+            self.nodes.append(node)
+            if node.has_started():
+                return node
+            node.close()
+        raise AssertionError(node.log.read_text())
 
 
 @contextmanager

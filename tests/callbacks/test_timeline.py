@@ -112,7 +112,7 @@ def test_the_optimizers_update_has_seconds_of_its_own(
 
     monkeypatch.setattr(torch.optim.Adam, "_init_group", slow)
     steps = of(StepRecord, fit(policy_folder, tmp_path, data, steps=2))
-    assert all(0.1 <= step.update_s < step.seconds for step in steps)
+    assert all(0.1 <= step.update_s < step.seconds for step in steps), steps
 
 
 def test_a_new_run_in_a_folder_removes_the_timeline_of_the_older_one(

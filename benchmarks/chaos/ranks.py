@@ -27,6 +27,9 @@ CALLS = {"load": 1, "step": 2, "sync": 60, "save": 2, "export": 1}
 """The call at which a rank dies: that of a sync is in the one after the first step, and that of a checkpoint in the
 second. The export comes when all steps are done."""
 
+EXPLAINED = "look for its error above"
+"""In the words with which a run ends after the loss of a rank (`lrl.runtime.ranks`)."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of this experiment."""
@@ -62,7 +65,7 @@ def kill(settings: TargetSettings, death: Death) -> dict[str, Any]:
     found = {
         **{"rank": death.rank, "place": death.place, "status": status, "steps_found": steps[0] if steps else None},
         "end_s": round(ended - float(told.read_text()), 1),
-        "explained": "RankLostError" in target.output.read_text(errors="replace"),
+        "explained": EXPLAINED in target.output.read_text(errors="replace"),
         **left,
     }
     log.info("%s", found)

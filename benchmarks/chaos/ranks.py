@@ -12,6 +12,7 @@ import argparse
 import logging
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 RANKS = 2
 CALLS = {"load": 1, "step": 2, "sync": 60, "save": 2, "export": 1}
 """The call at which a rank dies: that of a sync is in the one after the first step, and that of a checkpoint in the
-second. The export comes when all steps are done."""
+second. The export comes when all steps are done, and only behind a step: see `steps_until`."""
 
 EXPLAINED = "look for its error above"
 """In the words with which a run ends after the loss of a rank (`lrl.runtime.ranks`)."""
@@ -47,11 +48,24 @@ def run(args: argparse.Namespace) -> int:
 def measure(settings: TargetSettings) -> dict[str, Any]:
     """Makes all launches of the run, and its record."""
     shutil.rmtree(settings.folder, ignore_errors=True)
-    deaths = [kill(settings, Death(rank, place, CALLS[place])) for place in CALLS for rank in reversed(range(RANKS))]
+    deaths = []
+    for place in CALLS:
+        for rank in reversed(range(RANKS)):
+            launch = replace(settings, steps=steps_until(settings.steps, place, rank))
+            deaths.append(kill(launch, Death(rank, place, CALLS[place])))
     with Target(settings) as target:
         target.wait(WAIT_S + 60.0 * settings.steps)
         left = target.leftovers()
     return {"deaths": deaths, "left": left, **outcome(settings, target.journal.refresh())}
+
+
+def steps_until(steps: int, place: str, rank: int) -> int:
+    """Returns the last step of the launch that ends by this death, of a run of `steps`.
+
+    A run that resumes behind its last step has nothing to export. So each launch that dies in the export has a step
+    more than the one before it.
+    """
+    return steps - 1 - rank if place == "export" else steps
 
 
 def kill(settings: TargetSettings, death: Death) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 _watched = threading.Event()
@@ -36,6 +37,13 @@ def live_on() -> None:
     _watched.clear()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def dying_with_this(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command that ends with this process, whichever way this one ends; see `die_with`."""
+    begin = "import os, sys; from lrl.runtime.parent_death import die_with; die_with(int(sys.argv[1]))"
+    begin += "; os.execv(sys.argv[2], sys.argv[2:])"
+    return [sys.executable, "-c", begin, str(os.getpid()), *words]
 
 
 def _watch(owner: int) -> None:

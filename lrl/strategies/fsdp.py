@@ -80,6 +80,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
 
     def check(self) -> None:
         """Checks the settings against the ranks."""
+        super().check()
         ranks = self.num_processes * self.num_nodes
         if ranks % self.tensor_parallel_size or ranks // self.tensor_parallel_size < 2:
             fault(

@@ -33,6 +33,7 @@ from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.membership.admission import admit_others
 from lrl.membership.keeper import Keeper
+from lrl.membership.node_generators import wait_joined
 from lrl.membership.registry import JoinSpec, Registry
 from lrl.membership.run_file import (
     TOKEN_VARIABLE,
@@ -60,8 +61,8 @@ class GeneratorDevices(GracefulShutdown):
     """Mixin for a Lightning strategy: reserves devices for generators, and owns the generators.
 
     Args:
-        generator_devices: How many of the job's devices generate, counted from the last; 0 lets one generator share the
-            trainer's device.
+        generator_devices: How many of the job's devices on each node generate, counted from the last; 0 lets one
+            generator share the device of rank 0.
         placement: `split` has both sides work at once, each on its own devices or its half of the CPU's cores.
             `shared` has them take turns with all of them; it needs `data.max_lag: 0`, and `generator_devices: 0` on
             GPUs.
@@ -175,6 +176,14 @@ class GeneratorDevices(GracefulShutdown):
         return max(1, len(self.generator_devices) // self.server_settings.tensor_parallel_size)
 
     @property
+    def generators_of_other_nodes(self) -> int:
+        """Generators that the nodes of other ranks start."""
+        return 0
+
+    def start_on_other_nodes(self) -> None:
+        """Has the nodes of other ranks start their generators, once the run's registry is open."""
+
+    @property
     def gpus_of_each(self) -> int:
         """GPUs of a generator; 0 on a CPU."""
         return self.server_settings.tensor_parallel_size if self.root_device.type == "cuda" else 0
@@ -201,12 +210,15 @@ class GeneratorDevices(GracefulShutdown):
         stopped = functools.partial(raise_if_stopped, trainer)
         self.fleet.loop.interrupted = stopped
         registry = self._open_registry(self._terms(trainer, settings, len(servers)), settings, folder)
+        self.start_on_other_nodes()
         if self.generator_launcher is None:
             rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
         self.fleet.start(stopped)
         admit_others(self.fleet, registry, self.token, settings, folder)
         if self.generator_launcher is not None:
-            self._launch(self.generator_launcher, registry, settings, folder, stopped)
+            self._launch(self.generator_launcher, settings, folder, stopped)
+        if elsewhere := self.generators_of_other_nodes:
+            wait_joined(self.fleet, elsewhere, settings.start_timeout_s, stopped)
 
     def _open_registry(self, spec: JoinSpec, settings: ServerSettings, folder: Path) -> Registry:
         """Starts the server at which generators of other processes join; raises ConfigError if `join_port` is taken."""
@@ -222,7 +234,6 @@ class GeneratorDevices(GracefulShutdown):
     def _launch(
         self,
         launcher: Launcher,
-        registry: Registry,
         settings: ServerSettings,
         folder: Path,
         stopped: Callable[[], None],
@@ -260,7 +271,7 @@ class GeneratorDevices(GracefulShutdown):
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the devices do not allow
         it."""
-        return self.choose_transport(), self._placements(self.root_device.type == "cuda")
+        return self.choose_transport(), self._enough(self.placements())
 
     def choose_transport(self) -> type[Transport]:
         """Returns the transport on these devices; raises ConfigError if they, or the servers' settings, do not allow
@@ -318,12 +329,16 @@ class GeneratorDevices(GracefulShutdown):
             serves_model=os.path.isdir(model),
         )
 
-    def _placements(self, on_cuda: bool) -> list[list[int]]:
-        """Returns the CUDA indices of each generator; an empty list is a generator on the CPU."""
+    def placements(self) -> list[list[int]]:
+        """Returns the CUDA indices of each generator of this node; an empty list is a generator on the CPU.
+
+        Raises:
+            ConfigError: `server.tensor_parallel_size` does not divide them.
+        """
         if self.generator_launcher is not None:
             return []
-        if not on_cuda:
-            return self._enough([[] for _ in range(max(1, len(self.generator_devices)))])
+        if self.root_device.type != "cuda":
+            return [[] for _ in range(max(1, len(self.generator_devices)))]
         shared: torch.device = self.root_device
         indices = [device.index for device in self.generator_devices or [shared]]
         size = self.server_settings.tensor_parallel_size
@@ -332,10 +347,10 @@ class GeneratorDevices(GracefulShutdown):
                 f"strategy.server.tensor_parallel_size is {size}, which does not divide the {len(indices)} "
                 "generator devices."
             )
-        return self._enough([indices[start : start + size] for start in range(0, len(indices), size)])
+        return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def _enough(self, placements: list[list[int]]) -> list[list[int]]:
-        if self.num_evaluation_generators >= len(placements):
+        if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
             raise ConfigError(
                 f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are {len(placements)} "
                 "generators: none is left for rollouts. Lower it, or raise generator_devices and trainer.devices."

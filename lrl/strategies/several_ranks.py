@@ -10,23 +10,26 @@ Ranks of several machines meet twice: at their start, before anything costs time
 missing and why (`lrl.runtime.roll_call`); and when rank 0 has made its checks, in the process group.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
-from lrl.runtime.config_errors import above
+from lrl.generators.endpoint import is_loopback
+from lrl.membership.node_generators import NodeGenerators, RunAddress
+from lrl.runtime.config_errors import above, fault
 from lrl.runtime.keepalive import close_silent_connections
 from lrl.runtime.parent_death import die_with, live_on
 from lrl.runtime.ranks import Ranks, explain_broken_collective, explain_rank_loss
@@ -34,6 +37,9 @@ from lrl.runtime.roll_call import RollCall
 from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.shared_folder import check_reads, check_writes
+
+if TYPE_CHECKING:
+    import lightning as L
 
 T = TypeVar("T")
 
@@ -77,6 +83,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
         self.meeting_timeout_s = meeting_timeout_s
         self._roll_call: RollCall | None = None
+        self._node_generators: NodeGenerators | None = None
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"
@@ -119,14 +126,40 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         close_silent_connections(self.heartbeat_s)
         live_on()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
-        if self.num_nodes > 1 and self.generator_devices:
-            rank_zero_warn(
-                f"strategy.generator_devices is {len(self.generator_devices)} on each node, and rank 0 starts "
-                "generators on its own node alone. On the others type `lrl serve --join ADDRESS --devices ...`, or set "
-                "it to 0 and take a strategy.launcher (docs/cluster.md)."
-            )
         if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
             check_writes(self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else [])
+
+    def setup(self, trainer: L.Trainer) -> None:
+        """Sets up training and starts the generators: rank 0 those of its own node, each other node its own."""
+        super().setup(trainer)
+        if not self.is_global_zero and self.generators_of_other_nodes:
+            run: RunAddress = self.ranks.receive()
+            if self.local_rank == 0:
+                self._node_generators = NodeGenerators(run, self.placements())
+                self._node_generators.start()
+
+    @property
+    def generators_of_other_nodes(self) -> int:
+        """Generators that the nodes of other ranks start."""
+        return (self.num_nodes - 1) * len(self.placements()) if self.generator_devices else 0
+
+    def start_on_other_nodes(self) -> None:
+        """Tells all ranks where generators join; the first of each other node then starts some."""
+        if self.generators_of_other_nodes:
+            assert self.registry_server is not None, "opened before"
+            self.ranks.share(RunAddress.of(self.registry_server))
+
+    def check(self) -> None:
+        """Checks that generators of other nodes can reach the run."""
+        super().check()
+        host = self.server_settings.host
+        if self.generators_of_other_nodes and is_loopback(host):
+            fault(
+                f"strategy.server.host is {host}, which the generators of the other nodes do not reach "
+                f"(trainer.num_nodes is {self.num_nodes}, strategy.generator_devices {self.num_generator_devices}): "
+                "give rank 0's address in the network of the nodes, with server.tls_cert and tls_key, or "
+                "server.insecure if nobody else is on it."
+            )
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Reads a checkpoint on every rank; raises ConfigError on all if one does not see it."""
@@ -179,6 +212,9 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def teardown(self) -> None:
         """Ends the generators, and after an error the ranks that rank 0 has started."""
         super().teardown()
+        if self._node_generators is not None:
+            self._node_generators.stop()
+            self._node_generators = None
         module = self.lightning_module
         if module is not None and module.trainer.interrupted and isinstance(self._launcher, Launcher):
             self._launcher.kill(signal.SIGKILL)

@@ -94,8 +94,9 @@ def nodes(folder: Path) -> Iterator[Callable[..., Node]]:
         place = folder / f"node-{number}"
         place.mkdir(exist_ok=True)
         (place / "output").write_text("")
-        arguments = (machine, place, hidden, started_by(number) | variables, program, words)
-        started.append(Node(CONTEXT.Process(target=_be_node, args=arguments, daemon=True), place))
+        own = {"TMPDIR": str(place)} | started_by(number) | variables
+        arguments = (machine, place, hidden, own, program, words)
+        started.append(Node(CONTEXT.Process(target=_be_node, args=arguments), place))
         started[-1].process.start()
         return started[-1]
 
@@ -122,7 +123,7 @@ def _be_node(
     hide(hidden)
     os.environ.update(variables)
     os.chdir(place)
-    os.environ["TMPDIR"], tempfile.tempdir = str(place), None
+    tempfile.tempdir = None
     torch.set_num_threads(1)
     try:
         program(*words)

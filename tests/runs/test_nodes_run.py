@@ -1,0 +1,85 @@
+"""A real run on two machines (network namespaces), each of which starts generators of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+
+import lrl
+from lrl.callbacks import Throughput, WeightSync
+from tests.leftovers import MARK, living, nothing_left, wait_for
+from tests.network_namespace import two_machines
+from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.strategies.node_of_two import Node, nodes
+
+STEPS, GROUPS, LOST_AT = 5, 4, 1
+DEADLINE_S = 600.0
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    yield from nothing_left(monkeypatch)
+
+
+@pytest.fixture
+def start(mark: str, tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    with two_machines() as machines, nodes(tmp_path) as start_node:
+        yield lambda number, *words, **how: start_node(number, machines[number], *words, **how)
+
+
+class LosesAGenerator(L.Callback):
+    """Kills the generator of the other node in mid-run, and waits for the one that the node starts in its place."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        if trainer.global_step == LOST_AT:
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            assert data.fleet.joined == 1
+            (joined,) = (process for process in living(self.mark) if "--join" in process.cmdline())
+            joined.kill()
+            wait_for(lambda: data.fleet.rollouts.pending, DEADLINE_S, "another one")
+
+
+def fit(host: str, model: Path, mark: str) -> None:
+    """Trains on one of the nodes; rank 0 says what came of it."""
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, host=host, insecure=True)
+    witness = Witness()
+    of_rank_0 = [witness, LosesAGenerator(mark)] if os.environ["RANK"] == "0" else []
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        num_nodes=2,
+        strategy=lrl.AsyncDDP(generator_devices=1, server=settings, heartbeat_s=10.0),
+        callbacks=[WeightSync(), Throughput(), *of_rank_0],
+        max_steps=STEPS,
+        logger=False,
+        default_root_dir="run",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
+    trainer.fit(lrl.PolicyModule(str(model), lr=5e-4), datamodule=data)
+    if trainer.is_global_zero:
+        ids = sorted(group.prompt.id for _, group in witness.groups)
+        print(f"trained {ids}, joined {trainer.callback_metrics['fleet/joined']:.0f}", flush=True)
+
+
+def test_each_node_starts_its_generators_and_one_that_dies_again(
+    start: Callable[..., Node], mark: str, policy_folder: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "node-0"
+    mine.mkdir()
+    words = (fit, "10.213.0.1", policy_folder, mark)
+    own = {MARK: mark, "TMPDIR": os.environ["TMPDIR"]}
+    first, second = start(0, *words, **own), start(1, *words, hidden=(policy_folder, mine), **own)
+    assert [first.status(), second.status()] == [0, 0], first.said + second.said
+    assert f"trained {list(range(STEPS * GROUPS))}, joined 2" in first.said
+    assert second.said.count(": serves since version") == 2 and "(status -9)" in second.said

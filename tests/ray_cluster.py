@@ -76,9 +76,13 @@ class RayCluster:
 
     def __init__(self, namespace: str, folder: Path) -> None:
         self.namespace, self.folder = namespace, folder
-        own = ["--head", "--node-ip-address", HERE, "--port", str(PORT), "--include-dashboard", "false"]
         self.nodes: list[RayNode] = []
-        self._start([], [*own, "--temp-dir", str(folder)])
+        self.start_head()
+
+    def start_head(self) -> RayNode:
+        """Starts one here."""
+        own = ["--head", "--node-ip-address", HERE, "--port", str(PORT), "--include-dashboard", "false"]
+        return self._start([], [*own, "--temp-dir", str(self.folder)])
 
     def add_node(self) -> RayNode:
         """Starts one in the other namespace."""

@@ -14,6 +14,7 @@ EXPERIMENTS = {
     "generators": "kill and freeze generators while the run trains on",
     "trainer": "kill the trainer at random moments and resume it",
     "ranks": "kill each rank of a sharded run in each phase",
+    "nodes": "kill each kind of process on two machines, and cut the cable",
     "sync": "break each phase of a sync in each way",
     "soak": "a long run with a fault a minute; whether memory, files, threads grow",
     "rewards": "rewards that raise, crash, never end, ...",

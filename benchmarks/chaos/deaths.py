@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,20 +30,30 @@ class Death(NamedTuple):
 
     def prepare(self, told: Path | None = None) -> None:
         """Has this process die there; it writes the time, in seconds since 1970, into the file `told`."""
-        module, path = PLACES[self.place]
-        owner: Any = importlib.import_module(module)
-        *inner, name = path.split(".")
-        for part in inner:
-            owner = getattr(owner, part)
-        function, calls = getattr(owner, name), 0
+        calls = 0
 
-        def deadly(*args: Any, **settings: Any) -> Any:
+        def die() -> None:
             nonlocal calls
             calls += 1
             if calls == self.call:
                 if told is not None:
                     told.write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **settings)
 
-        setattr(owner, name, deadly)
+        before_each_call(*PLACES[self.place], die)
+
+
+def before_each_call(module: str, path: str, act: Callable[[], None]) -> None:
+    """Has this process call `act` before each call of a function, given by its module and its name in there."""
+    owner: Any = importlib.import_module(module)
+    *inner, name = path.split(".")
+    for part in inner:
+        owner = getattr(owner, part)
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def acting(*args: Any, **settings: Any) -> Any:
+        act()
+        return function(*args, **settings)
+
+    setattr(owner, name, acting)

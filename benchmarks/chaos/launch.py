@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from lrl.generators.supervisor import mapped
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
 MARK, DEATH = "LRL_CHAOS_MARK", "LRL_CHAOS_DEATH"
+JOIN_PORT = 7011
+"""Where generators of the second node join."""
 LOOK_S = 0.1
 WAIT_S = 900.0
 """Deadline of everything that an experiment waits for."""
@@ -69,6 +71,10 @@ class TargetSettings:
         heartbeat_s: See `lrl.AsyncSingleDevice`.
         sync_deadline_s: See `WeightSync.deadline_s`.
         ranks: Trainer ranks; of several, each has a share of the policy (`lrl.AsyncFSDP`).
+        second_node: What runs on another machine: `given` or `ray` generators that this launcher starts, `trainer` a
+            second rank with generators of its own. Empty if nothing does.
+        host: This machine's address there.
+        launcher: The launcher's settings in JSON.
     """
 
     folder: str
@@ -86,6 +92,9 @@ class TargetSettings:
     heartbeat_s: float = 5.0
     sync_deadline_s: float = 10.0
     ranks: int = 1
+    second_node: str = ""
+    host: str = ""
+    launcher: str = "{}"
 
     @property
     def words(self) -> list[str]:
@@ -94,8 +103,9 @@ class TargetSettings:
 
     @property
     def described(self) -> dict[str, object]:
-        """The fields by which a record is found: all but the folder."""
-        return {name: value for name, value in asdict(self).items() if name != "folder"}
+        """The fields by which a record is found: all but the folder, and the second node's where there is none."""
+        left_out = {"folder", "host", "launcher"} | ({"second_node"} if not self.second_node else set())
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def add_settings(parser: argparse.ArgumentParser, **defaults: Any) -> None:
@@ -123,9 +133,12 @@ class Target:
     Args:
         settings: Of the run.
         death: The end of one of its ranks.
+        variables: More of its environment.
     """
 
-    def __init__(self, settings: TargetSettings, death: Death | None = None) -> None:
+    def __init__(
+        self, settings: TargetSettings, death: Death | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = Reader(self.folder / "journal.jsonl")
@@ -135,12 +148,14 @@ class Target:
         self.started = time.time()
         self._shared_before = set(os.listdir(SHM))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": path, MARK: self.mark, "TMPDIR": str(self.scratch)}
+        own = {"PYTHONPATH": path, MARK: self.mark, "TMPDIR": str(self.scratch)}
+        self.environment = environment = os.environ | own | (variables or {})
         if death is not None:
             environment[DEATH] = json.dumps(death)
+        self.words = [sys.executable, "-m", "benchmarks.chaos.target", *settings.words]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.chaos.target", *settings.words],
+                self.words,
                 cwd=ROOT,
                 env=environment,
                 stdout=output,

@@ -127,7 +127,7 @@ class FleetRecorder(OnRankZero):
         threading.Thread(target=self._watch, args=(fleet,), name="fleet watch", daemon=True).start()
 
     def _watch(self, fleet: Fleet) -> None:
-        total = len(fleet.generators)
+        total = len(fleet.rollouts.generators)
         members, whole = total, True
         while not self._over.wait(LOOK_S):
             before, members = members, len(fleet.rollouts.generators)

@@ -17,14 +17,18 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
+from benchmarks.chaos import orders
 from benchmarks.chaos.deaths import Death
 from benchmarks.chaos.faults import GENERATORS, WITH_A_WORKER
 from benchmarks.chaos.journal import Journal
-from benchmarks.chaos.launch import DEATH, TargetSettings
+from benchmarks.chaos.launch import DEATH, JOIN_PORT, TargetSettings
 from benchmarks.chaos.recorder import FleetRecorder, StepRecorder
 from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
 from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
+from lrl.generators.launchers import Given, Ray
 from lrl.quickstart.task import correct
+
+LAUNCHERS: dict[str, Any] = {"given": Given, "ray": Ray}
 
 
 class AtTheEnd(Evaluation):
@@ -58,18 +62,36 @@ def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.
     return [sync, Throughput(), *evaluation, *recorders, *export, checkpoint]
 
 
-def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer:
-    """Returns a trainer with two generators on the CPU."""
+def where(settings: TargetSettings) -> dict[str, Any]:
+    """Returns the trainer's devices, nodes and strategy."""
     server = lrl.ServerSettings(
-        max_num_seqs=settings.capacity, dtype="float32", kv_cache_gib=0.5, extra_args=WITH_A_WORKER
+        max_num_seqs=settings.capacity,
+        dtype="float32",
+        kv_cache_gib=0.5,
+        extra_args=WITH_A_WORKER,
+        host=settings.host or lrl.ServerSettings.host,
+        insecure=bool(settings.host),
     )
+    common: dict[str, Any] = {
+        "server": server,
+        "heartbeat_s": settings.heartbeat_s,
+        "generator_timeout_s": 600.0,
+        "join_port": JOIN_PORT if settings.host else 0,
+    }
+    if settings.second_node == "trainer":
+        return {"devices": 2, "num_nodes": 2, "strategy": lrl.AsyncDDP(generator_devices=1, **common)}
+    if settings.second_node:
+        launcher = LAUNCHERS[settings.second_node](GENERATORS, **json.loads(settings.launcher))
+        return {"devices": 1, "strategy": lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, **common)}
     kind = lrl.AsyncFSDP if settings.ranks > 1 else lrl.AsyncSingleDevice
+    return {"devices": settings.ranks + GENERATORS, "strategy": kind(generator_devices=GENERATORS, **common)}
+
+
+def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer:
+    """Returns a trainer on the CPU, with two generators."""
     return L.Trainer(
         accelerator="cpu",
-        devices=settings.ranks + GENERATORS,
-        strategy=kind(
-            generator_devices=GENERATORS, server=server, heartbeat_s=settings.heartbeat_s, generator_timeout_s=600.0
-        ),
+        **where(settings),
         callbacks=make_callbacks(settings, folder, rank),
         max_steps=settings.steps,
         max_epochs=-1,
@@ -100,9 +122,11 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m benchmarks.chaos.target")
     parser.add_class_arguments(TargetSettings)
     settings = TargetSettings(**vars(parser.parse_args()))
-    folder, rank = Path(settings.folder).resolve(), int(os.environ.get("LOCAL_RANK", 0))
+    folder, rank = Path(settings.folder).resolve(), int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
     if DEATH in os.environ and (death := Death(*json.loads(os.environ[DEATH]))).rank == rank:
         death.prepare(folder / "died")
+    if rank == 0:
+        orders.obey(folder)
     L.seed_everything(settings.seed, verbose=False)
     policy = lrl.PolicyModule(
         str(policy_of(settings.seed)),

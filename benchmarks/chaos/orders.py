@@ -1,0 +1,48 @@
+"""Orders from outside to a target: at the next call of a function of a phase it runs a shell command, once.
+
+So a fault comes in the middle of a sync or of a save, which are too short to be met by looking at a journal.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks.chaos.deaths import before_each_call
+
+PLACES: dict[str, tuple[str, str]] = {
+    "step": ("lrl.policy", "PolicyModule.compute_loss"),
+    "sync": ("lrl.weights.sync", "PoolSync._update"),
+    "save": ("lrl.runtime.checkpoint_file", "CheckpointFile.save_checkpoint"),
+}
+"""A function that rank 0 calls in each phase; that of a sync stands between pause and resume."""
+
+
+def obey(folder: Path) -> None:
+    """Has this process carry out the orders that come into the folder."""
+    for place, function in PLACES.items():
+        before_each_call(*function, functools.partial(_carry_out, folder / f"order-{place}", folder / "carried-out"))
+
+
+def _carry_out(order: Path, told: Path) -> None:
+    if order.exists():
+        words = order.read_text()
+        order.unlink()
+        told.write_text(str(time.time()))
+        subprocess.run(["sh", "-c", words], check=True)
+
+
+def give(folder: Path, place: str, words: str) -> None:
+    """Orders a shell command at a place."""
+    (folder / "carried-out").unlink(missing_ok=True)
+    unfinished = folder / "unfinished-order"
+    unfinished.write_text(words)
+    unfinished.rename(folder / f"order-{place}")
+
+
+def carried_out(folder: Path) -> float | None:
+    """Returns when the last order was carried out, in seconds since 1970; None if it was not yet."""
+    told = folder / "carried-out"
+    return float(told.read_text() or "nan") if told.exists() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks import records
 from benchmarks.chaos import __main__ as chaos
-from benchmarks.chaos import faults, generators, launch, rewards, soak, trainer
+from benchmarks.chaos import faults, generators, launch, nodes, orders, ranks, rewards, soak, trainer
 from benchmarks.chaos.journal import Journal, Reader, accounted_for, surviving, trained_once
 from benchmarks.chaos.launch import TargetSettings
 
@@ -199,3 +200,26 @@ def test_a_recorded_measurement_is_printed_and_not_repeated(
         monkeypatch.setattr(experiment, "Target", None)
     chaos.main(words)
     assert "|---|" in capsys.readouterr().out
+
+
+def test_each_launch_that_dies_in_the_export_has_a_step_to_do() -> None:
+    last_steps = [ranks.steps_until(12, "export", rank) for rank in reversed(range(ranks.RANKS))]
+    assert last_steps == sorted(set(last_steps)) and max(last_steps) < ranks.steps_until(12, "step", 0) == 12
+
+
+def test_every_fault_of_two_machines_comes_in_every_phase() -> None:
+    planned = nodes.plan("given", list(orders.PLACES), None)
+    assert len(set(planned)) == len(planned) == 9 * len(orders.PLACES)
+    assert ("head", "step") in nodes.plan("ray", ["sync"], None)
+    assert ("rank 1", "save") in nodes.plan("trainer", ["save"], ["rank 1"])
+
+
+def test_an_order_is_carried_out_once_at_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "PLACES", {"step": ("json", "dumps")})
+    monkeypatch.setattr("json.dumps", json.dumps)  # put back at the end
+    orders.obey(tmp_path)
+    orders.give(tmp_path, "step", f"echo broken >> {tmp_path}/what")
+    assert orders.carried_out(tmp_path) is None
+    for _ in range(2):
+        assert json.dumps([1]) == "[1]"
+    assert (tmp_path / "what").read_text() == "broken\n" and orders.carried_out(tmp_path)

@@ -12,7 +12,8 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
-_watched = threading.Event()
+_bound = threading.Event()
+"""Set after `die_with`."""
 
 
 def die_with(owner: int) -> None:
@@ -20,8 +21,8 @@ def die_with(owner: int) -> None:
 
     On Linux it ends with the *thread* that started it: start helpers on one that outlives them.
     """
+    _bound.set()
     if sys.platform != "linux":  # a thread is the best substitute for the kernel's help
-        _watched.set()
         threading.Thread(target=_watch, args=(owner,), daemon=True).start()
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +34,9 @@ def die_with(owner: int) -> None:
 
 def live_on() -> None:
     """Undoes `die_with`, for a process with other ways to notice the end of its owner."""
-    _watched.clear()
+    if not _bound.is_set():  # then whoever started this process has bound it, for good
+        return
+    _bound.clear()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
@@ -41,5 +44,5 @@ def live_on() -> None:
 def _watch(owner: int) -> None:
     while os.getppid() == owner:
         time.sleep(1.0)
-    if _watched.is_set():
+    if _bound.is_set():
         os._exit(1)

@@ -99,7 +99,7 @@ class Driver:
                 self._ended(number, "Ray has not ended it; its node does not answer")
             elif time.monotonic() > self._ends.get(number, float("inf")):
                 ray.cancel(future, force=True)
-        if (waits := self._what_is_missing()) != self._waits:
+        if (waits := what_is_missing(self.group, self.bundles, self.strategy)) != self._waits:
             self._waits = waits
             report(waits=waits)
 
@@ -129,14 +129,15 @@ class Driver:
         self._ends.pop(number, None)
         report(ended=number, said=text)
 
-    def _what_is_missing(self) -> str:
-        """Returns why the placement group does not exist; empty if it does."""
-        state = placement_group_table(self.group)["state"]
-        if state == "CREATED":
-            return ""
-        nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
-        asked = f"{len(self.bundles)} times {named(self.bundles[0])}, {self.strategy}"
-        return f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others use."
+
+def what_is_missing(group: PlacementGroup, bundles: list[dict[str, float]], strategy: str) -> str:
+    """Returns why the placement group does not exist; empty if it does."""
+    state = placement_group_table(group)["state"]
+    if state == "CREATED":
+        return ""
+    nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    asked = f"{len(bundles)} times {named(bundles[0])}, {strategy}"
+    return f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others use."
 
 
 def named(resources: dict[str, float]) -> str:

@@ -55,7 +55,7 @@ class RayNode:
         """
         package = util.find_spec("lrl")
         assert package is not None and package.origin is not None, "looked for before"
-        guard = str(Path(package.origin).parent / "runtime" / "process_guard.py")
+        guard = str(Path(package.origin).parent / "cli" / "ray_guard.py")
         program = str(Path(sys.executable).with_name("lrl"))
         self._guard, theirs = socket.socketpair()
         with theirs:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +136,42 @@ def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: l
             one["name"] for one in spec["volumes"]
         }
         assert min(int(stop), spec["terminationGracePeriodSeconds"]) > found.grace_s
+
+
+def node(number: int, **found: Any) -> ray_run.Node:
+    versions = {"python": ".".join(map(str, sys.version_info[:2])), "lrl": metadata.version("lrl")}
+    place = {"host": f"host{number}", "address": f"10.0.0.{number + 7}", "versions": versions}
+    return ray_run.Node(number, None, True, **place | found)
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (
+            node(1, versions={"python": "3.11"}),
+            "no lrl in the Python of Ray on node 1 (host1, 10.0.0.8): install it there",
+        ),
+        (node(1, versions={"python": "3.9", "lrl": "0.0.9"}), "has python 3.9, lrl 0.0.9, and here are python"),
+        (node(0, address="127.0.0.1"), "Ray has 127.0.0.1 as the address of host0, which other nodes do not reach"),
+    ],
+)
+def test_a_node_on_which_the_run_cannot_work_is_named(second: ray_run.Node, reason: str) -> None:
+    with pytest.raises(ray_run.RayRunError, match=re.escape(reason)):
+        ray_run.check(sorted([node(1 - second.number), second], key=lambda one: one.number))
+    ray_run.check([node(0), node(1)])
+
+
+def test_whole_lines_are_printed_as_a_terminal_shows_them_with_the_number_of_their_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = node(1)
+    for text in (b"a li", b"ne\n\n", b"step 1\rstep 2", b"\rstep 3   \r", b"\nand the", b" end"):
+        one.take(text)
+    one.take(b"", last=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "[node 1] a line",
+        "[node 1] step 2",
+        "[node 1] step 3",
+        "[node 1] and the end",
+    ]
+    assert one.at == len(b"a line\n\nstep 1\rstep 2\rstep 3   \r\nand the end")

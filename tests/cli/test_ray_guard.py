@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl.runtime import process_guard
+from lrl.cli import ray_guard
 from tests.leftovers import living, nothing_left, wait_for
 
 DEADLINE_S = 60.0
@@ -49,7 +49,7 @@ def start(mark: str, tmp_path: Path) -> Iterator[Start]:
     """Starts a guard of some code; gives its owner's end of the socket."""
     owners = []
 
-    def run(code: str, grace_s: float = DEADLINE_S, program: str = process_guard.__file__) -> socket.socket:
+    def run(code: str, grace_s: float = DEADLINE_S, program: str = ray_guard.__file__) -> socket.socket:
         owner, theirs = socket.socketpair()
         owner.settimeout(DEADLINE_S)
         owners.append(owner)
@@ -99,15 +99,13 @@ def test_sigkill_is_for_all_that_the_command_has_started(start: Start) -> None:
 
 def test_what_a_command_leaves_is_killed(start: Start, tmp_path: Path) -> None:
     program = tmp_path / "impatient.py"
-    program.write_text(
-        "from lrl.runtime import process_guard; process_guard.BEHIND_S = 0.5; raise SystemExit(process_guard.main())"
-    )
+    program.write_text("from lrl.cli import ray_guard; ray_guard.BEHIND_S = 0.5; raise SystemExit(ray_guard.main())")
     assert int(start(LEAVES, program=str(program)).recv(64)) == 0
 
 
 def test_a_rank_that_has_met_the_others_still_dies_with_its_guard(start: Start, mark: str) -> None:
     owner = start(LIVES_ON)
-    (guard,) = (one for one in living(mark) if process_guard.__file__ in one.cmdline())
+    (guard,) = (one for one in living(mark) if ray_guard.__file__ in one.cmdline())
     os.kill(guard.pid, signal.SIGKILL)
     assert owner.recv(64) == b""
     wait_for(lambda: not living(mark), DEADLINE_S, "the command's end")

@@ -1,6 +1,6 @@
 """Runs a command for a process that may end at any moment, and then ends the command gracefully.
 
-A small program (`python process_guard.py --grace_s 600 -- COMMAND ...`) whose standard input is a socket. A line with a
+A small program (`python ray_guard.py --grace_s 600 -- COMMAND ...`) whose standard input is a socket. A line with a
 number is a signal for the command; SIGKILL is for all that the command has started, too. The end of the socket means
 that the owner is gone, by whatever signal: then the command gets SIGTERM, and `grace_s` later SIGKILL. Its exit status
 is written to the socket. What it leaves behind is killed.

@@ -28,6 +28,7 @@ class RayNode:
     def __init__(self) -> None:
         # A pipe would break, and the run with it, at the end of this process.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the actor lives)
+        self._port: socket.socket | None = None
         self._guard: socket.socket | None = None
         self._status: int | None = None
 
@@ -36,13 +37,20 @@ class RayNode:
         import ray
 
         address = ray.util.get_node_ip_address()
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
-            free.bind((address, 0))
-            port = free.getsockname()[1]
+        if self._port is None:
+            # Bound and never listening: rank 0 can listen beside it, and the kernel gives the port to nobody else.
+            self._port = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port.bind((address, 0))
         versions = {"python": ".".join(map(str, sys.version_info[:2]))}
         if Path(sys.executable).with_name("lrl").exists() and util.find_spec("lrl"):
             versions["lrl"] = metadata.version("lrl")
-        return {"host": socket.gethostname(), "address": address, "port": port, "versions": versions}
+        return {
+            "host": socket.gethostname(),
+            "address": address,
+            "port": self._port.getsockname()[1],
+            "versions": versions,
+        }
 
     def start(self, words: list[str], variables: dict[str, str], folder: str, grace_s: float) -> None:
         """Runs `lrl` with these words, in `folder` if this node has it.

@@ -58,6 +58,12 @@ def test_the_number_of_nodes_and_the_gpus_of_each_need_not_be_said_twice(asked: 
     assert on_cpu.bundle == {"CPU": 1.0}
 
 
+def test_the_shipped_recipe_for_several_nodes_is_asked_for_as_it_is(asked: list[Any]) -> None:
+    recipe = MANIFEST.with_name("llama_70b_four_nodes.yaml")
+    assert main(["ray", "--nodes", "3", "fit", "--config", str(recipe)]) == 0
+    assert asked[0][1].bundle == {"CPU": 1.0, "GPU": 8.0}
+
+
 def test_a_strategy_of_one_device_may_run_on_one_node(asked: list[Any]) -> None:
     assert main(["ray", "--nodes", "1", "fit", "--config", "quickstart"]) == 0
     assert asked[0][1].nodes == 1

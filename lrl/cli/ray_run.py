@@ -244,7 +244,7 @@ def check(nodes: Sequence[Node]) -> None:
             raise RayRunError(f"There is no lrl in the Python of Ray on {node.name}: install it there.")
         if node.versions != mine:
             theirs, here = (", ".join(f"{name} {one[name]}" for name in mine) for one in (node.versions, mine))
-            raise RayRunError(f"{node.name.capitalize()} has {theirs}, and here are {here}: install the same on all.")
+            raise RayRunError(f"On {node.name} there is {theirs}, and here are {here}: install the same on all.")
     if len(nodes) > 1 and is_loopback(nodes[0].address):
         raise RayRunError(
             f"Ray has {nodes[0].address} as the address of {nodes[0].host}, which other nodes do not reach: start Ray "

@@ -157,7 +157,10 @@ def node(number: int, **found: Any) -> ray_run.Node:
             node(1, versions={"python": "3.11"}),
             "no lrl in the Python of Ray on node 1 (host1, 10.0.0.8): install it there",
         ),
-        (node(1, versions={"python": "3.9", "lrl": "0.0.9"}), "has python 3.9, lrl 0.0.9, and here are python"),
+        (
+            node(1, versions={"python": "3.9", "lrl": "0.0.9"}),
+            "On node 1 (host1, 10.0.0.8) there is python 3.9, lrl 0.0.9, and here are python",
+        ),
         (node(0, address="127.0.0.1"), "Ray has 127.0.0.1 as the address of host0, which other nodes do not reach"),
     ],
 )

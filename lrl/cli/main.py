@@ -1,4 +1,4 @@
-"""The command `lrl`: fit and validate on LightningCLI, chat, export, serve, plan and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, ray, chat, export, serve, plan and doctor.
 
 Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports this script again.
 """
@@ -17,6 +17,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
   fit        train a policy:              lrl fit --config quickstart
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
+  ray        train on nodes of Ray:       lrl ray --nodes 2 fit --config RECIPE
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
   export     a checkpoint as a policy:    lrl export runs/quickstart/version_0/checkpoints/last.ckpt FOLDER
   serve      ask the policy of a run:     lrl serve --chat runs/quickstart/version_0
@@ -29,7 +30,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-OTHERS = ("chat", "export", "serve", "plan", "doctor")
+OTHERS = ("ray", "chat", "export", "serve", "plan", "doctor")
 """Commands beside a run; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "talk": "chat"}

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lrl.generators.endpoint import Location, first_certificate
+from lrl.generators.endpoint import Location, first_certificate, is_loopback
 from lrl.membership.client import RunClient
 from lrl.membership.discovery import NotRunning, find_generators
 from lrl.membership.service import RegistryServer
@@ -60,8 +60,14 @@ def token_of_run() -> str:
 
 
 def url_elsewhere(server: RegistryServer) -> str:
-    """Returns the URL of a registry on other machines; by this machine's name if it listens on all addresses."""
-    return server.location(socket.gethostname() if server.endpoint.is_everywhere else "").url
+    """Returns the URL of a registry on other machines.
+
+    If it listens on all addresses, that is the one at which the ranks of several nodes meet, or this machine's name.
+    """
+    if not server.endpoint.is_everywhere:
+        return server.location().url
+    meeting = os.environ.get("MASTER_ADDR", "")
+    return server.location(meeting if meeting and not is_loopback(meeting) else socket.gethostname()).url
 
 
 def write_run_file(run: Path, server: RegistryServer) -> None:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
-_watched = threading.Event()
+_bound = threading.Event()
+"""Set after `die_with`."""
 
 
 def die_with(owner: int) -> None:
@@ -21,8 +22,8 @@ def die_with(owner: int) -> None:
 
     On Linux it ends with the *thread* that started it: start helpers on one that outlives them.
     """
+    _bound.set()
     if sys.platform != "linux":  # a thread is the best substitute for the kernel's help
-        _watched.set()
         threading.Thread(target=_watch, args=(owner,), daemon=True).start()
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +35,9 @@ def die_with(owner: int) -> None:
 
 def live_on() -> None:
     """Undoes `die_with`, for a process with other ways to notice the end of its owner."""
-    _watched.clear()
+    if not _bound.is_set():  # then whoever started this process has bound it, for good
+        return
+    _bound.clear()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
@@ -49,5 +52,5 @@ def dying_with_this(words: Sequence[str]) -> list[str]:
 def _watch(owner: int) -> None:
     while os.getppid() == owner:
         time.sleep(1.0)
-    if _watched.is_set():
+    if _bound.is_set():
         os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ import pytest
 
 from lrl.membership import run_file as run_file_module
 from lrl.membership.discovery import NotRunning
-from lrl.membership.run_file import RunFile, find_run, remove_run_file, token_of_run, write_run_file
+from lrl.membership.run_file import RunFile, find_run, remove_run_file, token_of_run, url_elsewhere, write_run_file
 from lrl.membership.service import RegistryServer
 from lrl.runtime import process_identity
 from lrl.runtime.config_errors import ConfigError
@@ -172,3 +173,12 @@ def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(
     both.write_text(Path(key).read_text() + Path(certificate).read_text())
     found = find_run("https://10.0.0.7:5", str(both)).location
     assert found.trust == "certificate" and "PRIVATE KEY" not in found.certificate and found.context() is not None
+
+
+def test_a_run_that_listens_everywhere_is_joined_where_its_ranks_meet(
+    server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.endpoint = replace(server.endpoint, host="0.0.0.0")
+    for meeting, seen in (("10.0.0.7", "10.0.0.7"), ("127.0.0.1", socket.gethostname())):
+        monkeypatch.setenv("MASTER_ADDR", meeting)
+        assert url_elsewhere(server).startswith(f"http://{seen}:")

@@ -94,7 +94,7 @@ class Ray(Launcher):
             asked = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
             bundles = [{name: amount for name, amount in asked.items() if amount}] * self.generators
             words = ["--address", self.address, "--bundles", json.dumps(bundles), "--strategy", self.placement_group]
-            _check_reachable(self.address)
+            check_reachable(self.address)
             driver = _Driver(words)
             if not driver.connected.wait(CONNECT_S) or not driver.nodes:
                 driver.kill()
@@ -103,7 +103,7 @@ class Ray(Launcher):
         return self._driver
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raises OSError if nobody listens at `host:port`: Ray would try for a minute, and speak of its own parts."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():

@@ -6,7 +6,7 @@ may happen to a trainer. So this program, and not the trainer, knows Ray; it end
     trainer  -- {"start": 3, "words": [...], "variables": {...}} or {"stop": 3} -->  driver  -->  a task on some node
     trainer  <-- {"nodes": 2}, {"waits": "..."} or {"ended": 3, "said": "..."} ----  driver
 
-Imports nothing of lrl: it starts in the time that Ray needs, and what runs in the cluster is sent along (by value),
+Imports nothing of lrl here: it starts in the time that Ray needs, and what runs in the cluster is sent along (by value),
 so the nodes need lrl's package and nothing of this file.
 """
 
@@ -45,11 +45,11 @@ def serve(words: Sequence[str], variables: dict[str, str]) -> str:
     program = Path(sys.executable).with_name("lrl")
     if not program.exists():
         return f"there is no lrl beside {sys.executable} on node {os.uname().nodename}: install it there"
-    begin = "import os, sys; from lrl.runtime.parent_death import die_with; die_with(int(sys.argv[1]))"
-    begin += "; os.execv(sys.argv[2], sys.argv[2:])"
+    from lrl.runtime.parent_death import dying_with_this
+
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", begin, str(os.getpid()), str(program), *words],
+            dying_with_this([str(program), *words]),
             env=os.environ | variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -99,7 +99,7 @@ class Driver:
                 self._ended(number, "Ray has not ended it; its node does not answer")
             elif time.monotonic() > self._ends.get(number, float("inf")):
                 ray.cancel(future, force=True)
-        if (waits := self._what_is_missing()) != self._waits:
+        if (waits := what_is_missing(self.group, self.bundles, self.strategy)) != self._waits:
             self._waits = waits
             report(waits=waits)
 
@@ -129,14 +129,15 @@ class Driver:
         self._ends.pop(number, None)
         report(ended=number, said=text)
 
-    def _what_is_missing(self) -> str:
-        """Returns why the placement group does not exist; empty if it does."""
-        state = placement_group_table(self.group)["state"]
-        if state == "CREATED":
-            return ""
-        nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
-        asked = f"{len(self.bundles)} times {named(self.bundles[0])}, {self.strategy}"
-        return f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others use."
+
+def what_is_missing(group: PlacementGroup, bundles: list[dict[str, float]], strategy: str) -> str:
+    """Returns why the placement group does not exist; empty if it does."""
+    state = placement_group_table(group)["state"]
+    if state == "CREATED":
+        return ""
+    nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    asked = f"{len(bundles)} times {named(bundles[0])}, {strategy}"
+    return f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others use."
 
 
 def named(resources: dict[str, float]) -> str:

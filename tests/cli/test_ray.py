@@ -1,0 +1,186 @@
+"""`lrl ray` before it goes to Ray: what it derives from the settings, what it refuses; the manifest for Kubernetes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import lrl
+from lrl.cli.main import main
+
+pytest.importorskip("ray")
+from lrl.cli import ray_run  # noqa: E402
+
+MANIFEST = Path(lrl.__file__).parent / "recipes" / "cluster" / "rayjob.yaml"
+DDP = ["--trainer.strategy.class_path", "lrl.AsyncDDP"]
+ON_GPUS = ["--trainer.accelerator", "gpu", "--trainer.devices", "8"]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], ray_run.Asked]]:
+    """What would have gone to Ray."""
+    found: list[tuple[list[str], ray_run.Asked]] = []
+
+    def run(words: Sequence[str], asked: ray_run.Asked) -> int:
+        found.append(([*words], asked))
+        return 0
+
+    monkeypatch.setattr(ray_run, "run", run)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["ray", *words])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def test_the_number_of_nodes_and_the_gpus_of_each_need_not_be_said_twice(asked: list[Any]) -> None:
+    words = ["fit", "--config", "quickstart", *DDP]
+    assert main(["ray", "--nodes", "3", "--cpus", "4", "--resources", '{"h100": 1}', *words, *ON_GPUS]) == 0
+    assert main(["ray", "--nodes", "3", *words, "--trainer.num_nodes", "3"]) == 0
+    (gpu, on_gpus), (cpu, on_cpu) = asked
+    assert gpu == [*words, *ON_GPUS, "--trainer.num_nodes", "3"] and cpu[-2:] == ["--trainer.num_nodes", "3"]
+    assert on_gpus.bundle == {"CPU": 4.0, "GPU": 8.0, "h100": 1.0} and on_gpus.nodes == 3
+    assert on_cpu.bundle == {"CPU": 1.0}
+
+
+def test_the_shipped_recipe_for_several_nodes_is_asked_for_as_it_is(asked: list[Any]) -> None:
+    recipe = MANIFEST.with_name("llama_70b_four_nodes.yaml")
+    assert main(["ray", "--nodes", "3", "fit", "--config", str(recipe)]) == 0
+    assert asked[0][1].bundle == {"CPU": 1.0, "GPU": 8.0}
+
+
+def test_a_strategy_of_one_device_may_run_on_one_node(asked: list[Any]) -> None:
+    assert main(["ray", "--nodes", "1", "fit", "--config", "quickstart"]) == 0
+    assert asked[0][1].nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([*DDP, "--trainer.num_nodes", "4"], "trainer.num_nodes is 4 and --nodes is 2: leave trainer.num_nodes out"),
+        (
+            [],
+            "trainer.strategy is lrl.AsyncSingleDevice, which trains on one node, and --nodes is 2: take lrl.AsyncDDP",
+        ),
+        ([*DDP, "--trainer.accelerator", "gpu", "--trainer.devices", "auto"], "trainer.devices is 'auto'"),
+        ([*DDP, "--trainer.max_stepss", "4"], "--trainer.max_stepss: there is no such setting. Did you mean"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_placed(
+    asked: list[Any], capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    assert reason in refused(capsys, "--nodes", "2", "fit", "--config", "quickstart", *words)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["fit"], "--nodes"),
+        (["--nodes", "0", "fit"], "0 must be above 0"),
+        (["--nodes", "2"], "there is no fit and no validate"),
+        (["--nodes", "2", "--resources", "h100", "fit"], "'h100' is no mapping of names to numbers"),
+        (["--nodes", "2", "--gpus", "-1", "fit"], "-1 must be 0 or more"),
+        (["--nodes", "2", "fit", "--config", "quickstrat"], "Did you mean quickstart?"),
+    ],
+)
+def test_a_wrong_word_is_named(
+    asked: list[Any], capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    assert reason in refused(capsys, *words)
+    assert asked == []
+
+
+def test_without_ray_it_says_what_to_install(
+    asked: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("lrl.cli.ray.find_spec", lambda name: None if name == "ray" else find(name))
+    assert "pip install 'lrl[ray]'" in refused(capsys, "--nodes", "2", "fit", "--config", "quickstart", *DDP)
+
+
+def test_without_a_cluster_it_says_where_nobody_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    words = ["ray", "--nodes", "2", "--address", "127.0.0.1:9", "fit", "--config", "quickstart", *DDP]
+    assert main(words) == 1
+    assert "--address is 127.0.0.1:9, and nobody answers there" in capsys.readouterr().err
+
+
+def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: list[Any]) -> None:
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    program, *words = shlex.split(manifest["spec"]["entrypoint"])
+    assert program == "lrl" and main(words) == 0
+    (_, found), cluster = asked[0], manifest["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert {group["replicas"], group["minReplicas"], group["maxReplicas"]} == {found.nodes}
+    (container,) = group["template"]["spec"]["containers"]
+    assert float(container["resources"]["limits"]["nvidia.com/gpu"]) == found.bundle["GPU"]
+    assert float(container["resources"]["limits"]["cpu"]) >= found.bundle["CPU"]
+    head = cluster["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    (stop,) = (one["value"] for one in head["template"]["spec"]["containers"][0]["env"])
+    for spec in (head["template"]["spec"], group["template"]["spec"]):
+        assert {one["name"] for one in spec["containers"][0]["volumeMounts"]} == {
+            one["name"] for one in spec["volumes"]
+        }
+        assert min(int(stop), spec["terminationGracePeriodSeconds"]) > found.grace_s
+
+
+def node(number: int, **found: Any) -> ray_run.Node:
+    versions = {"python": ".".join(map(str, sys.version_info[:2])), "lrl": metadata.version("lrl")}
+    place = {"host": f"host{number}", "address": f"10.0.0.{number + 7}", "versions": versions}
+    return ray_run.Node(number, None, True, **place | found)
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (
+            node(1, versions={"python": "3.11"}),
+            "no lrl in the Python of Ray on node 1 (host1, 10.0.0.8): install it there",
+        ),
+        (
+            node(1, versions={"python": "3.9", "lrl": "0.0.9"}),
+            "On node 1 (host1, 10.0.0.8) there is python 3.9, lrl 0.0.9, and here are python",
+        ),
+        (node(0, address="127.0.0.1"), "Ray has 127.0.0.1 as the address of host0, which other nodes do not reach"),
+    ],
+)
+def test_a_node_on_which_the_run_cannot_work_is_named(second: ray_run.Node, reason: str) -> None:
+    with pytest.raises(ray_run.RayRunError, match=re.escape(reason)):
+        ray_run.check(sorted([node(1 - second.number), second], key=lambda one: one.number))
+    ray_run.check([node(0), node(1)])
+
+
+def test_whole_lines_are_printed_as_a_terminal_shows_them_with_the_number_of_their_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = node(1)
+    for text in (b"a li", b"ne\n\n", b"step 1\rstep 2", b"\rstep 3   \r", b"\nand the", b" end"):
+        one.take(text)
+    one.take(b"", last=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "[node 1] a line",
+        "[node 1] step 2",
+        "[node 1] step 3",
+        "[node 1] and the end",
+    ]
+    assert one.at == len(b"a line\n\nstep 1\rstep 2\rstep 3   \r\nand the end")

@@ -1,0 +1,185 @@
+"""Real runs on two nodes of a real Ray cluster, each started by one command: how they train and how they end.
+
+One node is in another network namespace. The command runs beside the cluster's head, and Ray chooses which is node 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.leftovers import MARK, living, wait_for, wait_for_none
+from tests.network_namespace import HERE, THERE
+from tests.ray_cluster import ADDRESS, RayCluster, ray_cluster
+from tests.runs.test_async_run import PROMPTS
+
+pytest.importorskip("ray")
+
+DEADLINE_S = 500.0
+TRAINED = 3
+"""Steps after which a run is broken."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as made:
+        made.add_node()
+        yield made
+
+
+@dataclass
+class Command:
+    """A running `lrl ray`, and what carries its mark: all of its processes, on both nodes."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    mark: str
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "output").read_text()
+
+    def trains(self) -> None:
+        """Waits until it has done some steps."""
+        wait_for(lambda: self.steps() >= TRAINED or self.process.poll() is not None, DEADLINE_S, "some steps")
+        assert self.process.poll() is None, self.said
+
+    def steps(self) -> int:
+        tables = list(self.folder.glob("**/metrics.csv"))
+        return len(tables[0].read_text().splitlines()) - 1 if tables else 0
+
+    def leaves_nothing(self) -> None:
+        """Waits until no process and no file is left, on either node."""
+        wait_for_none(lambda: [one.cmdline() for one in living(self.mark)], DEADLINE_S, "its processes")
+
+    def checkpoints(self) -> list[Path]:
+        return list(self.folder.glob("**/last-step=*.ckpt"))
+
+
+@pytest.fixture
+def start(cluster: RayCluster, policy_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts `lrl ray` with a small run that never ends by itself."""
+    started: list[Command] = []
+    shared = set(Path("/dev/shm").glob("lrl-*"))
+
+    def run(*words: str, nodes: int = 2, own: tuple[str, ...] = ()) -> Command:
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(policy_folder)))
+        program = str(Path(sys.executable).with_name("lrl"))
+        command = [program, "ray", "--nodes", str(nodes), "--cpus", "0.5", "--address", ADDRESS, *own]
+        mark = uuid.uuid4().hex
+        with (tmp_path / "output").open("wb") as output:
+            process = subprocess.Popen(
+                [*command, "fit", "--config", "own.yaml", *words],
+                cwd=tmp_path,
+                stdout=output,
+                stderr=output,
+                env=os.environ | {MARK: mark},
+            )
+        started.append(Command(process, tmp_path, mark))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        one.leaves_nothing()
+    assert set(Path("/dev/shm").glob("lrl-*")) <= shared
+
+
+def settings(policy: Path) -> dict[str, Any]:
+    server = {"max_num_seqs": 16, "dtype": "float32", "kv_cache_gib": 0.25}
+    strategy = {"generator_devices": 0, "heartbeat_s": 5.0, "server": server}
+    logger = {"save_dir": ".", "flush_logs_every_n_steps": 1}
+    return {
+        "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(policy)}},
+        "data": {
+            "class_path": "lrl.RolloutDataModule",
+            "init_args": {
+                "prompts": PROMPTS,
+                "rewards": ["lrl.quickstart.task:correct"],
+                "groups_per_step": 2,
+                "rollouts_per_group": 2,
+                "max_prompt_tokens": 16,
+                "max_response_tokens": 16,
+                "reward_workers": 1,
+            },
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "devices": 1,
+            "strategy": {"class_path": "lrl.AsyncDDP", "init_args": strategy},
+            "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": logger},
+            "max_steps": 100_000,
+            "max_epochs": -1,
+            "enable_model_summary": False,
+        },
+    }
+
+
+def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(start: Callable[..., Command]) -> None:
+    strategy = "--trainer.strategy"
+    command = start(
+        *("--trainer.max_steps", "3"),
+        *(f"{strategy}.launcher", "Ray", f"{strategy}.launcher.generators", "1", f"{strategy}.launcher.cpus", "0.5"),
+        *(f"{strategy}.server.host", "0.0.0.0", f"{strategy}.server.insecure", "true"),
+    )
+    assert command.process.wait(DEADLINE_S) == 0, command.said
+    assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.said))
+    assert "Starting with 2 processes" in command.said and command.steps() == 3
+    assert {line[:8] for line in command.said.splitlines() if line.startswith("[")} == {"[node 0]", "[node 1]"}
+    command.leaves_nothing()
+
+
+def test_a_signal_to_the_command_leaves_a_checkpoint_and_nothing_else(start: Callable[..., Command]) -> None:
+    command = start()
+    command.trains()
+    command.process.send_signal(signal.SIGTERM)
+    assert command.process.wait(DEADLINE_S) == 128 + signal.SIGTERM, command.said
+    assert "SIGTERM: the run saves a checkpoint and ends" in command.said
+    command.leaves_nothing()
+    assert len(command.checkpoints()) == 1
+
+
+def test_a_command_that_is_killed_leaves_a_checkpoint_and_nothing_else(start: Callable[..., Command]) -> None:
+    command = start()
+    command.trains()
+    command.process.kill()
+    command.leaves_nothing()
+    assert len(command.checkpoints()) == 1, command.said
+
+
+def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
+    cluster: RayCluster, start: Callable[..., Command]
+) -> None:
+    command = start()
+    command.trains()
+    lost = cluster.nodes[-1]
+    lost.kill("raylet/raylet")
+    try:
+        assert command.process.wait(DEADLINE_S) == 1, command.said
+        assert re.search(
+            rf"node [01] \([^,]+, {THERE}\) is lost: Ray says: .+ start it again with --ckpt_path", command.said
+        )
+        command.leaves_nothing()
+        assert len(command.checkpoints()) == 1, command.said
+    finally:
+        lost.close()
+        cluster.add_node()
+
+
+def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(start: Callable[..., Command]) -> None:
+    command = start(nodes=3, own=("--wait_s", "1"))
+    assert command.process.wait(DEADLINE_S) == 1
+    (error,) = (line for line in command.said.splitlines() if line.startswith("lrl: error:"))
+    assert "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error and "there: 1" in error

@@ -6,8 +6,8 @@ may happen to a trainer. So this program, and not the trainer, knows Ray; it end
     trainer  -- {"start": 3, "words": [...], "variables": {...}} or {"stop": 3} -->  driver  -->  a task on some node
     trainer  <-- {"nodes": 2}, {"waits": "..."} or {"ended": 3, "said": "..."} ----  driver
 
-Imports nothing of lrl here: it starts in the time that Ray needs, and what runs in the cluster is sent along (by value),
-so the nodes need lrl's package and nothing of this file.
+Imports nothing of lrl on this machine: it starts in the time that Ray needs. What runs in the cluster is sent along (by
+value), so the nodes need lrl's package and nothing of this file.
 """
 
 import argparse

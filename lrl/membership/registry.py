@@ -128,6 +128,10 @@ class Registry:
         with self._lock:
             return self._entries.get(number, _Entry()).view
 
+    def status(self, number: int) -> MemberStatus | None:
+        """Returns the status of generator `number`; None before the run has reached it."""
+        return self.view(number).status
+
     def joined(self) -> list[int]:
         """Returns the numbers of the generators that joined and are members of the run."""
         with self._lock:

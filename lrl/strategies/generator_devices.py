@@ -236,8 +236,9 @@ class GeneratorDevices(GracefulShutdown):
         self._keeper = Keeper.of_run(launcher, self.registry_server, list(range(self.gpus_of_each)), folder)
         self.fleet.run_in_background(self._keeper.keep_forever())
         where, kind = url_elsewhere(self.registry_server), type(launcher).__name__
-        rank_zero_info(f"Waiting until {launcher.generators} generator(s) of {kind} have joined at {where}.")
-        self._keeper.wait_joined(self.fleet, settings.start_timeout_s, stopped)
+        rank_zero_info(f"Waiting until {launcher.jobs} generator(s) of {kind} have joined at {where}.")
+        pool = self.fleet.rollouts
+        self._keeper.wait_joined(lambda: len(pool.pending), settings.start_timeout_s, stopped)
 
     def stop_generators(self) -> None:
         """Stops the run's generators and dismisses joined ones; idempotent."""

@@ -34,7 +34,7 @@ from lrl.generators.launchers import Ray
 launcher = Ray(1, address="{ADDRESS}", resources={{"there": 1}})
 launcher.prepare(0, "{HERE}")
 words = ["serve", "--join", sys.argv[1], "--host", "0.0.0.0", "--insecure", "--generator", "0"]
-launcher.start(0, words, os.environ | {{"LRL_TOKEN": "t" * 32}}, Path("."))
+launcher.start("generator-0", words, os.environ | {{"LRL_TOKEN": "t" * 32}}, Path("."))
 input()
 """
 
@@ -120,7 +120,7 @@ def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(cluster: Ra
     launcher = Ray(2, address=ADDRESS, resources={"nowhere": 3})
     launcher.prepare(0, HERE)
     try:
-        job = launcher.start(0, ["serve"], {}, tmp_path)
+        job = launcher.start("generator-0", ["serve"], {}, tmp_path)
         wait_for(lambda: "no place" in job.tail(), DEADLINE_S, "the reason")
         assert "nowhere: 3" in job.tail() and "there: 1" in job.tail() and job.alive
         job.stop()

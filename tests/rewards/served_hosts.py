@@ -1,0 +1,71 @@
+"""A pool whose hosts join over HTTP, as at rank 0, and hosts that are real processes of the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from lrl.generators.endpoint import Endpoint
+from lrl.generators.token_server import TokenServer
+from lrl.rewards import RewardPool
+from lrl.rewards.host_route import route_of
+from tests.leftovers import wait_for
+
+TOKEN = "the-token-of-this-run"
+START_S = 120.0
+HERE = Path(__file__).parent
+
+
+class ServedPool:
+    """A pool, the server at which its hosts join, and the hosts that were started."""
+
+    def __init__(self, pool: RewardPool, folder: Path, heartbeat_s: float, address: str) -> None:
+        self.pool, self.folder, pool.hosts.heartbeat_s = pool, folder, heartbeat_s
+        endpoint = Endpoint(address, insecure=True)
+        self.server = TokenServer(endpoint, TOKEN, [route_of(pool.hosts)])
+        self.ends = ExitStack()
+
+    def start_host(
+        self, *words: str, token: str = TOKEN, path: Path = HERE, prefix: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Starts `lrl score --join` with one worker."""
+        lrl = str(Path(sys.executable).with_name("lrl"))
+        own = ["score", "--join", self.server.location().url, "--workers", "1", *words]
+        process = subprocess.Popen(
+            [*prefix, lrl, *own],
+            env=os.environ | {"LRL_TOKEN": token, "PYTHONPATH": str(path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
+        )
+        self.ends.callback(process.wait, 60)
+        self.ends.callback(process.kill)
+        return process
+
+    def joined(self, count: int) -> None:
+        """Waits until so many hosts are ready."""
+        wait_for(lambda: len(self.pool.hosts.ready) == count, START_S, f"{count} reward hosts")
+
+    def close(self) -> None:
+        self.pool.hosts.end()
+        self.ends.close()
+        self.server.close()
+        self.pool.close()
+
+
+@contextmanager
+def served(
+    pool: RewardPool, folder: Path, heartbeat_s: float = 30.0, address: str = "127.0.0.1"
+) -> Iterator[ServedPool]:
+    """Starts the pool and its server."""
+    pool.start()
+    made = ServedPool(pool, folder, heartbeat_s, address)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -41,6 +41,10 @@ class Roll(Protocol):
     def status(self, number: int) -> MemberStatus | None:
         """Returns what has become of a member; None before the run has reached it."""
 
+    @property
+    def refusal(self) -> str:
+        """Why the last member that was refused may not join; empty if there is none."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -116,10 +120,11 @@ class Keeper:
         end = time.monotonic() + deadline_s
         while (joined := count()) < len(self._places):
             interrupted()
-            if not joined and (why := self._why_in_vain(end, deadline_s)):
-                launcher = f"{self.launcher.setting} {type(self.launcher).__name__}"
-                raise ServerError(f"No {self.kind.name} of {launcher} has joined {why}")
+            if not joined:
+                self.raise_if_in_vain()
             if time.monotonic() > end:
+                if not joined:
+                    raise self._nobody(f"within server.start_timeout_s={deadline_s:g}")
                 text = "Only %d of %d %ss have joined so far; the run begins."
                 log.warning(text, joined, len(self._places), self.kind.name)
                 return
@@ -132,13 +137,17 @@ class Keeper:
                 await self._look_after(place)
             await asyncio.sleep(POLL_S)
 
-    def _why_in_vain(self, end: float, deadline_s: float) -> str:
-        """Returns why it is in vain to wait for a first one; empty if it is not."""
-        words = self.said or next((each.job.tail() for each in self._places if each.job is not None), "")
-        said = f" The last one said:\n{words}" if words else ""
+    def raise_if_in_vain(self) -> None:
+        """Raises ServerError if each job has failed several times."""
         if all(place.failures >= ATTEMPTS for place in self._places):
-            return f"in {ATTEMPTS} attempts.{said}"
-        return f"within server.start_timeout_s={deadline_s:g}.{said}" if time.monotonic() > end else ""
+            raise self._nobody(f"in {ATTEMPTS} attempts")
+
+    def _nobody(self, when: str) -> ServerError:
+        tails = (each.job.tail() for each in self._places if each.job is not None)
+        words = self.said or self.roll.refusal or next(tails, "")
+        said = f" The last one said:\n{words}" if words else ""
+        launcher = f"{self.launcher.setting} {type(self.launcher).__name__}"
+        return ServerError(f"No {self.kind.name} of {launcher} has joined {when}.{said}")
 
     def stop(self) -> None:
         """Ends all jobs; the run has told its members that it is over."""

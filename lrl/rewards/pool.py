@@ -247,11 +247,19 @@ def _check_rewards(rewards: list[Reward]) -> None:
                 f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
                 f"level of a module (no lambda, no function in a function), without open files or connections."
             ) from error
-        in_main = any(text == "__main__" for _, text, _ in pickletools.genops(pickled))
-        if in_main and file is None and not is_module:
+        if _names_main(pickled) and file is None and not is_module:
             raise ConfigError(
                 f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a reward worker is "
                 f"another process and cannot import it from there. Write it to a file (in a notebook, begin its cell "
                 f"with `%%writefile my_rewards.py`) and import it from there, or name a function "
                 f"`my_rewards:{reward.name}`."
             )
+
+
+def is_in_main(reward: Reward) -> bool:
+    """Whether a reward is defined in the script that runs, which only this machine's workers can import."""
+    return _names_main(pickle.dumps(reward))
+
+
+def _names_main(pickled: bytes) -> bool:
+    return any(text == "__main__" for _, text, _ in pickletools.genops(pickled))

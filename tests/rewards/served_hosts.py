@@ -30,11 +30,11 @@ class ServedPool:
         self.ends = ExitStack()
 
     def start_host(
-        self, *words: str, token: str = TOKEN, path: Path = HERE, prefix: Sequence[str] = ()
+        self, *, url: str = "", token: str = TOKEN, path: Path = HERE, prefix: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
-        """Starts `lrl score --join` with one worker."""
+        """Starts `lrl score --join` with one worker, for this pool or the run at `url`; `path` has the rewards."""
         lrl = str(Path(sys.executable).with_name("lrl"))
-        own = ["score", "--join", self.server.location().url, "--workers", "1", *words]
+        own = ["score", "--join", url or self.server.location().url, "--workers", "1"]
         process = subprocess.Popen(
             [*prefix, lrl, *own],
             env=os.environ | {"LRL_TOKEN": token, "PYTHONPATH": str(path)},

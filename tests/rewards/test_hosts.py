@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -127,6 +128,16 @@ def test_a_host_that_joins_later_is_used_and_the_least_busy_workers_get_the_next
         assert scoring.done()
 
 
+def test_a_host_ends_when_the_run_says_that_it_is_over(tmp_path: Path) -> None:
+    pool = RewardPool([odd_rewards.obey], workers=1)
+    with served(pool, tmp_path) as made:
+        host = made.start_host()
+        made.joined(1)
+        pool.hosts.end()
+        said, _ = host.communicate(timeout=START_S)
+        assert host.returncode == 0 and said.endswith("reward host: the run has ended, and so does it.\n")
+
+
 def test_jobs_go_where_the_fewest_are_for_each_worker() -> None:
     class Model:
         def __init__(self, name: str, workers: int) -> None:
@@ -162,6 +173,44 @@ def test_both_ends_notice_a_cut_network_and_the_host_comes_again(tmp_path: Path,
             assert scored(pool, "give 1", "give 2")[1].reward == 2.0
             (name,) = pool.scored_by.keys() - {"rank 0"}
             assert name.startswith("reward host 0 on "), "it has kept its number"
+
+
+RANK_0 = f"""
+import sys, time
+sys.path.insert(0, {str(HERE)!r})
+import odd_rewards
+from served_hosts import TOKEN, route_of
+from lrl.generators.endpoint import Endpoint
+from lrl.generators.token_server import TokenServer
+from lrl.rewards import RewardPool
+
+if __name__ == "__main__":
+    pool = RewardPool([odd_rewards.obey], workers=1)
+    pool.start()
+    print(TokenServer(Endpoint(), TOKEN, [route_of(pool.hosts)]).location().url, flush=True)
+    while not pool.hosts.ready:
+        time.sleep(0.05)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_host_and_its_workers_end_with_a_trainer_that_is_killed(shared: ServedPool, tmp_path: Path) -> None:
+    (tmp_path / "rank_0.py").write_text(RANK_0)
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    environment = os.environ | {"PYTHONPATH": path}
+    words = [sys.executable, str(tmp_path / "rank_0.py")]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as rank_0:
+        try:
+            assert rank_0.stdout is not None
+            host = shared.start_host(url=rank_0.stdout.readline().strip())
+            assert rank_0.stdout.readline() == "ready\n"
+            workers = children(host.pid)
+        finally:
+            rank_0.kill()
+    said, _ = host.communicate(timeout=START_S)
+    assert host.returncode == 0 and said.endswith("reward host: the run has ended, and so does it.\n")
+    assert workers and all_gone(workers)
 
 
 def test_without_the_token_no_host_joins(shared: ServedPool, tmp_path: Path) -> None:

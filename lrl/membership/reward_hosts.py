@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lrl.generators.endpoint import is_loopback
 from lrl.generators.fleet import Fleet
 from lrl.generators.launchers import Launcher
 from lrl.membership.keeper import REWARD_HOSTS, Keeper, environment_of
@@ -62,15 +63,16 @@ class RewardHosts:
         return self.hosts.refusal
 
     def launch(self, server: RegistryServer, fleet: Fleet, folder: Path) -> None:
-        """Has the launcher start its hosts, if there is one; `fleet` is whose loop watches them."""
+        """Has the launcher start its hosts, if there is one; they are watched on the loop of `fleet`."""
+        words = ["score", "--join", url_elsewhere(server)]
+        for_others = not is_loopback(server.endpoint.host) or (self.launcher is not None and not self.launcher.starts)
+        if self.routes and for_others:
+            rank_zero_info(f"Reward hosts join by: lrl {' '.join(words)}")
         if self.launcher is None:
             return
-        words = ["score", "--join", url_elsewhere(server)]
         words += [] if self.launcher.cores is None else ["--workers", str(self.launcher.cores)]
         self._keeper = Keeper(self.launcher, self, words, environment_of(server), folder, REWARD_HOSTS)
         fleet.run_in_background(self._keeper.keep_forever())
-        if not self.launcher.starts:
-            rank_zero_info(f"Reward hosts join by: lrl {' '.join(words)}")
 
     def raise_if_in_vain(self) -> None:
         """Raises ServerError if the launcher's hosts have failed again and again, and none has joined."""

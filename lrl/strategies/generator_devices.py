@@ -231,10 +231,7 @@ class GeneratorDevices(GracefulShutdown):
             write_run_file(folder, server)
         launcher = self.generator_launcher
         if not is_loopback(settings.host) or (launcher is not None and not launcher.starts):
-            where = url_elsewhere(server)
-            rank_zero_info(
-                f"Other generators join by: lrl serve --join {where}, reward hosts by: lrl score --join {where}"
-            )
+            rank_zero_info(f"Other generators join by: lrl serve --join {url_elsewhere(server)}")
         return server
 
     def _launch(

@@ -110,15 +110,15 @@ class RewardHost:
                 await socket.close()
             if self._failure is not None:
                 raise self._failure
+            if not self._ended:
+                await asyncio.sleep(AGAIN_S)
 
     def _rejected(self, status: int) -> None:
         if self._ready:  # another run has its port
             self._ended = True
             return
-        why = (
-            "the token is not the run's (LRL_TOKEN)" if status == 401 else "it takes no reward hosts: it trains nothing"
-        )
-        raise HostError(f"{self.url}: {why if status in (401, 404) else f'it responded {status}'}.")
+        why = {401: "the token is not the run's (LRL_TOKEN)", 404: "it takes no reward hosts, as it trains nothing"}
+        raise HostError(f"{self.url}: {why.get(status, f'it responded {status}')}.")
 
     async def _not_reached(self, error: Exception) -> None:
         if not self._ready:
@@ -147,15 +147,18 @@ class RewardHost:
                     start(self._score(socket, *messages.unpack(message.data)))
                 elif message.type is aiohttp.WSMsgType.PING:
                     await socket.pong(message.data)
+                elif message.type is aiohttp.WSMsgType.PONG:
+                    continue
                 elif message.type is not aiohttp.WSMsgType.TEXT:
                     break
                 elif "end" in (order := json.loads(message.data)):
                     self._ended = True
                     break
                 else:
-                    first = messages.read_welcome(order)
-                    silence_s = 2 * first.heartbeat_s
-                    start(self._begin(socket, first))
+                    welcome = _read_welcome(order)
+                    silence_s = 2 * welcome.heartbeat_s
+                    start(_ping(socket, welcome.heartbeat_s))
+                    start(self._begin(socket, welcome))
         except (TimeoutError, ConnectionError):  # the connection is lost
             return
         finally:
@@ -185,7 +188,8 @@ class RewardHost:
         if not self._ready:
             try:
                 await asyncio.to_thread(processes.start)
-                await _try(processes, welcome.trial)
+                if welcome.trial is not None and isinstance(failure := await processes.trial(welcome.trial), str):
+                    raise ValueError(f"the trial response, which rank 0 has scored, fails here: {failure}.")
             except Exception as error:
                 await socket.send_str(json.dumps({"refused": str(error)}))
                 raise
@@ -199,12 +203,15 @@ class RewardHost:
         await socket.send_str(messages.report(number, outcomes, self._processes.replaced))
 
 
-async def _try(processes: Processes, trial: Job | None) -> None:
-    """Scores the run's trial response; raises ValueError if it fails twice."""
-    if trial is None:
-        return
-    for _ in range(2):
-        (outcome,) = await processes.outcomes(trial)
-        if not isinstance(outcome, str):
-            return
-    raise ValueError(f"the trial response, which rank 0 has scored, fails here: {outcome}.")
+def _read_welcome(order: dict[str, Any]) -> messages.Welcome:
+    try:
+        return messages.read_welcome(order)
+    except (KeyError, TypeError, ValueError) as error:
+        raise HostError(f"The run is of another release of lrl ({error!r}): use the run's.") from error
+
+
+async def _ping(socket: aiohttp.ClientWebSocketResponse, every_s: float) -> None:
+    # Rank 0 sends no pings while it gets outcomes, so its silence would prove nothing.
+    while True:
+        await asyncio.sleep(every_s)
+        await socket.ping()

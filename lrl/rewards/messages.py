@@ -36,7 +36,7 @@ class Welcome(NamedTuple):
     run: str
     """A random name of the run: a number of another run's host is not this one's."""
     heartbeat_s: float
-    """Seconds between two pings of rank 0; a host that hears none for twice as long has lost the connection."""
+    """Seconds between two pings; a host that hears nothing for twice as long has lost the connection."""
     number: int
     """The host's, among those of the run."""
     spec: WorkerSpec

@@ -121,16 +121,11 @@ class RewardPool:
         references = (prompt.columns.get(name) for name in ("answer", "solution"))
         texts = [str(value) for value in references if isinstance(value, str | int | float)]
         text = next(filter(None, texts), "0")
-        response = text, _columns(prompt, "stop", max(1, len(text.split())))
-
-        async def twice() -> Outcome:
-            outcome = await self._alone(prompt.text, response)
-            return await self._alone(prompt.text, response) if isinstance(outcome, str) else outcome
-
+        trial = Job.of(prompt.text, [(text, _columns(prompt, "stop", max(1, len(text.split()))))])
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
-            outcome = thread.submit(lambda: asyncio.run(twice())).result()
+            outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
         if not isinstance(outcome, str):
-            self.hosts.trial = Job.of(prompt.text, [response])
+            self.hosts.trial = trial
             return
         self.close()  # the successor of a lost worker would end with the thread above
         message = (

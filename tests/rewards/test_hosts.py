@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from scenes import all_gone, children, counted, rollouts_of, scored, start_afres
 from served_hosts import START_S, TOKEN, ServedPool, served  # noqa: E402
 
 from lrl.generators.auth import bearer  # noqa: E402
+from lrl.generators.endpoint import Endpoint  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
 from lrl.rewards.hosts import Host, HostLostError, Hosts, least_busy  # noqa: E402
 from lrl.rewards.job import Job, WorkerSpec  # noqa: E402
@@ -29,10 +31,11 @@ from lrl.rewards.job_state import Outcome, Scored  # noqa: E402
 from lrl.rewards.messages import ROUTE, BadReportError, read_outcomes, read_welcome, report  # noqa: E402
 from lrl.types import Prompt, Rollout  # noqa: E402
 from tests import network_namespace  # noqa: E402
+from tests.certificates import self_signed  # noqa: E402
 from tests.leftovers import wait_for  # noqa: E402
 
 TIMEOUT_S = 3.0
-ORDERS = ["give 1", "give 0", "raise why", "loop", "sleep 60", "exit", "segfault", "hog", "text", "list", "give nan"]
+ORDERS = ["give 1", "give 0", "raise why", "loop", "exit", "segfault", "hog", "text", "list", "give nan"]
 
 
 @pytest.fixture
@@ -85,15 +88,15 @@ def test_responses_are_scored_on_another_machine(remote: RewardPool) -> None:
 
 
 def test_failures_on_a_host_have_the_kinds_and_the_counts_of_rank_0(remote: RewardPool) -> None:
-    there = scored(remote, *ORDERS)
     here = RewardPool([odd_rewards.obey], workers=1, timeout_s=TIMEOUT_S, memory_gib=0.5, max_failures=1.0)
     here.start()
-    on_rank_0 = scored(here, *ORDERS)
+    beside = Scoring(here, *ORDERS)
+    there, on_rank_0 = scored(remote, *ORDERS), beside.done()
     here.close()
     assert [each.reward for each in there] == [each.reward for each in on_rank_0]
     kinds = [[str(each.reward_failure).partition(":")[0] for each in rollouts] for rollouts in (there, on_rank_0)]
     assert kinds[0] == kinds[1] and counted(remote) == counted(here)
-    assert counted(remote)["timeout"] == counted(remote)["crash"] == 2 and counted(remote)["memory"] == 1
+    assert counted(remote)["timeout"] == counted(remote)["memory"] == 1 and counted(remote)["crash"] == 2
     assert remote.counts["replaced"] > 0 and remote.counts["moved"] == 0
     assert " (reward host 0 on " in str(there[2].reward_failure)
 
@@ -158,9 +161,10 @@ def test_jobs_go_where_the_fewest_are_for_each_worker() -> None:
 
 def test_both_ends_notice_a_cut_network_and_the_host_comes_again(tmp_path: Path, hosts_first: None) -> None:
     pool, begun = RewardPool([odd_rewards.obey], workers=1, timeout_s=60.0), tmp_path / "begun"
+    endpoint = Endpoint(network_namespace.HERE, insecure=True)
     with network_namespace.network_namespace() as namespace:
         prefix, cable = ["ip", "netns", "exec", namespace], f"{namespace[4:]}h"
-        with served(pool, tmp_path, heartbeat_s=0.5, address=network_namespace.HERE) as made:
+        with served(pool, tmp_path, heartbeat_s=0.5, endpoint=endpoint) as made:
             made.start_host(prefix=prefix)
             made.joined(1)
             scoring = Scoring(pool, f"once {begun} sleep 50", "give 2")
@@ -218,6 +222,45 @@ def test_without_the_token_no_host_joins(shared: ServedPool, tmp_path: Path) -> 
     said, _ = host.communicate(timeout=START_S)
     assert host.returncode == 2 and "the token is not the run's (LRL_TOKEN)" in said
     assert len(shared.pool.hosts.ready) == 1
+
+
+def test_a_host_on_which_the_trial_fails_gets_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRL_TEST_THIS_MACHINE", "1")
+    pool = RewardPool([odd_rewards.of_this_machine], workers=1)
+    with served(pool, tmp_path, first=Prompt(id=0, token_ids=[1], text="")) as made:
+        refused, taken = made.start_host(without="LRL_TEST_THIS_MACHINE"), made.start_host()
+        made.joined(1)
+        said, _ = refused.communicate(timeout=START_S)
+        assert refused.returncode == 1 and "the trial response, which rank 0 has scored, fails here" in said
+        assert "KeyError: 'LRL_TEST_THIS_MACHINE'" in pool.hosts.refusal and taken.poll() is None
+        assert not pool.scored_by, "a trial is no response"
+
+
+def test_a_host_knows_the_run_by_its_certificate(tmp_path: Path, hosts_first: None) -> None:
+    cert, key = self_signed(tmp_path)
+    pool = RewardPool([odd_rewards.obey], workers=1)
+    with served(pool, tmp_path, endpoint=Endpoint(tls_cert=cert, tls_key=key)) as made:
+        stranger = made.start_host()  # by the system's authorities
+        said, _ = stranger.communicate(timeout=START_S)
+        assert stranger.returncode == 2 and "certificate verify failed" in said
+        made.start_host("--run_cert", cert)
+        made.joined(1)
+        assert scored(pool, "give 1", "give 2")[1].reward == 2.0 and "rank 0" not in pool.scored_by
+
+
+def test_ctrl_c_ends_a_host_and_others_score_its_responses(tmp_path: Path, hosts_first: None) -> None:
+    pool, begun = RewardPool([odd_rewards.obey], workers=1, timeout_s=60.0), tmp_path / "begun"
+    with served(pool, tmp_path) as made:
+        host = made.start_host()
+        made.joined(1)
+        workers = children(host.pid)
+        scoring = Scoring(pool, f"once {begun} loop", "give 4")
+        wait_for(begun.exists, START_S, "the job on the host")
+        host.send_signal(signal.SIGINT)
+        assert [each.reward for each in scoring.done()] == [1.0, 4.0] and counted(pool) == {"scored": 2}
+        said, _ = host.communicate(timeout=START_S)
+        assert host.returncode == 0 and said.endswith("reward host: ends; others score its responses.\n")
+        assert all_gone(workers)
 
 
 def test_a_host_without_the_module_says_so_on_both_ends_and_gets_no_job(shared: ServedPool, tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ class RolloutLog(OnRankZero):
                     "rollouts/masked_tokens": stream.packer.masked_tokens,
                     "rollouts/skipped_groups": len(data.controller.ledger.skipped),
                     "rollouts/replayed_groups": len(stream.replayed),
-                    **{f"rewards/{kind}": counts[kind] for kind in ("gave_up", *KINDS, "retried", "replaced")},
+                    **{f"rewards/{kind}": counts[kind] for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")},
+                    "rewards/hosts": len(data.reward_pool.hosts.ready),
                 }
             )
             | resumed_scalars(data.controller.resumed, stream.step)

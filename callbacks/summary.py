@@ -72,6 +72,9 @@ class Summary(OnRankZero):
             table.add_row(f"accuracy on {evaluation.prompts.name}", values)
         table.add_row("steps", f"{trainer.global_step}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
+        scored_by = trainer.datamodule.reward_pool.scored_by  # type: ignore[attr-defined]
+        if len(scored_by) > 1:
+            table.add_row("scored by", ", ".join(f"{name} {count:,}" for name, count in sorted(scored_by.items())))
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if find(trainer, WeightSync) is not None:
             table.add_row("sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s")

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean, rewards_of
 from lrl.generators.fleet import Fleet
+from lrl.generators.launchers import Launcher
 from lrl.generators.pool import GeneratorPool
 from lrl.rewards import RewardPool
 from lrl.rewards.function import OneReward, as_list
@@ -71,7 +72,8 @@ class RolloutDataModule(L.LightningDataModule):
         migration: Moves half-written responses to idle generators; null never does.
         length_predictor: Learns which prompts have long responses; null does so only if `dispatch` or `migration` needs
             it.
-        reward_workers: Processes that score responses.
+        reward_workers: Processes that score responses beside the trainer.
+        reward_launcher: What starts more of them on other machines (`lrl.generators.launchers`); null for none.
         reward_timeout_s: Most seconds of a reward for one response.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no limit. Linux only.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; above it
@@ -99,6 +101,7 @@ class RolloutDataModule(L.LightningDataModule):
         migration: Migration | None = None,
         length_predictor: LengthPredictor | None = None,
         reward_workers: int = 1,
+        reward_launcher: Launcher | None = None,
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
         max_reward_failures: float = 0.1,
@@ -128,6 +131,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.reward_pool = RewardPool(
             self.rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures
         )
+        self.reward_launcher = reward_launcher
         self._controller: Controller | None = None
         self._restored: dict[str, Any] | None = None
         self._loaded: list[Prompts] = []

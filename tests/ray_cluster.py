@@ -20,6 +20,8 @@ from tests.network_namespace import HERE, THERE, network_namespace
 PORT = 6391
 ADDRESS = f"{HERE}:{PORT}"
 START_S = 300.0
+ROOT = Path(__file__).parents[1]
+"""The folder of `tests`, whose rewards the nodes import."""
 
 
 class RayNode:
@@ -30,7 +32,7 @@ class RayNode:
         ray = str(Path(sys.executable).with_name("ray"))
         common = ["--num-cpus", "1", "--object-store-memory", "80000000", "--disable-usage-stats", "--block"]
         # Ray gives its workers a nice value of 15: a generator would get nothing of a busy machine.
-        environment = os.environ | {MARK: self.mark, "RAY_worker_niceness": "0"}
+        environment = os.environ | {MARK: self.mark, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, ray, "start", *words, *common], stdout=output, stderr=output, env=environment, cwd=log.parent

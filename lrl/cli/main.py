@@ -1,4 +1,4 @@
-"""The command `lrl`: fit and validate on LightningCLI, ray, chat, export, serve, plan and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, ray, chat, export, serve, score, plan and doctor.
 
 Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports this script again.
 """
@@ -22,6 +22,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   export     a checkpoint as a policy:    lrl export runs/quickstart/version_0/checkpoints/last.ckpt FOLDER
   serve      ask the policy of a run:     lrl serve --chat runs/quickstart/version_0
              one more generator for it:   lrl serve --join runs/quickstart/version_0
+  score      score responses of a run:    lrl score --join https://ADDRESS:PORT
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
              beside what a run took:      lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
@@ -30,7 +31,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-OTHERS = ("ray", "chat", "export", "serve", "plan", "doctor")
+OTHERS = ("ray", "chat", "export", "serve", "score", "plan", "doctor")
 """Commands beside a run; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "talk": "chat"}

@@ -128,6 +128,17 @@ class Registry:
         with self._lock:
             return self._entries.get(number, _Entry()).view
 
+    def status(self, number: int) -> MemberStatus | None:
+        """Returns the status of generator `number`; None before the run has reached it."""
+        return self.view(number).status
+
+    @property
+    def refusal(self) -> str:
+        """Why the last generator that was refused may not join; empty if there is none."""
+        with self._lock:
+            found = [entry.view.status for entry in self._entries.values()]
+        return next((status.why for status in reversed(found) if status and status.state == "refused"), "")
+
     def joined(self) -> list[int]:
         """Returns the numbers of the generators that joined and are members of the run."""
         with self._lock:

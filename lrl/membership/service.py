@@ -9,8 +9,11 @@ GET    /run/generators/<n>       what the run has made of it
 PUT    /run/generators/<n>       says that it lives, and where; the answer is that of GET
 DELETE /run/generators/<n>       its process has ended
 POST   /run/generators/<n>/leave asks the run to remove it
+
+Reward hosts join at a route of theirs on the same server (`lrl.rewards.host_route`).
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,9 +29,11 @@ ONE = GENERATORS + r"/{number:\d+}"
 
 
 class RegistryServer(TokenServer):
-    """Serves a registry; see `TokenServer`."""
+    """Serves a registry, and `more` routes; see `TokenServer`."""
 
-    def __init__(self, registry: Registry, endpoint: Endpoint, token: str, port: int = 0) -> None:
+    def __init__(
+        self, registry: Registry, endpoint: Endpoint, token: str, port: int = 0, more: Sequence[web.RouteDef] = ()
+    ) -> None:
         self.registry = registry
         routes = [
             web.get(RUN, self._spec),
@@ -40,6 +45,7 @@ class RegistryServer(TokenServer):
             web.put(ONE, self._register),
             web.delete(ONE, self._withdraw),
             web.post(f"{ONE}/leave", self._leave),
+            *more,
         ]
         super().__init__(endpoint, token, routes, port)
 

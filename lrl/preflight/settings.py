@@ -12,6 +12,8 @@ import lightning as L
 from lrl.advantages import GroupMean
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.settings import QUANTIZATIONS
+from lrl.membership.run_file import TOKEN_VARIABLE
+from lrl.rewards.pool import is_in_main
 from lrl.runtime.config_errors import any_noted, fault, noting
 from lrl.strategies.generator_devices import GeneratorDevices
 
@@ -44,6 +46,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
         return
     check_objective(policy, data)
     check_sync(trainer, data)
+    check_reward_launcher(strategy, data)
     if policy.lora is not None and strategy.tensor_parallel_size > 1:
         fault(
             f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size} and model.lora is set: the plans that "
@@ -56,6 +59,27 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches model.lr.",
             *(policy.warmup_steps, trainer.max_steps),
         )
+
+
+def check_reward_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+    """Checks that reward hosts can be started, can join, and can import the rewards."""
+    if (launcher := data.reward_launcher) is None:
+        return
+    setting, kind = "data.reward_launcher", type(launcher).__name__
+    if in_main := [reward.name for reward in data.reward_pool.rewards if is_in_main(reward)]:
+        fault(
+            f"{setting} is {kind}, and data.rewards has {in_main[0]!r}, which is defined in the script that runs: "
+            "other machines cannot import it from there. Define it in a module that is on each of them."
+        )
+    if not launcher.starts and not strategy.has_given_token:
+        fault(
+            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the reward hosts needs the run's "
+            f"token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 or more characters by chance "
+            "(openssl rand -hex 32)."
+        )
+    if not any_noted():
+        with noting():
+            launcher.prepare(0, strategy.server_settings.host, setting)
 
 
 def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:

@@ -1,4 +1,5 @@
-"""Rewards: `base` has the interface, every reward a file, and `pool` runs them in worker processes that can be killed.
+"""Rewards: `base` has the interface, every reward a file, and `pool` runs them in worker processes that can be killed,
+here (`processes`) and on other machines (`hosts` on rank 0, `host` there).
 
 No module here imports torch. `Math` is imported at its first use: sympy would slow the start of every worker.
 """

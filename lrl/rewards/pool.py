@@ -1,7 +1,8 @@
 """The reward pool: worker processes that can be killed one by one, since a reward is foreign code that may hang.
 
 A whole group is one job, so the overhead of a job does not matter. Responses that the job did not reach are scored
-alone, so a bad one costs only itself. A response that fails is tried once more, alone.
+alone, so a bad one costs only itself. A response that fails is tried once more, alone. A job goes to the workers of
+this machine or of a reward host, whichever have the fewest jobs for each worker.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 from lrl.rewards.base import Reward
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
+from lrl.rewards.hosts import HostLostError, Hosts, least_busy
+from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
-from lrl.rewards.processes import Processes, Response
+from lrl.rewards.processes import Processes
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_SHOWN = 80
+_LOST_HOSTS = 3
+"""Hosts that a job may lose; then this machine scores it, whose workers are always there."""
 
 
 class RewardPool:
@@ -65,19 +70,28 @@ class RewardPool:
         if not 0 < max_failures <= 1:
             fault(f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 (never stop).")
         _check_give_up(self.rewards, timeout_s)
-        self._processes = Processes(self.rewards, workers, timeout_s, memory_gib)
+        spec = WorkerSpec.of(self.rewards, timeout_s, memory_gib)
+        self._processes = Processes(spec, workers)
+        self.hosts = Hosts(spec)
+        """Workers on other machines."""
+        self.moved = 0
+        """Responses that were given to others, since their host was lost."""
+        self.scored_by: Counter[str] = Counter()
+        """Responses with a reward, by the machine that scored them."""
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
 
     @property
     def counts(self) -> dict[str, int]:
         """Counts since the start: responses `scored`, `zero` of these, `gave_up` of these (see `GaveUp`), `retried`;
-        responses without a reward by kind (`lrl.rewards.failure_stats.KINDS`); and workers `replaced`."""
-        return {**self._failure_stats.counts, "replaced": self._processes.replaced}
+        responses without a reward by kind (`lrl.rewards.failure_stats.KINDS`); workers `replaced` on all machines; and
+        responses `moved` from a host that was lost."""
+        replaced = self._processes.replaced + self.hosts.replaced
+        return {**self._failure_stats.counts, "replaced": replaced, "moved": self.moved}
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
-        """Returns another pool with the same limits, for other rewards."""
-        limits = self._processes
+        """Returns another pool with the same limits, for other rewards, without hosts."""
+        limits = self._processes.spec
         return RewardPool(rewards, workers, limits.timeout_s, limits.memory_gib, self._failure_stats.max_failures)
 
     def start(self, first: Prompt | None = None) -> None:
@@ -107,15 +121,11 @@ class RewardPool:
         references = (prompt.columns.get(name) for name in ("answer", "solution"))
         texts = [str(value) for value in references if isinstance(value, str | int | float)]
         text = next(filter(None, texts), "0")
-        response = text, _columns(prompt, "stop", max(1, len(text.split())))
-
-        async def twice() -> Outcome:
-            outcome = await self._alone(prompt.text, response)
-            return await self._alone(prompt.text, response) if isinstance(outcome, str) else outcome
-
+        trial = Job.of(prompt.text, [(text, _columns(prompt, "stop", max(1, len(text.split()))))])
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
-            outcome = thread.submit(lambda: asyncio.run(twice())).result()
+            outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
         if not isinstance(outcome, str):
+            self.hosts.trial = trial
             return
         self.close()  # the successor of a lost worker would end with the thread above
         message = (
@@ -139,7 +149,7 @@ class RewardPool:
         responses = [(each.text, _columns(prompt, each.finish_reason, len(each.policy_versions))) for each in rollouts]
         together: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
-            together = [self._checked(outcome) for outcome in await self._processes.outcomes(prompt.text, responses)]
+            together = [self._checked(outcome) for outcome in await self._outcomes(prompt.text, responses)]
         last = (self._last_outcome(prompt.text, *pair) for pair in zip(responses, together, strict=True))
         for rollout, outcome in zip(rollouts, await asyncio.gather(*last), strict=True):
             if isinstance(outcome, Scored):
@@ -162,8 +172,22 @@ class RewardPool:
         return outcome
 
     async def _alone(self, prompt: str, response: Response) -> Outcome:
-        (outcome,) = await self._processes.outcomes(prompt, [response])
+        (outcome,) = await self._outcomes(prompt, [response])
         return outcome
+
+    async def _outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
+        """Returns the outcomes of a job, from the least busy workers; a lost host's job goes to others."""
+        job = Job.of(prompt, responses)
+        for attempt in range(_LOST_HOSTS + 1):
+            hosts = self.hosts.ready if attempt < _LOST_HOSTS else []
+            scorer = least_busy([*hosts, self._processes])
+            try:
+                outcomes = await scorer.outcomes(job)
+                break
+            except HostLostError:
+                self.moved += job.count
+        self.scored_by[scorer.name] += sum(isinstance(outcome, Scored) for outcome in outcomes)
+        return outcomes
 
     def _checked(self, outcome: Outcome) -> Outcome:
         """Refuses parts with other names than the first response of the run had: a missing part would count as 0."""
@@ -218,11 +242,19 @@ def _check_rewards(rewards: list[Reward]) -> None:
                 f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
                 f"level of a module (no lambda, no function in a function), without open files or connections."
             ) from error
-        in_main = any(text == "__main__" for _, text, _ in pickletools.genops(pickled))
-        if in_main and file is None and not is_module:
+        if _names_main(pickled) and file is None and not is_module:
             raise ConfigError(
                 f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a reward worker is "
                 f"another process and cannot import it from there. Write it to a file (in a notebook, begin its cell "
                 f"with `%%writefile my_rewards.py`) and import it from there, or name a function "
                 f"`my_rewards:{reward.name}`."
             )
+
+
+def is_in_main(reward: Reward) -> bool:
+    """Whether a reward is defined in the script that runs, which only this machine's workers can import."""
+    return _names_main(pickle.dumps(reward))
+
+
+def _names_main(pickled: bytes) -> bool:
+    return any(text == "__main__" for _, text, _ in pickletools.genops(pickled))

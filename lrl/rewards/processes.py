@@ -22,36 +22,33 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from lrl.rewards import worker
-from lrl.rewards.base import Reward
+from lrl.rewards.job import START_S, Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
 from lrl.runtime.config_errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_START_S = 120.0
-"""Seconds for the start of a worker: interpreter, imports of the script that was run, imports of the rewards."""
 _ATTEMPTS = 5
 """Times that a job is begun if all workers are lost, mostly through the fault of other jobs."""
 _POLL_S = 1.0
 """Seconds between two looks at whether the worker of a job lives."""
 _JOB_STATES = 256
 """Far more than jobs that run at once. If a later job has overwritten the state, no single response can be blamed."""
-Response = tuple[str, dict[str, Any]]
-"""Text and columns."""
 
 
 class Processes:
-    """Worker processes that can be killed one by one, with the arguments of `RewardPool`.
+    """Worker processes that can be killed one by one. Use: `start()`, `await outcomes(...)`, `close()`.
 
-    Use: `start()`, `await outcomes(...)`, `close()`.
+    Args:
+        spec: Their rewards and limits.
+        workers: Processes on this machine.
+        name: Whose they are.
     """
 
-    def __init__(self, rewards: Sequence[Reward], workers: int, timeout_s: float, memory_gib: float | None) -> None:
-        self.rewards, self.workers = rewards, workers
-        self.timeout_s, self.memory_gib = timeout_s, memory_gib
+    def __init__(self, spec: WorkerSpec, workers: int, name: str = "rank 0") -> None:
+        self.spec, self.workers, self.name = spec, workers, name
         self.replaced = 0
         """Workers that were killed or died, and were replaced."""
-        self._pickled = pickle.dumps(rewards)
         self._context = multiprocessing.get_context("spawn")
         self._job_states = self._context.RawArray(JobState, _JOB_STATES)
         self._numbers = itertools.count(1)
@@ -60,10 +57,15 @@ class Processes:
         self._in_flight: dict[int, Future[Any]] = {}
         self._dead: set[int] = set()
 
+    @property
+    def in_flight(self) -> int:
+        """Jobs without outcomes."""
+        return len(self._in_flight)
+
     def start(self) -> None:
         """Starts the workers and waits until one is ready. See `RewardPool.start`."""
         pool = self._pool = self._pool or self._new_pool()
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + START_S
         try:
             future = _schedule(pool, worker.ready)
             while not future.done() and pool.active and time.monotonic() < until:
@@ -86,8 +88,8 @@ class Processes:
         except TimeoutError as error:
             self.close()
             raise TimeoutError(
-                f"No reward worker was ready after {_START_S:.0f} s. They import the script that was run and the "
-                f"modules of the rewards ({', '.join(reward.name for reward in self.rewards)}): see which is slow."
+                f"No reward worker was ready after {START_S:.0f} s. They import the script that was run and the "
+                f"modules of the rewards ({', '.join(self.spec.names)}): see which is slow."
             ) from error
 
     def close(self) -> None:
@@ -102,20 +104,20 @@ class Processes:
             with suppress(InvalidStateError):  # done already; pebble leaves the others waiting for ever
                 future.set_exception(BrokenProcessPool("the reward pool was closed"))
 
-    async def outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
-        """Returns the outcomes of responses to one prompt, from one worker; None for those that it did not reach.
+    async def outcomes(self, job: Job) -> list[Outcome]:
+        """Returns the outcomes of a job, from one worker; None for responses that it did not reach.
 
         A job of several responses begins none after `timeout_s`. If each keeps its deadline, the job ends within twice
         that time; then it is killed, since one of them is late. A single response is killed after `timeout_s`. Raises
         RuntimeError if the workers are not started, or are closed meanwhile.
         """
-        count = len(responses)
-        job = pickle.dumps((count, pickle.dumps((prompt, responses))))
-        limit_s = self.timeout_s * min(2, count)
+        count, timeout_s = job.count, self.spec.timeout_s
+        arguments = pickle.dumps((count, job.packed)), timeout_s
+        limit_s = timeout_s * min(2, count)
         for _ in range(_ATTEMPTS):
             number, pool = next(self._numbers), self._live_pool()
             try:
-                future = _schedule(pool, worker.score, (number, job, self.timeout_s), limit_s)
+                future = _schedule(pool, worker.score, (number, *arguments), limit_s)
                 self._in_flight[number] = future
                 return await self._result(number, future, pool)
             except TimeoutError:
@@ -131,15 +133,22 @@ class Processes:
                 self._in_flight.pop(number, None)
         return self._blame(number, count, "crash", f"all reward workers were lost {_ATTEMPTS} times in a row")
 
+    async def trial(self, job: Job) -> Outcome:
+        """Returns the outcome of a job of one response; if it fails, that of a second attempt."""
+        (outcome,) = await self.outcomes(job)
+        if isinstance(outcome, str):
+            (outcome,) = await self.outcomes(job)
+        return outcome
+
     async def _result(self, number: int, future: Future[Any], pool: ProcessPool) -> Any:
         # pebble's deadline begins when a worker takes the job; this one is for a pool that lost the job.
-        lost_s = _START_S + 2 * self.timeout_s * len(self._in_flight)
+        lost_s = self.spec.patience_s(self.in_flight)
         until = time.monotonic() + lost_s
         waiting = asyncio.wrap_future(future)
         try:
             while not future.done() and pool.active and time.monotonic() < until:
                 dead = self._state(number).is_dead(number)
-                await asyncio.wait({waiting}, timeout=min(_POLL_S, self.timeout_s / 4))
+                await asyncio.wait({waiting}, timeout=min(_POLL_S, self.spec.timeout_s / 4))
                 if dead and not future.done():  # pebble misses exit code 0, and a death too early
                     raise ProcessExpired("unnoticed", code=None)
             if not future.done():
@@ -163,14 +172,14 @@ class Processes:
     def _blame(self, number: int, count: int, kind: str, message: str) -> list[Outcome]:
         """Returns the outcomes of a job whose worker is gone: failures of the current response and those before it."""
         failed, reward = self._state(number).at_fault(number, count)
-        reason = f"{kind}: {message}" if reward is None else f"{kind}: {self.rewards[reward].name}: {message}"
+        reason = f"{kind}: {message}" if reward is None else f"{kind}: {self.spec.names[reward]}: {message}"
         return [reason if index in failed else None for index in range(count)]
 
     def _cause_of_death(self, number: int, exit_code: int | None) -> tuple[str, str]:
         """Returns kind and message for a worker that ended by itself; pebble does not always know the exit code."""
-        state = self._state(number)
+        state, gib = self._state(number), self.spec.memory_gib
         if exit_code == worker.OUT_OF_MEMORY or (state.job == number and state.out_of_memory):
-            limit = "" if self.memory_gib is None else f"; data.reward_memory_gib is {self.memory_gib:g}"
+            limit = "" if gib is None else f"; data.reward_memory_gib is {gib:g}"
             return "memory", "MemoryError" + limit
         if exit_code is None:
             return "crash", "the worker ended"
@@ -193,7 +202,7 @@ class Processes:
         return self._pool
 
     def _new_pool(self) -> ProcessPool:
-        arguments = (self._pickled, os.getpid(), self.memory_gib, self._job_states)
+        arguments = (self.spec.rewards, os.getpid(), self.spec.memory_gib, self._job_states)
         return ProcessPool(self.workers, initializer=worker.initialise, initargs=arguments, context=self._context)
 
 

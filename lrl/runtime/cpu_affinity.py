@@ -10,6 +10,11 @@ import psutil
 log = logging.getLogger(__name__)
 
 
+def usable_cores() -> int:
+    """Returns the number of cores for the work of this process: a SLURM step may have fewer than it could use."""
+    return int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) or len(_cores())
+
+
 def half_of_the_cores() -> int:
     """Returns half the number of cores that this process may use; at least one."""
     return max(1, len(_cores()) // 2)

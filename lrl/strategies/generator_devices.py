@@ -17,7 +17,7 @@ import functools
 import gc
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +35,7 @@ from lrl.membership.admission import admit_others
 from lrl.membership.keeper import Keeper
 from lrl.membership.node_generators import wait_joined
 from lrl.membership.registry import JoinSpec, Registry
+from lrl.membership.reward_hosts import RewardHosts
 from lrl.membership.run_file import (
     TOKEN_VARIABLE,
     remove_run_file,
@@ -55,6 +56,7 @@ from lrl.weights import Machine, Transport, choose_transport
 
 if TYPE_CHECKING:
     import lightning as L
+    from aiohttp.web import RouteDef
 
 
 class GeneratorDevices(GracefulShutdown):
@@ -68,13 +70,14 @@ class GeneratorDevices(GracefulShutdown):
             GPUs.
         evaluation_generators: Generators that serve evaluations only, each evaluation at one version.
         heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds for that token;
-            without it the generator is replaced. Also the silence that ends a connection between two ranks.
+            without it the generator is replaced. Also the silence that ends a connection between two ranks, and the
+            time between two pings of a reward host.
         generator_timeout_s: Seconds that a run without any generator waits for a replacement, before it ends.
         weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU), `nccl`
             or `pull` (other machines without nccl). `auto` takes one that reaches other machines if `server.host` does.
         launcher: What starts the generators elsewhere (`lrl.generators.launchers`); null starts them on these devices.
-        join_port: Port of `server.host` at which generators of other processes join (`lrl serve --join`); 0 for a free
-            one.
+        join_port: Port of `server.host` at which other processes join (`lrl serve --join`, `lrl score --join`); 0 for
+            a free one.
         server: Settings of the vLLM servers.
         **kwargs: The base strategy's own.
     """
@@ -118,10 +121,13 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_devices: list[torch.device] = []
         self.fleet: Fleet | None = None
         self._keeper: Keeper | None = None
+        self._reward_hosts: RewardHosts | None = None
         self.registry_server: RegistryServer | None = None
-        """Where generators of other processes join and leave."""
+        """Where generators of other processes join and leave, and reward hosts join."""
         self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
+        self.has_given_token = bool(os.environ.get(TOKEN_VARIABLE))
+        """Whether the user has given the run's token, and so knows it."""
         self.token = token_of_run()
         self.ranks = Ranks()
         """The trainer processes."""
@@ -207,33 +213,43 @@ class GeneratorDevices(GracefulShutdown):
             outage_timeout_s=self.generator_timeout_s,
             cores=() if on_cuda else cores_of_generators(threads),
         )
-        stopped = functools.partial(raise_if_stopped, trainer)
-        self.fleet.loop.interrupted = stopped
-        registry = self._open_registry(self._terms(trainer, settings, len(servers)), settings, folder)
+        self.fleet.loop.interrupted = functools.partial(raise_if_stopped, trainer)
+        hosts = self._reward_hosts = RewardHosts.of_run(trainer, self.heartbeat_s)
+        server = self._open_registry(self._terms(trainer, settings, len(servers)), settings, folder, hosts.routes)
+        hosts.launch(server, self.fleet, folder)  # they start beside the generators
         self.start_on_other_nodes()
+
+        def stopped() -> None:
+            raise_if_stopped(trainer)
+            hosts.raise_if_in_vain()
+
         if self.generator_launcher is None:
             rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
         self.fleet.start(stopped)
-        admit_others(self.fleet, registry, self.token, settings, folder)
+        admit_others(self.fleet, server.registry, self.token, settings, folder)
         if self.generator_launcher is not None:
-            self._launch(self.generator_launcher, settings, folder, stopped)
+            self._launch(self.generator_launcher, server, settings, folder, stopped)
         if elsewhere := self.generators_of_other_nodes:
             wait_joined(self.fleet, elsewhere, settings.start_timeout_s, stopped)
+        hosts.wait_joined(settings.start_timeout_s, stopped)
 
-    def _open_registry(self, spec: JoinSpec, settings: ServerSettings, folder: Path) -> Registry:
-        """Starts the server at which generators of other processes join; raises ConfigError if `join_port` is taken."""
-        server = RegistryServer(Registry(spec), settings.endpoint, self.token, self.join_port)
+    def _open_registry(
+        self, spec: JoinSpec, settings: ServerSettings, folder: Path, more: Sequence[RouteDef]
+    ) -> RegistryServer:
+        """Starts the server at which other processes join; raises ConfigError if `join_port` is taken."""
+        server = RegistryServer(Registry(spec), settings.endpoint, self.token, self.join_port, more)
         self.registry_server, self._run_folder = server, folder
         with best_effort("The address for joining generators", folder):
             write_run_file(folder, server)
         launcher = self.generator_launcher
         if not is_loopback(settings.host) or (launcher is not None and not launcher.starts):
             rank_zero_info(f"Other generators join by: lrl serve --join {url_elsewhere(server)}")
-        return server.registry
+        return server
 
     def _launch(
         self,
         launcher: Launcher,
+        server: RegistryServer,
         settings: ServerSettings,
         folder: Path,
         stopped: Callable[[], None],
@@ -243,25 +259,29 @@ class GeneratorDevices(GracefulShutdown):
         Raises:
             ServerError: None has joined within `server.start_timeout_s`.
         """
-        assert self.fleet is not None and self.registry_server is not None, "made before"
-        self._keeper = Keeper.of_run(launcher, self.registry_server, list(range(self.gpus_of_each)), folder)
+        assert self.fleet is not None, "made before"
+        self._keeper = Keeper.of_run(launcher, server, list(range(self.gpus_of_each)), folder)
         self.fleet.run_in_background(self._keeper.keep_forever())
-        where, kind = url_elsewhere(self.registry_server), type(launcher).__name__
-        rank_zero_info(f"Waiting until {launcher.generators} generator(s) of {kind} have joined at {where}.")
-        self._keeper.wait_joined(self.fleet, settings.start_timeout_s, stopped)
+        where, kind = url_elsewhere(server), type(launcher).__name__
+        rank_zero_info(f"Waiting until {launcher.jobs} generator(s) of {kind} have joined at {where}.")
+        pool = self.fleet.rollouts
+        self._keeper.wait_joined(lambda: len(pool.pending), settings.start_timeout_s, stopped)
 
     def stop_generators(self) -> None:
         """Stops the run's generators and dismisses joined ones; idempotent."""
-        fleet, server, keeper = self.fleet, self.registry_server, self._keeper
-        self.fleet = self.registry_server = self._keeper = None
+        fleet, server, keeper, hosts = self.fleet, self.registry_server, self._keeper, self._reward_hosts
+        self.fleet = self.registry_server = self._keeper = self._reward_hosts = None
         try:
             if fleet is not None:
                 fleet.stop()
         finally:
             if server is not None:
+                if hosts is not None:
+                    hosts.end()
                 server.registry.end()
-                if keeper is not None:
-                    keeper.stop()
+                for jobs in (keeper, hosts):
+                    if jobs is not None:
+                        jobs.stop()
                 server.close()
                 with best_effort("The end of the run", self._run_folder):
                     remove_run_file(self._run_folder)

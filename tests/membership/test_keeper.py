@@ -6,8 +6,6 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -36,15 +34,24 @@ class ModelJob(Job):
 
 
 class ModelLauncher(Launcher):
-    def __init__(self, generators: int) -> None:
-        super().__init__(generators)
-        self.jobs: dict[int, ModelJob] = {}
+    def __init__(self, jobs: int) -> None:
+        super().__init__(jobs)
+        self.made: dict[str, ModelJob] = {}
         self.started: list[tuple[list[str], dict[str, str]]] = []
 
-    def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
         self.started.append(([*words], {**environment}))
-        self.jobs[number] = ModelJob()
-        return self.jobs[number]
+        self.made[name] = ModelJob()
+        return self.made[name]
+
+
+def generators(*numbers: int) -> list[str]:
+    return [f"generator-{number}" for number in numbers]
+
+
+def registry_of(keeper: Keeper) -> Registry:
+    assert isinstance(keeper.roll, Registry)
+    return keeper.roll
 
 
 def keep(keeper: Keeper, looks: int = 1) -> None:
@@ -77,16 +84,16 @@ def keeper(launcher: ModelLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_every_place_gets_a_job_with_a_number_of_its_own(keeper: Keeper, launcher: ModelLauncher) -> None:
     keep(keeper, looks=3)
-    assert sorted(launcher.jobs) == [0, 1]
+    assert sorted(launcher.made) == generators(0, 1)
     assert [words[-2:] for words, _ in launcher.started] == [["--generator", "0"], ["--generator", "1"]]
 
 
 def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(keeper: Keeper, launcher: ModelLauncher) -> None:
     keep(keeper)
-    launcher.jobs[1].alive = False
+    launcher.made["generator-1"].alive = False
     keep(keeper, looks=2)
-    assert sorted(launcher.jobs) == [0, 1, 2], "a number is never given twice"
-    assert launcher.jobs[1].stops == 1 and launcher.jobs[0].alive and "partition" in keeper.said
+    assert sorted(launcher.made) == generators(0, 1, 2), "a number is never given twice"
+    assert launcher.made["generator-1"].stops == 1 and launcher.made["generator-0"].alive and "partition" in keeper.said
 
 
 @pytest.mark.parametrize("state", ["lost", "refused"])
@@ -94,30 +101,30 @@ def test_the_job_of_a_generator_that_the_run_gave_up_is_ended_and_replaced(
     keeper: Keeper, launcher: ModelLauncher, state: str
 ) -> None:
     keep(keeper)
-    keeper.registry.set_status(0, MemberStatus(state, why="it is silent"))
+    registry_of(keeper).set_status(0, MemberStatus(state, why="it is silent"))
     keep(keeper, looks=2)
-    assert launcher.jobs[0].stops == 1 and sorted(launcher.jobs) == [0, 1, 2]
+    assert launcher.made["generator-0"].stops == 1 and sorted(launcher.made) == generators(0, 1, 2)
 
 
 def test_a_generator_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
     keeper: Keeper, launcher: ModelLauncher
 ) -> None:
     keep(keeper)
-    keeper.registry.set_status(0, MemberStatus("serves", 3))
-    launcher.jobs[0].alive = False
+    registry_of(keeper).set_status(0, MemberStatus("serves", 3))
+    launcher.made["generator-0"].alive = False
     keep(keeper, looks=3)
-    assert sorted(launcher.jobs) == [0, 1] and launcher.jobs[0].stops == 0
-    keeper.registry.set_status(0, MemberStatus("lost", why="it is silent"))
+    assert sorted(launcher.made) == generators(0, 1) and launcher.made["generator-0"].stops == 0
+    registry_of(keeper).set_status(0, MemberStatus("lost", why="it is silent"))
     keep(keeper, looks=2)
-    assert sorted(launcher.jobs) == [0, 1, 2]
+    assert sorted(launcher.made) == generators(0, 1, 2)
 
 
 def test_a_generator_that_was_asked_to_leave_is_not_replaced(keeper: Keeper, launcher: ModelLauncher) -> None:
     keep(keeper)
-    keeper.registry.set_status(0, MemberStatus("left", 3))
-    launcher.jobs[0].alive = False
+    registry_of(keeper).set_status(0, MemberStatus("left", 3))
+    launcher.made["generator-0"].alive = False
     keep(keeper, looks=5)
-    assert sorted(launcher.jobs) == [0, 1]
+    assert sorted(launcher.made) == generators(0, 1)
 
 
 def test_a_place_that_fails_again_and_again_waits_longer_and_longer(
@@ -129,21 +136,21 @@ def test_a_place_that_fails_again_and_again_waits_longer_and_longer(
     starts = []
     for second in range(40):
         now[0] = float(second)
-        before = len(launcher.jobs)
+        before = len(launcher.made)
         keep(keeper)
-        starts += [second] if len(launcher.jobs) > before else []
-        launcher.jobs[max(launcher.jobs)].alive = False
-        launcher.jobs[max(0, max(launcher.jobs) - 1)].alive = False
+        starts += [second] if len(launcher.made) > before else []
+        for job in [*launcher.made.values()][-2:]:
+            job.alive = False
     pauses = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
     assert pauses == sorted(pauses) and pauses[-1] >= 8
 
 
 def test_a_generator_that_served_is_replaced_as_fast_as_at_first(keeper: Keeper, launcher: ModelLauncher) -> None:
     keep(keeper)
-    launcher.jobs[0].alive = False
+    launcher.made["generator-0"].alive = False
     keep(keeper, looks=2)
     assert keeper._places[0].failures == 1
-    keeper.registry.set_status(2, MemberStatus("serves", 1))
+    registry_of(keeper).set_status(2, MemberStatus("serves", 1))
     keep(keeper)
     assert keeper._places[0].failures == 0
 
@@ -153,7 +160,7 @@ def test_a_job_that_ends_by_itself_is_not_forced(
 ) -> None:
     monkeypatch.setattr(keeper_module, "OWN_END_S", 600.0)
     keep(keeper)
-    ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.jobs.values()]
+    ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.made.values()]
     for end in ends:
         end.start()
     keeper.stop()
@@ -163,28 +170,24 @@ def test_a_job_that_ends_by_itself_is_not_forced(
 def test_all_jobs_end_with_the_run(keeper: Keeper, launcher: ModelLauncher) -> None:
     keep(keeper)
     keeper.stop()
-    assert [job.stops for job in launcher.jobs.values()] == [1, 1]
-
-
-def fleet_of(joined: int) -> Any:
-    return SimpleNamespace(rollouts=SimpleNamespace(pending=[object()] * joined))
+    assert [job.stops for job in launcher.made.values()] == [1, 1]
 
 
 def test_a_run_whose_jobs_fail_ends_with_what_they_say(keeper: Keeper, launcher: ModelLauncher) -> None:
     for _ in range(keeper_module.ATTEMPTS):
         keep(keeper, looks=1)
-        for job in launcher.jobs.values():
+        for job in launcher.made.values():
             job.alive = False
         keep(keeper, looks=1)
     with pytest.raises(ServerError, match="(?s)ModelLauncher has joined in 3 attempts.*no such partition"):
-        keeper.wait_joined(fleet_of(0), 600.0, lambda: None)
+        keeper.wait_joined(lambda: 0, 600.0, lambda: None)
 
 
 def test_a_run_begins_with_the_generators_that_are_there_at_the_deadline(keeper: Keeper) -> None:
-    keeper.wait_joined(fleet_of(2), 600.0, lambda: None)
-    keeper.wait_joined(fleet_of(1), 0.0, lambda: None)
+    keeper.wait_joined(lambda: 2, 600.0, lambda: None)
+    keeper.wait_joined(lambda: 1, 0.0, lambda: None)
     with pytest.raises(ServerError, match="within server.start_timeout_s=0"):
-        keeper.wait_joined(fleet_of(0), 0.0, lambda: None)
+        keeper.wait_joined(lambda: 0, 0.0, lambda: None)
 
 
 def test_a_wait_for_generators_can_be_interrupted(keeper: Keeper) -> None:
@@ -192,7 +195,7 @@ def test_a_wait_for_generators_can_be_interrupted(keeper: Keeper) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        keeper.wait_joined(fleet_of(0), 600.0, signal)
+        keeper.wait_joined(lambda: 0, 600.0, signal)
 
 
 def test_the_token_of_the_run_is_in_no_word_of_a_command(launcher: ModelLauncher, tmp_path: Path) -> None:

@@ -24,11 +24,22 @@ def fsdp(named: tuple[str, ...], **settings: object) -> Case:
 def launched(named: tuple[str, ...], *words: str, generator_devices: str = "0", kind: str = "Given") -> Case:
     """Returns the case of a launcher of one generator."""
     devices = ("--trainer.devices", "1", "--trainer.strategy.generator_devices", generator_devices)
-    launcher = ("--trainer.strategy.launcher", kind, "--trainer.strategy.launcher.generators", "1")
+    launcher = ("--trainer.strategy.launcher", kind, "--trainer.strategy.launcher.jobs", "1")
     return (*devices, *launcher, *words), named
 
 
+def scored_elsewhere(kind: str, *named: str, **settings: object) -> Case:
+    """Returns the case of a launcher of one reward host."""
+    own = [word for name, value in settings.items() for word in (f"--data.reward_launcher.{name}", str(value))]
+    return ("--data.reward_launcher", kind, "--data.reward_launcher.jobs", "1", *own), named
+
+
 SETTINGS: dict[str, Case] = {
+    "reward hosts without srun": scored_elsewhere("Slurm", "data.reward_launcher is Slurm", "no srun on the path"),
+    "reward hosts without their cluster": scored_elsewhere(
+        "Ray", "data.reward_launcher.address is 127.0.0.1:1", "ray start --head", address="127.0.0.1:1"
+    ),
+    "no reward hosts": scored_elsewhere("Given", "Given.jobs is 0", "at least 1", jobs=0),
     "a port that does not exist": setting("trainer.strategy.join_port", 70000, "between 1 and 65535"),
     "a launcher without srun": launched(("strategy.launcher is Slurm", "no srun on the path"), kind="Slurm"),
     "a launcher without its cluster": launched(
@@ -37,7 +48,7 @@ SETTINGS: dict[str, Case] = {
         kind="Ray",
     ),
     "a launcher that gives its generators no cores": launched(
-        ("strategy.launcher.cpus is 0", "above 0"), *("--trainer.strategy.launcher.cpus", "0"), kind="Ray"
+        ("Ray.cpus is 0", "above 0"), *("--trainer.strategy.launcher.cpus", "0"), kind="Ray"
     ),
     "a launcher and devices for generators": launched(
         ("strategy.generator_devices is 1", "set generator_devices to 0"),
@@ -52,9 +63,7 @@ SETTINGS: dict[str, Case] = {
         ("strategy.placement is shared", "leave one out"),
         *("--trainer.strategy.placement", "shared", "--data.max_lag", "0"),
     ),
-    "a launcher of no generators": launched(
-        ("strategy.launcher.generators is 0", "at least 1"), "--trainer.strategy.launcher.generators", "0"
-    ),
+    "a launcher of no jobs": launched(("Given.jobs is 0", "at least 1"), "--trainer.strategy.launcher.jobs", "0"),
     "copies that do not divide the ranks": fsdp(("strategy.replicas is 3", "4 trainer ranks", "divisor"), replicas=3),
     "a copy on one rank": fsdp(("strategy.replicas is 4", "lrl.AsyncDDP"), replicas=4),
     "no copy": fsdp(("strategy.replicas is 0",), replicas=0),

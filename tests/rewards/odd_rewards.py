@@ -118,5 +118,9 @@ def no_columns(prompt, response):
     return 1.0
 
 
+def of_this_machine(prompt, response, **columns):
+    return float(os.environ["LRL_TEST_THIS_MACHINE"])
+
+
 def torch_is_loaded(prompt, response, **columns):
     return float("torch" in sys.modules)

@@ -269,8 +269,5 @@ def test_a_share_of_1_never_ends_the_run(pool):
 def test_another_pool_has_the_same_limits():
     pool = RewardPool([odd_rewards.obey], timeout_s=3.0, memory_gib=None, max_failures=0.25)
     other = pool.like([odd_rewards.length], workers=1)
-    assert (other._processes.timeout_s, other._processes.memory_gib, other._failure_stats.max_failures) == (
-        3.0,
-        None,
-        0.25,
-    )
+    limits = other._processes.spec
+    assert (limits.timeout_s, limits.memory_gib, other._failure_stats.max_failures) == (3.0, None, 0.25)

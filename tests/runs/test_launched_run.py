@@ -55,7 +55,7 @@ def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert trainer.callback_metrics["fleet/joined"] == 1
-    said = (tmp_path / "run" / "srun-0.log").read_text()
+    said = (tmp_path / "run" / "srun-generator-0.log").read_text()
     assert "srun --gpus=0" in said and "generator 0: serves since version 0" in said
     assert "the run has ended, and so does it" in said
     assert not (tmp_path / "run" / "fleet").exists()

@@ -131,7 +131,7 @@ def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(start:
     strategy = "--trainer.strategy"
     command = start(
         *("--trainer.max_steps", "3"),
-        *(f"{strategy}.launcher", "Ray", f"{strategy}.launcher.generators", "1", f"{strategy}.launcher.cpus", "0.5"),
+        *(f"{strategy}.launcher", "Ray", f"{strategy}.launcher.jobs", "1", f"{strategy}.launcher.cpus", "0.5"),
         *(f"{strategy}.server.host", "0.0.0.0", f"{strategy}.server.insecure", "true"),
     )
     assert command.process.wait(DEADLINE_S) == 0, command.said

@@ -1,4 +1,4 @@
-"""Real runs whose generator is a task of a real Ray cluster, on a node in another network namespace."""
+"""Real runs whose generator and reward host are tasks of a real Ray cluster, on a node in another network namespace."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import psutil
 import pytest
 
 import lrl
@@ -20,7 +21,7 @@ from lrl.runtime.config_errors import ConfigError
 from tests.leftovers import MARK, lives, living, wait_for
 from tests.network_namespace import HERE
 from tests.ray_cluster import ADDRESS, RayCluster, ray_cluster
-from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.runs.test_async_run import PROMPTS, RESPONSES, Witness, data_module
 
 pytest.importorskip("ray")
 
@@ -34,7 +35,7 @@ from lrl.generators.launchers import Ray
 launcher = Ray(1, address="{ADDRESS}", resources={{"there": 1}})
 launcher.prepare(0, "{HERE}")
 words = ["serve", "--join", sys.argv[1], "--host", "0.0.0.0", "--insecure", "--generator", "0"]
-launcher.start(0, words, os.environ | {{"LRL_TOKEN": "t" * 32}}, Path("."))
+launcher.start("generator-0", words, os.environ | {{"LRL_TOKEN": "t" * 32}}, Path("."))
 input()
 """
 
@@ -47,7 +48,10 @@ def cluster() -> Iterator[RayCluster]:
 
 
 class LosesItsNode(L.Callback):
-    """Kills the node of the generator in mid-run, and brings another one. The run's processes carry the mark."""
+    """Kills the node of the generator and of the reward host in mid-run, and brings another one.
+
+    The run's processes carry the mark.
+    """
 
     def __init__(self, cluster: RayCluster, mark: str) -> None:
         self.cluster, self.mark = cluster, mark
@@ -55,20 +59,25 @@ class LosesItsNode(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == LOST_AT:
             lost = self.cluster.nodes[-1]
-            tops = [process for process in living(self.mark) if "supervisor.py" in " ".join(process.cmdline())]
+            tops = [*self.named("supervisor.py"), *self.named("lrl score")]
             tree = [*tops, *(child for top in tops for child in top.children(recursive=True))]
             assert any("EngineCore" in process.name() for process in tree)
+            assert any("multiprocessing" in " ".join(process.cmdline()) for process in tree), "a reward worker"
             lost.kill("raylet/raylet")
-            wait_for(lambda: not any(map(lives, tree)), DEADLINE_S, "the end of the lost node's generator")
+            wait_for(lambda: not any(map(lives, tree)), DEADLINE_S, "the end of what ran on the lost node")
             lost.close()
             self.cluster.add_node()
+
+    def named(self, words: str) -> list[psutil.Process]:
+        return [process for process in living(self.mark) if words in " ".join(process.cmdline())]
 
 
 def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_nothing(
     cluster: RayCluster, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, host=HERE, insecure=True)
-    launcher = Ray(1, address=ADDRESS, resources={"there": 1})
+    half = {"address": ADDRESS, "cpus": 0.5, "resources": {"there": 0.5}}
+    launcher, reward_launcher = (Ray(1, **half) for _ in range(2))  # type: ignore[arg-type]
     strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, server=settings, heartbeat_s=5.0)
     monkeypatch.setenv(MARK, strategy.run_id)
     monkeypatch.chdir(tmp_path)
@@ -85,11 +94,16 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
         enable_model_summary=False,
         enable_checkpointing=False,
     )
-    data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
+    rows = PROMPTS[: STEPS * GROUPS]
+    data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=reward_launcher)
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
     assert strategy.transport is not None and strategy.transport.backend == "pull"
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert trainer.callback_metrics["fleet/joined"] == 2
+    assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
+    scored_by = data.reward_pool.scored_by
+    assert {f"reward host {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
+    assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
     left = [process.cmdline() for process in living(strategy.run_id)]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
@@ -120,7 +134,7 @@ def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(cluster: Ra
     launcher = Ray(2, address=ADDRESS, resources={"nowhere": 3})
     launcher.prepare(0, HERE)
     try:
-        job = launcher.start(0, ["serve"], {}, tmp_path)
+        job = launcher.start("generator-0", ["serve"], {}, tmp_path)
         wait_for(lambda: "no place" in job.tail(), DEADLINE_S, "the reason")
         assert "nowhere: 3" in job.tail() and "there: 1" in job.tail() and job.alive
         job.stop()

@@ -1,4 +1,4 @@
-"""A real run whose generator is a step of a real SLURM cluster, on a node in another network namespace."""
+"""A real run whose generator and reward host are steps of a real SLURM cluster, on a node in another namespace."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from tests.runs.test_async_run import PROMPTS, Witness, data_module
 from tests.slurm_cluster import slurm_cluster
 
 STEPS, GROUPS, CANCELLED_AT = 5, 4, 2
+ROOT = Path(__file__).parents[2]
 
 
 class Cancels(L.Callback):
-    """Has SLURM end the job of the generator in mid-run."""
+    """Has SLURM end the jobs of the generator and of the reward host in mid-run."""
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == CANCELLED_AT:
-            subprocess.run(["scancel", "--name=lrl-generator-0"], check=True, timeout=60)
+            for name in ("lrl-rewards-0", "lrl-generator-0"):
+                subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
 
 
-def test_a_run_whose_job_slurm_has_cancelled_goes_on_with_another_job_and_leaves_nothing(
+def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves_nothing(
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,7 +51,9 @@ def test_a_run_whose_job_slurm_has_cancelled_goes_on_with_another_job_and_leaves
     )
     with slurm_cluster(monkeypatch):
         monkeypatch.setenv(MARK, strategy.run_id)
-        data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the node imports the reward
+        rows = PROMPTS[: STEPS * GROUPS]
+        data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=Slurm(1))
         trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
         left = [process.cmdline() for process in living(strategy.run_id)]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
@@ -57,3 +61,5 @@ def test_a_run_whose_job_slurm_has_cancelled_goes_on_with_another_job_and_leaves
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert strategy.transport is not None and strategy.transport.backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2
+    assert {"reward host 0 on far", "reward host 1 on far"} <= data.reward_pool.scored_by.keys()
+    assert data.reward_pool.scored_by.total() == data.reward_pool.counts["scored"]

@@ -8,7 +8,8 @@ from lrl.runtime.config_errors import at_least
 
 
 class Job(ABC):
-    """A process that a launcher has started somewhere: `lrl serve --join` for one generator."""
+    """A process that a launcher has started somewhere: `lrl serve --join` for a generator, `lrl score --join` for a
+    reward host."""
 
     @property
     @abstractmethod
@@ -25,10 +26,10 @@ class Job(ABC):
 
 
 class Launcher(ABC):
-    """Starts generators.
+    """Starts jobs: generators as `strategy.launcher`, reward hosts as `data.reward_launcher`.
 
     Args:
-        generators: How many.
+        jobs: How many.
 
     Raises:
         ConfigError: There are none.
@@ -37,31 +38,36 @@ class Launcher(ABC):
     starts = True
     """Whether it starts something; otherwise whoever does needs the run's token from its user."""
     gpus = 0
-    """GPUs of each generator."""
+    """GPUs of each job."""
+    cores: int | None = None
+    """CPU cores of each job; None if the job can see by itself how many it may use."""
+    setting = "strategy.launcher"
+    """The setting that it is the value of, for errors."""
 
-    def __init__(self, generators: int) -> None:
-        at_least(1, "strategy.launcher", generators=generators)
-        self.generators = generators
+    def __init__(self, jobs: int) -> None:
+        at_least(1, type(self).__name__, jobs=jobs)
+        self.jobs = jobs
 
-    def prepare(self, gpus: int, host: str) -> None:
+    def prepare(self, gpus: int, host: str, setting: str = setting) -> None:
         """Raises ConfigError if it cannot work here; called before anything starts.
 
         Args:
-            gpus: GPUs of each generator; 0 for generators on a CPU.
+            gpus: GPUs of each job; 0 for none.
             host: The address at which the run listens.
+            setting: The setting that it is the value of.
         """
-        self.gpus = gpus
+        self.gpus, self.setting = gpus, setting
 
     def close(self) -> None:
         """Releases what it holds, after all jobs have been stopped. Idempotent."""
         return
 
     @abstractmethod
-    def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
-        """Starts a generator.
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+        """Starts a job.
 
         Args:
-            number: The generator's number.
+            name: Its name among those of the run, such as `generator-3`.
             words: The words after `lrl`.
             environment: Its variables; the run's token is among them, so they may not become words of a command.
             folder: The run's folder, for what the job prints.

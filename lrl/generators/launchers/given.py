@@ -1,4 +1,4 @@
-"""Generators that somebody else starts: another scheduler, or a person on each machine."""
+"""Generators and reward hosts that somebody else starts: another scheduler, or a person on each machine."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,15 +7,15 @@ from lrl.generators.launchers.base import Job, Launcher
 
 
 class Given(Launcher):
-    """Starts nothing: the run prints the command, and waits until so many generators have joined.
+    """Starts nothing: the run prints the command, and waits until so many have joined.
 
     Args:
-        generators: How many.
+        jobs: How many.
     """
 
     starts = False
 
-    def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
         """See `Launcher.start`."""
         return _SomebodyElses()
 

@@ -1,4 +1,4 @@
-"""Generators as tasks of a Ray cluster, on any of its nodes."""
+"""Generators and reward hosts as tasks of a Ray cluster, on any of its nodes."""
 
 import contextlib
 import json
@@ -27,48 +27,50 @@ TRAVEL = ("LRL_", "VLLM_", "HF_", "NCCL_", "GLOO_")
 
 
 class Ray(Launcher):
-    """Starts each generator as a task of a Ray cluster, in a placement group.
+    """Starts each job as a task of a Ray cluster, in a placement group.
 
     Needs `pip install lrl[ray]`, here and lrl on each node.
 
     Args:
-        generators: How many.
+        jobs: How many.
         address: The cluster's, `host:port`; `auto` for the one that RAY_ADDRESS names or this machine belongs to.
-        cpus: CPU cores of each, as Ray counts them. Its GPUs are `server.tensor_parallel_size`, none on a CPU.
+        cpus: CPU cores of each, as Ray counts them; a reward host has a worker for each. The GPUs of a generator are
+            `server.tensor_parallel_size`, none on a CPU.
         resources: Ray's custom resources of each, such as `{"h100": 1}`.
-        placement_group: Ray's strategy: `PACK` (few nodes), `SPREAD` (many), `STRICT_SPREAD` (one generator a node),
+        placement_group: Ray's strategy: `PACK` (few nodes), `SPREAD` (many), `STRICT_SPREAD` (one job a node),
             `STRICT_PACK` (one node).
 
     Raises:
-        ConfigError: There are no generators, or a number is not above 0.
+        ConfigError: There are no jobs, or a number is not above 0.
     """
 
     def __init__(
         self,
-        generators: int,
+        jobs: int,
         address: str = "auto",
         cpus: float = 1.0,
         resources: dict[str, float] | None = None,
         placement_group: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK",
     ) -> None:
-        super().__init__(generators)
-        above(0, "strategy.launcher", cpus=cpus)
+        super().__init__(jobs)
+        above(0, "Ray", cpus=cpus)
         for name, amount in (resources or {}).items():
-            above(0, "strategy.launcher.resources", **{name: amount})
+            above(0, "Ray.resources", **{name: amount})
         self.address, self.cpus, self.resources = address, cpus, resources or {}
         self.placement_group = placement_group
+        self.cores = max(1, int(cpus))
         self._driver: _Driver | None = None
 
-    def prepare(self, gpus: int, host: str) -> None:
+    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
         """See `Launcher.prepare`. Connects to the cluster, and stays connected."""
-        super().prepare(gpus, host)
+        super().prepare(gpus, host, setting)
         if find_spec("ray") is None:
-            raise ConfigError("strategy.launcher is Ray, and the package ray is not installed: pip install lrl[ray].")
+            raise ConfigError(f"{setting} is Ray, and the package ray is not installed: pip install lrl[ray].")
         try:
             driver = self._connected()
         except OSError as error:
             raise ConfigError(
-                f"strategy.launcher.address is {self.address}, and there is no connection to a Ray cluster: start one "
+                f"{setting}.address is {self.address}, and there is no connection to a Ray cluster: start one "
                 f"here (ray start --head), or give its address. {error}"
             ) from error
         if driver.nodes > 1 and is_loopback(host):
@@ -77,10 +79,10 @@ class Ray(Launcher):
                 "not reach: give this machine's address in their network."
             )
 
-    def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
         """See `Launcher.start`."""
-        variables = {name: value for name, value in environment.items() if name.startswith(TRAVEL)}
-        return self._connected().start(number, words, variables)
+        variables = {key: value for key, value in environment.items() if key.startswith(TRAVEL)}
+        return self._connected().start(name, words, variables)
 
     def close(self) -> None:
         """See `Launcher.close`."""
@@ -92,7 +94,7 @@ class Ray(Launcher):
         """Returns the driver, or a new one where Ray has ended it with the head of the cluster; raises OSError."""
         if self._driver is None or not self._driver.alive:
             asked = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
-            bundles = [{name: amount for name, amount in asked.items() if amount}] * self.generators
+            bundles = [{name: amount for name, amount in asked.items() if amount}] * self.jobs
             words = ["--address", self.address, "--bundles", json.dumps(bundles), "--strategy", self.placement_group]
             check_reachable(self.address)
             driver = _Driver(words)
@@ -119,7 +121,7 @@ class _Driver:
         self.nodes = 0
         self.waits = ""
         """What its tasks wait for."""
-        self._jobs: dict[int, _Task] = {}
+        self._jobs: dict[str, _Task] = {}
         self._said: list[str] = []
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
@@ -137,10 +139,10 @@ class _Driver:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def start(self, number: int, words: Sequence[str], variables: Mapping[str, str]) -> "_Task":
+    def start(self, name: str, words: Sequence[str], variables: Mapping[str, str]) -> "_Task":
         """Starts a task; raises OSError if the driver has just ended."""
-        job = self._jobs[number] = _Task(self, number)
-        self.order(start=number, words=[*words], variables={**variables})
+        job = self._jobs[name] = _Task(self, name)
+        self.order(start=name, words=[*words], variables={**variables})
         return job
 
     def order(self, **what: Any) -> None:
@@ -189,8 +191,8 @@ class _Driver:
 
 
 class _Task(Job):
-    def __init__(self, driver: _Driver, number: int) -> None:
-        self._driver, self._number = driver, number
+    def __init__(self, driver: _Driver, name: str) -> None:
+        self._driver, self._name = driver, name
         self._ended, self._said = threading.Event(), ""
 
     @property
@@ -207,7 +209,7 @@ class _Task(Job):
         """See `Job.stop`."""
         if self.alive:
             with contextlib.suppress(OSError):  # the driver has ended, and Ray ends its tasks
-                self._driver.order(stop=self._number)
+                self._driver.order(stop=self._name)
             self._ended.wait(STOP_S)
 
     def tail(self) -> str:

@@ -1,10 +1,12 @@
-"""The Ray driver of a run's generators: a program of its own beside the trainer.
+"""The Ray driver of a launcher: a program of its own beside the trainer.
 
 Ray ends the process of a driver when the head of its cluster is gone for a minute, and takes SIGTERM from it. Neither
 may happen to a trainer. So this program, and not the trainer, knows Ray; it ends with its standard input.
 
-    trainer  -- {"start": 3, "words": [...], "variables": {...}} or {"stop": 3} -->  driver  -->  a task on some node
-    trainer  <-- {"nodes": 2}, {"waits": "..."} or {"ended": 3, "said": "..."} ----  driver
+    trainer  -- {"start": N, "words": [...], "variables": {...}} or {"stop": N} -->  driver  -->  a task on some node
+    trainer  <-- {"nodes": 2}, {"waits": "..."} or {"ended": N, "said": "..."} ----  driver
+
+N is the name of a job.
 
 Imports nothing of lrl on this machine: it starts in the time that Ray needs. What runs in the cluster is sent along (by
 value), so the nodes need lrl's package and nothing of this file.
@@ -76,8 +78,8 @@ class Driver:
     def __init__(self, bundles: list[dict[str, float]], strategy: str) -> None:
         self.bundles, self.strategy = bundles, strategy
         self.group: PlacementGroup = placement_group(bundles, strategy=strategy)
-        self._tasks: dict[int, tuple[int, Any]] = {}  # number -> bundle and its future
-        self._ends: dict[int, float] = {}  # of those to stop: when it is forced
+        self._tasks: dict[str, tuple[int, Any]] = {}  # name -> bundle and its future
+        self._ends: dict[str, float] = {}  # of those to stop: when it is forced
         self._waits = ""
 
     def obey(self, order: dict[str, Any]) -> None:
@@ -86,18 +88,18 @@ class Driver:
             used = {bundle for bundle, _ in self._tasks.values()}
             bundle = next(each for each in range(len(self.bundles)) if each not in used)
             self._tasks[order["start"]] = (bundle, self._start(bundle, order))
-        elif (number := order["stop"]) in self._tasks:
-            ray.cancel(self._tasks[number][1])
-            self._ends.setdefault(number, time.monotonic() + END_S)
+        elif (name := order["stop"]) in self._tasks:
+            ray.cancel(self._tasks[name][1])
+            self._ends.setdefault(name, time.monotonic() + END_S)
 
     def look(self) -> None:
         """Reports tasks that have ended and what the others wait for."""
-        for number, (_, future) in list(self._tasks.items()):
+        for name, (_, future) in list(self._tasks.items()):
             if ray.wait([future], timeout=0)[0]:
-                self._ended(number, said(future))
-            elif time.monotonic() > self._ends.get(number, float("inf")) + END_S:
-                self._ended(number, "Ray has not ended it; its node does not answer")
-            elif time.monotonic() > self._ends.get(number, float("inf")):
+                self._ended(name, said(future))
+            elif time.monotonic() > self._ends.get(name, float("inf")) + END_S:
+                self._ended(name, "Ray has not ended it; its node does not answer")
+            elif time.monotonic() > self._ends.get(name, float("inf")):
                 ray.cancel(future, force=True)
         if (waits := what_is_missing(self.group, self.bundles, self.strategy)) != self._waits:
             self._waits = waits
@@ -105,8 +107,8 @@ class Driver:
 
     def close(self) -> None:
         """Ends all tasks."""
-        for number in self._tasks:
-            self.obey({"stop": number})
+        for name in self._tasks:
+            self.obey({"stop": name})
         while self._tasks:
             self.look()
             time.sleep(POLL_S)
@@ -115,7 +117,7 @@ class Driver:
     def _start(self, bundle: int, order: dict[str, Any]) -> Any:
         asked = dict(self.bundles[bundle])
         task = ray.remote(serve).options(
-            name=f"lrl-generator-{order['start']}",
+            name=f"lrl-{order['start']}",
             num_cpus=asked.pop("CPU", 0),
             num_gpus=asked.pop("GPU", 0),
             resources=asked,
@@ -124,10 +126,10 @@ class Driver:
         )
         return task.remote(order["words"], order["variables"])
 
-    def _ended(self, number: int, text: str) -> None:
-        del self._tasks[number]
-        self._ends.pop(number, None)
-        report(ended=number, said=text)
+    def _ended(self, name: str, text: str) -> None:
+        del self._tasks[name]
+        self._ends.pop(name, None)
+        report(ended=name, said=text)
 
 
 def what_is_missing(group: PlacementGroup, bundles: list[dict[str, float]], strategy: str) -> str:
@@ -170,7 +172,7 @@ def main() -> None:
     """Runs the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", required=True, help="of the cluster, or auto")
-    parser.add_argument("--bundles", required=True, type=json.loads, help="resources of each generator, in JSON")
+    parser.add_argument("--bundles", required=True, type=json.loads, help="resources of each job, in JSON")
     parser.add_argument("--strategy", required=True, help="of the placement group")
     arguments = parser.parse_args()
     orders: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -1,4 +1,4 @@
-"""Generators as steps of SLURM: within the allocation of the run's own job, or each in one of its own."""
+"""Generators and reward hosts as steps of SLURM: within the allocation of the run's job, or each in its own."""
 
 import contextlib
 import shutil
@@ -15,39 +15,39 @@ END_S = 20.0
 
 
 class Slurm(Launcher):
-    """Starts each generator by `srun`, on one node.
+    """Starts each job by `srun`, on one node.
 
     Within a job of SLURM these are steps of its allocation. Elsewhere srun asks for an allocation and waits for it, as
     long as `server.start_timeout_s` allows.
 
     Args:
-        generators: How many.
-        options: More words for srun, such as `--partition=gpu`, `--exact`. It asks for `server.tensor_parallel_size`
-            GPUs by itself.
+        jobs: How many.
+        options: More words for srun, such as `--partition=gpu`, `--exact`, `--cpus-per-task=16`. It asks for the GPUs
+            of a generator (`server.tensor_parallel_size`) by itself.
 
     Raises:
-        ConfigError: There are no generators.
+        ConfigError: There are no jobs.
     """
 
-    def __init__(self, generators: int, options: list[str] | None = None) -> None:
-        super().__init__(generators)
+    def __init__(self, jobs: int, options: list[str] | None = None) -> None:
+        super().__init__(jobs)
         self.options = options or []
 
-    def prepare(self, gpus: int, host: str) -> None:
+    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
         """See `Launcher.prepare`."""
-        super().prepare(gpus, host)
+        super().prepare(gpus, host, setting)
         if shutil.which("srun") is None:
             raise ConfigError(
-                "strategy.launcher is Slurm, and there is no srun on the path: start the run on a machine of a SLURM "
+                f"{setting} is Slurm, and there is no srun on the path: start the run on a machine of a SLURM "
                 "cluster, or leave the launcher out."
             )
 
-    def start(self, number: int, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
         """See `Launcher.start`."""
-        own = ["--nodes=1", "--ntasks=1", f"--job-name=lrl-generator-{number}", "--export=ALL", "--unbuffered"]
+        own = ["--nodes=1", "--ntasks=1", f"--job-name=lrl-{name}", "--export=ALL", "--unbuffered"]
         own += [f"--gpus={self.gpus}"] if self.gpus else []
         program = str(Path(sys.executable).with_name("lrl"))
-        return _Step(["srun", *own, *self.options, program, *words], environment, folder / f"srun-{number}.log")
+        return _Step(["srun", *own, *self.options, program, *words], environment, folder / f"srun-{name}.log")
 
 
 class _Step(Job):
@@ -64,7 +64,7 @@ class _Step(Job):
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ends the step by srun, which passes SIGTERM on; a second one has the generator end without leaving."""
+        """Ends the step by srun, which passes SIGTERM on; a second one has a generator end without leaving."""
         for end in (self._process.terminate, self._process.terminate, self._process.kill):
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):

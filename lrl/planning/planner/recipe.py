@@ -73,7 +73,7 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     strategy: dict[str, Any] = {"generator_devices": kept, "server": server}
     if elsewhere:
         server |= {"host": "0.0.0.0", "insecure": True}
-        launcher = {"class_path": "lrl.generators.launchers.Ray", "init_args": {"generators": generation.generators}}
+        launcher = {"class_path": "lrl.generators.launchers.Ray", "init_args": {"jobs": generation.generators}}
         strategy["launcher"] = launcher
     if training.costs.tp > 1:
         strategy["tensor_parallel_size"] = training.costs.tp

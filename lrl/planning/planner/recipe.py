@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from lrl.planning.planner.devices import Cluster
+from lrl.planning.planner.runnable_today import on_nodes_of_its_own
 from lrl.planning.planner.search import Plan
 from lrl.planning.planner.workload import Workload
 
@@ -66,13 +67,16 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     server = {"dtype": "bfloat16", "max_num_seqs": generation.writing.slots, "tensor_parallel_size": tp}
     if plan.placement == "shared":
         server["gpu_memory_utilization"] = round(generation.memory / cluster.device.memory, 2)
-    nodes, elsewhere = cluster.nodes_of(training.devices), plan.devices > cluster.devices_per_node
-    kept = 0 if plan.placement == "shared" or elsewhere else generation.generators * tp
+    several = plan.devices > cluster.devices_per_node
+    elsewhere = several and on_nodes_of_its_own(plan, cluster)
+    nodes = cluster.nodes_of(training.devices if elsewhere else plan.devices)
+    kept = 0 if plan.placement == "shared" or elsewhere else generation.generators // nodes * tp
     whole = "AsyncSingleDevice" if training.devices == 1 else "AsyncDDP"
     name = whole if training.costs.shards == 1 else "AsyncFSDP"
     strategy: dict[str, Any] = {"generator_devices": kept, "server": server}
-    if elsewhere:
+    if several:
         server |= {"host": "0.0.0.0", "insecure": True}
+    if elsewhere:
         launcher = {"class_path": "lrl.generators.launchers.Ray", "init_args": {"jobs": generation.generators}}
         strategy["launcher"] = launcher
     if training.costs.tp > 1:

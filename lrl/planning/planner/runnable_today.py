@@ -1,8 +1,9 @@
 """Plans that lrl can run today, and the nearest cluster with one.
 
 `lrl.AsyncSingleDevice` and `lrl.AsyncDDP` keep the whole policy, its gradient and the optimizer's state on each trainer
-device, `lrl.AsyncFSDP` a share, also with tensor parallelism. Trainer and generators share one node, or each has whole
-nodes: then a launcher starts the generators. Weights move in bfloat16. The rest are forecasts.
+device, `lrl.AsyncFSDP` a share, also with tensor parallelism. Trainer and generators share one node; or each has whole
+nodes, and a launcher starts the generators; or they share several nodes, as many devices of either on each. Weights
+move in bfloat16. The rest are forecasts.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ def runs_today(plan: Plan, cluster: Cluster) -> bool:
     plain = generation.precision == "bf16" and generation.tp <= node and divides(plan.training)
     if plan.placement == "shared":
         return plain and plan.devices == 1
-    return plain and (plan.devices <= node or on_nodes_of_its_own(plan, cluster))
+    several = on_nodes_of_its_own(plan, cluster) or evenly_on_nodes(plan, cluster)
+    return plain and (plan.devices <= node or several)
 
 
 def divides(training: Training) -> bool:
@@ -37,6 +39,13 @@ def on_nodes_of_its_own(plan: Plan, cluster: Cluster) -> bool:
     node, trainers = cluster.devices_per_node, plan.training.devices
     nodes = cluster.nodes_of(trainers) + cluster.nodes_of(plan.generation.devices)
     return (trainers <= node or trainers % node == 0) and nodes <= cluster.nodes_of(cluster.count)
+
+
+def evenly_on_nodes(plan: Plan, cluster: Cluster) -> bool:
+    """Returns whether each node can have as many trainer devices as the others, and as many whole generators."""
+    nodes = cluster.nodes_of(plan.devices)
+    equal = plan.training.devices % nodes == 0 and plan.generation.generators % nodes == 0
+    return equal and plan.devices <= cluster.count
 
 
 def plans_today(layouts: Layouts, cluster: Cluster, max_lag: int) -> Iterator[Plan]:

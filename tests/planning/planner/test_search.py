@@ -90,19 +90,22 @@ def test_of_two_clusters_the_slower_side_uses_all_devices_and_the_other_fewer() 
     assert slow_link is not None and slow_link.sync_s == pytest.approx(2 * QWEN.shape.parameters / 1e9)
 
 
-def test_plans_of_today_share_a_node_or_have_whole_nodes_on_each_side() -> None:
+def test_plans_of_today_have_whole_nodes_on_each_side_or_the_same_division_on_all_nodes() -> None:
     two_nodes = parse_cluster("16xH100")
     plans = list(plans_today(Layouts(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2))
     assert {plan.devices for plan in plans} == {8, 16}
     assert {plan.training.devices for plan in plans if plan.devices == 8} == set(range(1, 8))
-    assert {plan.training.devices for plan in plans if plan.devices == 16} == {8}
+    assert {plan.training.devices for plan in plans if plan.devices == 16} == {2, 4, 6, 8, 10, 12, 14}
+    for plan in plans:
+        both = plan.training.devices % 2 == plan.generation.generators % 2 == 0
+        assert plan.devices == 8 or plan.training.devices == 8 or both
     state = 16 * QWEN.shape.parameters
     for plan in plans:
         assert runs_today(plan, two_nodes)
         assert plan.training.costs.shards in (1, plan.training.devices)
         assert plan.training.memory > state / plan.training.costs.shards and plan.generation.costs.precision == "bf16"
     sharded = [plan for plan in plans if plan.training.costs.shards > 1]
-    assert {plan.training.devices for plan in sharded} == set(range(2, 9))
+    assert {plan.training.devices for plan in sharded} == {*range(2, 9), 10, 12, 14}
 
 
 @pytest.mark.parametrize(("tp", "runs"), [(1, True), (2, True), (4, False)])

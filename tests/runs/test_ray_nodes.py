@@ -108,9 +108,7 @@ def settings(policy: Path) -> dict[str, Any]:
             "class_path": "lrl.RolloutDataModule",
             "init_args": {
                 "prompts": {"class_path": "lrl.Prompts", "init_args": {"source": "lrl.quickstart.task:problems"}},
-                "rewards": [
-                    {"class_path": "lrl.rewards.Function", "init_args": {"function": "lrl.quickstart.task:correct"}}
-                ],
+                "rewards": [reward],
                 "groups_per_step": 2,
                 "rollouts_per_group": 2,
                 "max_prompt_tokens": 32,

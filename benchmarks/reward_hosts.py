@@ -7,7 +7,8 @@ A node is a core: the pool and its one worker are pinned to the first, `lrl scor
 The host is a process of this machine and joins over loopback. `--at-once` groups are in flight, as in a run whose
 generators write faster than the rewards score. Both ways take turns, and each is measured `--repeats` times.
 
-`ExactMatch` compares two strings, so what is measured is the way of a job. `Math` works an expression out.
+`ExactMatch` compares two strings, so what is measured is the way of a job; it gets `TIMES` as many groups. `Math` works
+an expression out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from lrl.rewards import ExactMatch, Math, Reward, RewardPool
 from lrl.rewards.host_route import route_of
 from lrl.types import Prompt, Rollout
 
-REWARDS = ("ExactMatch", "Math")
+TIMES = {"ExactMatch": 20, "Math": 1}
 START_S = 120.0
 FILLER = "We look at both sides, collect the terms, and divide by what stands before the unknown. "
 HEAD = "| reward | nodes | responses a second | of one node | scored by the host |\n|---|---|---|---|---|"
@@ -85,7 +86,8 @@ def served(pool: RewardPool, core: int) -> Iterator[None]:
 
 def speed(pool: RewardPool, name: str, args: argparse.Namespace) -> float:
     """Scores all groups; returns responses a second."""
-    work = [(prompt, rollouts(name, prompt, args.responses)) for prompt in prompts(name, args.groups)]
+    groups = args.groups * TIMES[name]
+    work = [(prompt, rollouts(name, prompt, args.responses)) for prompt in prompts(name, groups)]
 
     async def score_all() -> None:
         slots = asyncio.Semaphore(args.at_once)
@@ -100,7 +102,7 @@ def speed(pool: RewardPool, name: str, args: argparse.Namespace) -> float:
     asyncio.run(score_all())
     seconds = time.perf_counter() - began
     judged = [rollout.reward for _, group in work for rollout in group]
-    assert judged == [float(n % 2 == 0) for n in range(args.responses)] * args.groups, "every second one is right"
+    assert judged == [float(n % 2 == 0) for n in range(args.responses)] * groups, "every second one is right"
     return len(judged) / seconds
 
 
@@ -155,9 +157,9 @@ def table(made: Sequence[dict[str, Any]]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reward_hosts", description=__doc__.splitlines()[0])
-    parser.add_argument("--rewards", nargs="+", choices=REWARDS, default=list(REWARDS), help="(%(default)s)")
+    parser.add_argument("--rewards", nargs="+", choices=list(TIMES), default=list(TIMES), help="(%(default)s)")
     parser.add_argument("--cores", nargs=2, type=int, default=[0, 1], help="one for each node (%(default)s)")
-    parser.add_argument("--groups", type=int, default=500, help="scored each time (%(default)s)")
+    parser.add_argument("--groups", type=int, default=250, help="scored each time, of Math (%(default)s)")
     parser.add_argument("--responses", type=int, default=8, help="of a group (%(default)s)")
     parser.add_argument("--at-once", type=int, default=32, help="groups in flight (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="(%(default)s)")

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 1 if the rewards do not work here, 2 if the command is wrong or the run does not take this host.
     """
-    parser = _make_parser()
+    parser = make_parser()
     args = parser.parse_args(argv)
     if wrong := _wrong(args):
         parser.error(wrong)
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the command line."""
     parser = argparse.ArgumentParser(prog="lrl score", description="Score responses of a live run on this machine.")
     runs = "the run: the address that it has printed, or its folder"
     parser.add_argument("--join", metavar="RUN", required=True, help=runs)

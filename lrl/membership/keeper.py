@@ -48,7 +48,7 @@ class Roll(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """What the jobs are."""
+    """The kind of a launcher's jobs."""
 
     name: str
     job: str

@@ -41,7 +41,7 @@ class RewardHosts:
 
     @classmethod
     def of_run(cls, trainer: L.Trainer, heartbeat_s: float) -> RewardHosts:
-        """Returns those of a run; none may join one that does not train, whose evaluations rank 0 scores."""
+        """Returns the hosts of a run. None may join one that does not train: rank 0 scores its evaluations."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         trains = trainer.state.fn == "fit"
         made = cls(data.reward_pool.hosts, data.reward_launcher if trains else None, heartbeat_s)

@@ -149,7 +149,7 @@ class Hosts:
 
     @property
     def ready(self) -> list[Host]:
-        """Those that get jobs."""
+        """The hosts that get jobs."""
         with self._lock:
             return [host for host in self._members.values() if host.workers]
 

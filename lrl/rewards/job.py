@@ -51,7 +51,7 @@ class Job:
 
 
 class Scorer(Protocol):
-    """Workers that score jobs: rank 0's own (`Processes`), or those of a reward host (`Host`)."""
+    """Workers that score jobs: rank 0's own (`Processes`) or a reward host's (`Host`)."""
 
     name: str
     workers: int

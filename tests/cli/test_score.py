@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from lrl.cli import score
 from lrl.cli.main import main
 
 SCORE = ["score", "--join"]
@@ -26,6 +28,13 @@ def test_words_that_cannot_work_are_refused(words: list[str], named: str, capsys
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 2 and named in capsys.readouterr().err
+
+
+def test_a_host_has_a_worker_for_each_core_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    assert score.make_parser().parse_args(["--join", "RUN"]).workers == len(os.sched_getaffinity(0))
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
+    assert score.make_parser().parse_args(["--join", "RUN"]).workers == 7
 
 
 def test_without_a_live_run_the_error_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

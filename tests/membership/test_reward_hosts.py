@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import lrl
-from lrl.generators.launchers import Given, Job, Launcher
+from lrl.generators.client import GeneratorClient
+from lrl.generators.launchers import Given, Job, Launcher, Slurm
 from lrl.generators.server import ServerError
+from lrl.generators.settings import ServerSettings
 from lrl.membership import keeper as keeper_module
 from lrl.membership.reward_hosts import RewardHosts
 from lrl.membership.service import RegistryServer
 from lrl.rewards import RewardPool
 from lrl.rewards.hosts import Host
+from lrl.types import Prompt, Rollout
 from tests.membership.served_run import TOKEN, served, spec_of
+from tests.membership.test_join import Scripted
 from tests.membership.test_keeper import ModelJob
+from tests.runs.test_launched_run import SRUN
 
 
 class ModelLauncher(Launcher):
@@ -160,3 +167,55 @@ def test_a_run_that_does_not_train_takes_no_hosts() -> None:
         trainer: Any = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn=verb))
         hosts = RewardHosts.of_run(trainer, heartbeat_s=30.0)
         assert len(hosts.routes) == routes and (hosts.launcher is None) == (routes == 0)
+
+
+def test_a_run_starts_its_hosts_has_them_score_and_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generator is a small program, srun a stand-in; the host is a real one."""
+
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
+
+    class ScriptedRun(lrl.AsyncSingleDevice):
+        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
+            return [
+                Scripted(str(tmp_path), ServerSettings(), "shared_memory", [], tmp_path, 0, self.run_id, self.token)
+            ]
+
+        def _settings(self, trainer: Any) -> ServerSettings:
+            return ServerSettings()
+
+    for name in ("prompt_logprobs", "heartbeat"):
+        monkeypatch.setattr(GeneratorClient, name, respond)
+    monkeypatch.setattr(keeper_module, "OWN_END_S", 60.0)
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    strategy = ScriptedRun()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
+    parts = {"strategy": strategy, "lightning_module": SimpleNamespace(policy_folder=str(tmp_path))}
+    data = SimpleNamespace(reward_pool=pool, reward_launcher=launcher)
+    trainer: Any = SimpleNamespace(
+        **parts,
+        datamodule=data,
+        state=SimpleNamespace(fn="fit"),
+        loggers=[],
+        default_root_dir=str(tmp_path),
+        logger=None,
+    )
+    prompt = Prompt(id=0, token_ids=[1], text="1+1=", columns={"answer": "#### 2"})
+    tokens: dict[str, Any] = {"token_ids": [1], "logprobs": [0.0], "versions": [0], "finish_reason": "stop"}
+    rollouts = [Rollout(text=text, **tokens) for text in ("#### 2", "#### 3")]
+    pool.start(prompt)
+    try:
+        strategy.start_generators(trainer)
+        (host,) = pool.hosts.ready
+        asyncio.run(pool.score(prompt, rollouts))
+    finally:
+        strategy.stop_generators()
+        pool.close()
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {host.name: 2}
+    said = (tmp_path / "srun-rewards-0.log").read_text()
+    assert "srun --job-name=lrl-rewards-0" in said and said.endswith(
+        "reward host: the run has ended, and so does it.\n"
+    )

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import lrl
-from lrl.callbacks import Throughput, WeightSync
+from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
 from lrl.generators.launchers import Ray
 from lrl.runtime.config_errors import ConfigError
 from tests.leftovers import MARK, lives, living, wait_for
@@ -73,7 +73,11 @@ class LosesItsNode(L.Callback):
 
 
 def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_nothing(
-    cluster: RayCluster, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster,
+    policy_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, host=HERE, insecure=True)
     half = {"address": ADDRESS, "cpus": 0.5, "resources": {"there": 0.5}}
@@ -86,7 +90,14 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
         accelerator="cpu",
         devices=1,
         strategy=strategy,
-        callbacks=[WeightSync(), Throughput(), witness, LosesItsNode(cluster, strategy.run_id)],
+        callbacks=[
+            WeightSync(),
+            RolloutLog(),
+            Throughput(),
+            witness,
+            LosesItsNode(cluster, strategy.run_id),
+            Summary(),
+        ],
         max_steps=STEPS,
         logger=False,
         default_root_dir=tmp_path,
@@ -103,6 +114,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
     scored_by = data.reward_pool.scored_by
     assert {f"reward host {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
+    assert trainer.callback_metrics["rewards/hosts"] == 1 and "scored by" in capsys.readouterr().out
     assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
     left = [process.cmdline() for process in living(strategy.run_id)]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"

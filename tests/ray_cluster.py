@@ -17,7 +17,9 @@ import psutil
 from tests.leftovers import MARK, living, wait_for
 from tests.network_namespace import HERE, THERE, network_namespace
 
-PORT = 6391
+# Those of each process of tests are its own, by its pid: a second head found the first one at the same port, though at
+# another address, and joined it.
+PORT = 20_000 + 2 * (os.getpid() % 5_000)
 ADDRESS = f"{HERE}:{PORT}"
 START_S = 300.0
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,7 @@ class RayNode:
         self.mark, self.log = uuid.uuid4().hex, log
         ray = str(Path(sys.executable).with_name("ray"))
         common = ["--num-cpus", "1", "--object-store-memory", "80000000", "--disable-usage-stats", "--block"]
+        common += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
         # Ray gives its workers a nice value of 15: a generator would get nothing of a busy machine.
         environment = os.environ | {MARK: self.mark, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
         with log.open("wb") as output:
@@ -84,6 +87,7 @@ class RayCluster:
     def start_head(self) -> RayNode:
         """Starts one here."""
         own = ["--head", "--node-ip-address", HERE, "--port", str(PORT), "--include-dashboard", "false"]
+        own += ["--ray-client-server-port", str(PORT + 1)]
         return self._start([], [*own, "--temp-dir", str(self.folder)])
 
     def add_node(self) -> RayNode:

@@ -38,5 +38,6 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(monkeypa
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     monkeypatch.setattr(of_the_script, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "of_the_script", of_the_script, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # a worker of xdist has none
     with pytest.raises(ConfigError, match="'of_the_script', which is defined in the script that runs.*on each of them"):
         check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))

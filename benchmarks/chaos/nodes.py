@@ -124,10 +124,10 @@ def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str
     """Makes all launches of one run, and its record."""
     started, token, kind = time.monotonic(), secrets.token_hex(16), settings.second_node
     shutil.rmtree(settings.folder, ignore_errors=True)
-    found, left = [], dict[str, Any]()
+    found, left, whole = [], dict[str, Any](), False
     with second_node(kind, token) as (node, beside):
         settings = TargetSettings(**vars(settings) | {"launcher": settings_words(beside)})
-        while faults or not left:
+        while not whole:  # the last launch ends by itself
             with Target(settings, variables=beside.variables) as target:
                 beside.launched(target)
                 scene = Scene(kind, target, node, beside)
@@ -135,7 +135,7 @@ def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str
                 while faults and target.process.poll() is None:
                     found.append(measure_fault(scene, *faults.pop(0)))
                     log.info("%s", found[-1])
-                if target.process.poll() is None:
+                if whole := target.process.poll() is None:
                     (target.folder / "stop").touch()
                     target.wait(WAIT_S)
                 beside.ended()

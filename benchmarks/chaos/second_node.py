@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,13 +183,3 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def wait_gone(node: SecondNode, seconds: float) -> list[str]:
-    """Waits until nothing of a run is on the second node; returns what stayed."""
-    end = time.monotonic() + seconds
-    while left := [part for part in ON_SECOND if node.process(part) is not None]:
-        if time.monotonic() > end:
-            return left
-        time.sleep(LOOK_S)
-    return []

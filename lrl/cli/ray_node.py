@@ -109,7 +109,7 @@ class RayNode:
 
 
 def environment() -> dict[str, str]:
-    """Returns this process's variables, without those of other launchers and of Ray's own choice."""
+    """Returns the environment of `lrl`, without the variables of other launchers."""
     at_start = Path("/proc/self/environ").read_bytes()
     # Ray sets it later, to the CPU cores that were asked for: lrl would take it for the user's choice.
     rays = () if b"OMP_NUM_THREADS=" in at_start else ("OMP_NUM_THREADS",)

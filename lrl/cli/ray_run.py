@@ -52,7 +52,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run asks of Ray."""
+    """The nodes that a run wants from Ray, and how long it waits."""
 
     nodes: int
     bundle: dict[str, float]
@@ -226,7 +226,7 @@ def answers(nodes: Sequence[Node], timeout_s: float, received: list[int]) -> lis
             silent = [node.number for node, one in zip(nodes, asked, strict=True) if not ray.wait([one], timeout=0)[0]]
             raise RayRunError(
                 f"After {timeout_s:.0f} s Ray has not started its process for node {', '.join(map(str, silent))}. Look "
-                "into the logs of Ray on its nodes (/tmp/ray/session_latest/logs), or raise --wait_s."
+                "into the logs of Ray on its nodes (session_latest/logs in Ray's folder), or raise --wait_s."
             )
     try:
         return list(ray.get(asked))

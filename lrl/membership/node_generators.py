@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lrl.generators.fleet import Fleet
+from lrl.membership.keeper import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, OWN_END_S
 from lrl.membership.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, url_elsewhere
 from lrl.membership.service import RegistryServer
 from lrl.runtime.parent_death import dying_with_this
@@ -24,15 +25,12 @@ from lrl.runtime.parent_death import dying_with_this
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
-OWN_END_S = 20.0
-"""Seconds that they have to notice the end of the run, before they are told to end."""
 END_S = 20.0
 """Seconds to end after each signal."""
 
 
 class RunAddress(NamedTuple):
-    """What a node needs to join."""
+    """The URL, token and certificate by which a node joins a run."""
 
     url: str
     token: str

@@ -43,7 +43,7 @@ def live_on() -> None:
 
 
 def dying_with_this(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command that ends with this process, whichever way this one ends; see `die_with`."""
+    """Returns a command whose process ends with this one; see `die_with`."""
     begin = "import os, sys; from lrl.runtime.parent_death import die_with; die_with(int(sys.argv[1]))"
     begin += "; os.execv(sys.argv[2], sys.argv[2:])"
     return [sys.executable, "-c", begin, str(os.getpid()), *words]

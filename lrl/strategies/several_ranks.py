@@ -130,7 +130,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             check_writes(self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else [])
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Sets up training and starts the generators: rank 0 those of its own node, each other node its own."""
+        """Sets up training; then each node starts its generators."""
         super().setup(trainer)
         if not self.is_global_zero and self.generators_of_other_nodes:
             run: RunAddress = self.ranks.receive()

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from lrl.cli.recipes import recipes, with_recipe_paths
 from lrl.runtime.import_by_name import with_current_folder
+from lrl.runtime.quick_imports import quick_imports
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
@@ -53,7 +54,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     if words[0] in OTHERS:
         try:
-            return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
+            with quick_imports():
+                command = import_module(f"lrl.cli.{words[0]}")
+            return int(command.main(words[1:]))
         except KeyboardInterrupt:  # there is nothing to save, and a traceback would say nothing
             sys.stderr.write("\n")
             return 128 + signal.SIGINT
@@ -82,10 +85,11 @@ def bad_input(what: str) -> int:
 def run_lightning(words: Sequence[str]) -> int:
     """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and data."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.runtime.cpu_affinity
-    from lrl.cli.lightning import LrlCLI
-    from lrl.cli.setting_errors import without_noise
-    from lrl.runtime import config_errors
-    from lrl.runtime.signals import exit_status
+    with quick_imports():
+        from lrl.cli.lightning import LrlCLI
+        from lrl.cli.setting_errors import without_noise
+        from lrl.runtime import config_errors
+        from lrl.runtime.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
     sys.argv = [sys.argv[0], *words]  # LightningCLI reads it, and other ranks start with it

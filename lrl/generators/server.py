@@ -217,7 +217,7 @@ class Server:
         # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
         layers = ["lrl.generators.write_route.WriteRoute", *self.middleware, "lrl.generators.auth.TokenMiddleware"]
         around = [word for layer in layers for word in ("--middleware", layer)]
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *around, *as_flags(flags)]
+        return [sys.executable, "-m", "lrl.generators.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment without its process group's variables, and with those that vLLM needs."""

@@ -249,7 +249,7 @@ ELSEWHERE = {
     "enable_checkpointing=False": "tests/callbacks/test_last_checkpoint.py:test_nothing_is_saved_when",
     "several devices (lrl.AsyncDDP)": (
         "tests/strategies/test_ranks_run.py:"
-        "test_a_run_broken_in_any_way_trains_every_prompt_once_and_the_same_policy_on_all_ranks"
+        "test_a_run_that_loses_a_rank_trains_every_prompt_once_and_the_same_policy_on_all_ranks"
     ),
 }
 """Rows that other tests hold."""

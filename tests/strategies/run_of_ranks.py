@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lrl.runtime.quick_imports import quick_imports
+
+with quick_imports():
+    import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.distributed_c10d import _get_default_group

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lrl.runtime.quick_imports import quick_imports
+
+with quick_imports():
+    import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 

@@ -1,0 +1,15 @@
+"""The program of a generator: vLLM's API server, `python -m lrl.generators.api_server FLAGS`.
+
+Imports are most of its start on a CPU. They are made twice: the EngineCore is a process that imports this module again.
+"""
+
+import runpy
+
+from lrl.runtime.quick_imports import quick_imports
+
+with quick_imports():
+    import vllm.v1.engine.async_llm  # noqa: F401 (brings nearly all that server and engine import)
+
+if __name__ == "__main__":
+    # In a namespace of its own: this module stays `__main__`, which the EngineCore imports.
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

@@ -17,9 +17,9 @@ setup: $(STAMP)
 quickstart: setup
 	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml
 
-# Two files of tests at a time, in the order of `tests/conftest.py`.
+# Three files of tests at a time, in the order of `tests/conftest.py`.
 test: setup
-	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(VENV)/bin/ruff check

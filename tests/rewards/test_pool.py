@@ -39,7 +39,7 @@ def test_every_response_gets_its_own_reward(pool):
 
 
 def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
-    zero, failed, late, crashed, fine = scored(pool, "give 0", "raise why", "loop", "exit", "give 1")
+    zero, failed, late, crashed, fine = scored(pool, "give 0", "raise why", "sleep 60", "exit", "give 1")
     assert (zero.reward, zero.reward_failure) == (0.0, None)
     assert failed.reward_failure.startswith("exception: obey: LookupError: why (")
     assert late.reward_failure.startswith("timeout: ")
@@ -60,7 +60,7 @@ def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
 
 
 def test_many_groups_are_scored_at_once_and_failures_stay_in_their_own(pool):
-    groups = [rollouts_of("give 1", bad, "give 2") for bad in ("exit", "give 0", "loop", "raise x", "segfault")]
+    groups = [rollouts_of("give 1", bad, "give 2") for bad in ("exit", "give 0", "sleep 60", "raise x", "segfault")]
 
     async def score_all():
         prompt = Prompt(id=0, token_ids=[1], text="")

@@ -13,7 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lrl.runtime.quick_imports import quick_imports
+
+with quick_imports():
+    import lightning as L
 
 import lrl
 

@@ -1,22 +1,16 @@
 """A run that fits a sharded policy to given groups, without generators, and saves at every step.
 
-Rank 0 writes the weights of policy and reference, whole, into `weights.pt`. As a command its arguments are those of
-`main`, in JSON.
+Rank 0 writes the weights of policy and reference, whole, into `weights.pt`.
 """
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lrl.runtime.quick_imports import quick_imports
-
-with quick_imports():
-    import lightning as L
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -145,8 +139,3 @@ def main(
     found = fit(folder, trainer, ckpt_path, adapters)
     if trainer.is_global_zero:
         torch.save(found, Path(results) / "weights.pt")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(**json.loads(sys.argv[1]))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,10 @@ import torch
 from lrl.cli.main import main
 from lrl.runtime.checkpoint_folder import read_weights, shapes
 from lrl.training.model import open_network, open_tokenizer
-from tests.leftovers import nothing_left
 from tests.run_without_generators import trainer
 from tests.strategies import sharded_fit
 from tests.strategies.forked_ranks import run_ranks
 from tests.strategies.sharded_fit import fit
-from tests.strategies.test_shutdown import ROOT
 
 
 def fit_sharded(policy: Path, folder: Path, ranks: int, steps: int, *more: Any, **settings: Any) -> dict[str, Any]:
@@ -130,13 +126,10 @@ def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_pa
 
 @pytest.mark.parametrize("place", ["load", "step", "sync", "save"])
 def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpoint(
-    place: str, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, policy_folder: Path, tmp_path: Path
 ) -> None:
-    asked = {"folder": str(policy_folder), "results": str(tmp_path), "ranks": 2, "steps": 9, "dies_at": place}
-    words = [sys.executable, "-m", "tests.strategies.sharded_fit", json.dumps(asked)]
-    for _ in nothing_left(monkeypatch):
-        run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 1
-    assert re.search("Another rank has ended|Another rank does not take part", run.stderr), run.stderr
+    call = functools.partial(sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at=place)
+    said = run_ranks(call, 2, tmp_path, ends=[1, -signal.SIGKILL])
+    assert re.search("Another rank has ended|Another rank does not take part", said), said
     saved = sorted(path.name for path in tmp_path.glob("step=*"))
     assert saved == (["step=1.ckpt"] if place in ("step", "save") else []), "what was saved before"

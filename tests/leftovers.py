@@ -31,7 +31,7 @@ def wait_for_none(left: Callable[[], Iterable[object]], timeout_s: float, what: 
     deadline = time.monotonic() + timeout_s
     while found := list(left()):
         assert time.monotonic() < deadline, f"waited {timeout_s} s for the end of {what}: {found}"
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def living(mark: str) -> list[psutil.Process]:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 SECONDS = ("given", "ray", "trainer")
 SHORT_S = 5.0
 STEPS_BETWEEN = 2
-OF_GENERATOR = ("join", "supervisor", "API server", "EngineCore", "Worker")
+OF_GENERATOR = ("join", "supervisor", "API server", "EngineCore")
 OF_RUN = {"given": ("trainer",), "ray": ("trainer",), "trainer": ("trainer", "rank 1", "cut for good")}
 """Faults that end the run."""
 OF_RAY = ("raylet", "head")

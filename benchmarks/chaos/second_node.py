@@ -45,7 +45,10 @@ class SecondNode:
 
     def process(self, part: str) -> psutil.Process | None:
         """Returns the process that is this part of what runs there."""
-        found = [one for one in psutil.process_iter() if self._has(one) and ON_SECOND[part] in " ".join(words(one))]
+        here = {one: " ".join(words(one)) for one in psutil.process_iter() if self._has(one)}
+        found = [one for one, said in here.items() if ON_SECOND[part] in said]
+        if part != "supervisor":  # whose command line has the words of what it starts
+            found = [one for one in found if SUPERVISOR not in here[one]]
         # A worker's command line is its parent's until it has named itself; and `ip netns exec` has become its command.
         return min(found, key=lambda one: one.pid, default=None)
 

@@ -162,7 +162,7 @@ def test_only_the_certificate_itself_is_trusted_and_not_its_issuer(
 def tls_server(pair: tuple[str, str], folder: Path, policy_folder: Path) -> Iterator[LentServer]:
     """A real server on every address of this machine, with TLS; the trainer's own gloo has another interface."""
     settings = ServerSettings(
-        max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.5,
+        max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.1,
         host="0.0.0.0", tls_cert=pair[0], tls_key=pair[1],
     )  # fmt: skip
     server = Server(str(policy_folder), settings, "shared_memory", [], folder, 0, "tls")

@@ -164,7 +164,7 @@ def test_both_ends_notice_a_cut_network_and_the_host_comes_again(tmp_path: Path,
     endpoint = Endpoint(network_namespace.HERE, insecure=True)
     with network_namespace.network_namespace() as namespace:
         prefix, cable = ["ip", "netns", "exec", namespace], f"{namespace[4:]}h"
-        with served(pool, tmp_path, heartbeat_s=0.5, endpoint=endpoint) as made:
+        with served(pool, tmp_path, heartbeat_s=4.0, endpoint=endpoint) as made:
             made.start_host(prefix=prefix)
             made.joined(1)
             scoring = Scoring(pool, f"once {begun} sleep 50", "give 2")

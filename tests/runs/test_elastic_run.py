@@ -105,7 +105,7 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
 ) -> None:
     endpoint: dict[str, Any] = {"host": HERE, "insecure": True} if namespace else {}
     # So few at once that requests always wait: the second generator gets some as soon as it serves.
-    settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.5, **endpoint)
+    settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.1, **endpoint)
     strategy = lrl.AsyncSingleDevice(generator_devices=1, server=settings)
     witness, guest = Witness(), Guest(tmp_path, namespace)
     trainer = L.Trainer(

@@ -32,7 +32,7 @@ def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1)
     launcher = Slurm(1, options=["--gpus=0"])
     strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, server=settings)
     witness = Witness()

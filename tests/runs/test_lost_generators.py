@@ -56,7 +56,7 @@ class Faults(L.Callback):
 def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_once(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1)
     strategy = lrl.AsyncSingleDevice(generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0)
     witness, faults, sync = Witness(), Faults(), WeightSync(deadline_s=10.0)
     trainer = L.Trainer(

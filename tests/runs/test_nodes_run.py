@@ -51,7 +51,7 @@ class LosesAGenerator(L.Callback):
 
 def fit(host: str, model: Path, mark: str) -> None:
     """Trains on one of the nodes; rank 0 says what came of it."""
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, host=host, insecure=True)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=host, insecure=True)
     witness = Witness()
     of_rank_0 = [witness, LosesAGenerator(mark)] if os.environ["RANK"] == "0" else []
     trainer = L.Trainer(

@@ -79,7 +79,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, host=HERE, insecure=True)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True)
     half = {"address": ADDRESS, "cpus": 0.5, "resources": {"there": 0.5}}
     launcher, reward_launcher = (Ray(1, **half) for _ in range(2))  # type: ignore[arg-type]
     strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, server=settings, heartbeat_s=5.0)

@@ -34,7 +34,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.5, host=HERE, insecure=True)
+    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True)
     strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=Slurm(1), server=settings, heartbeat_s=5.0)
     witness = Witness()
     trainer = L.Trainer(

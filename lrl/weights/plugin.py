@@ -1,9 +1,10 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
 
-It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together.
+It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together. On a
+CPU it has the engine forked.
 """
 
-from lrl.generators import flat_logprobs, held_tokens
+from lrl.generators import flat_logprobs, forked_engine, held_tokens
 
 ENGINES = {
     **dict.fromkeys(("shared_memory", "pull"), ("lrl.weights.shared_memory_engine", "SharedMemoryEngine")),
@@ -13,7 +14,7 @@ ENGINES = {
 
 
 def register() -> None:
-    """Does both; vLLM may call this more than once in a process."""
+    """Does all of it; vLLM may call this more than once in a process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     for name, place in ENGINES.items():
@@ -21,3 +22,4 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(name, *place)
     held_tokens.install()
     flat_logprobs.install()
+    forked_engine.install()

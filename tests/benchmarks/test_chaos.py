@@ -209,7 +209,7 @@ def test_each_launch_that_dies_in_the_export_has_a_step_to_do() -> None:
 
 def test_every_fault_of_two_machines_comes_in_every_phase() -> None:
     planned = nodes.plan("given", list(orders.PLACES), None)
-    assert len(set(planned)) == len(planned) == 9 * len(orders.PLACES)
+    assert len(set(planned)) == len(planned) == 8 * len(orders.PLACES)
     assert ("head", "step") in nodes.plan("ray", ["sync"], None)
     assert ("rank 1", "save") in nodes.plan("trainer", ["save"], ["rank 1"])
 

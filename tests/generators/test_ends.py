@@ -139,7 +139,7 @@ def test_a_trainer_killed_while_its_generator_starts_leaves_nothing(model: Path,
     assert owner.stdout is not None
     try:
         pid = int(owner.stdout.readline())
-        wait_for(lambda: seen.look(pid) >= 4, 300.0, "the engine's process")
+        wait_for(lambda: seen.look(pid) >= 3, 300.0, "the engine's process")
     finally:
         owner.kill()
         owner.wait()

@@ -1,0 +1,40 @@
+"""A generator of one device on a CPU imports vLLM once."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lrl.generators import forked_engine
+from tests.lent_server import LentServer
+
+pytest.importorskip("vllm")
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+def test_the_engine_of_a_real_server_is_a_fork(lent_server: LentServer) -> None:
+    names = [process.name() for process in lent_server.processes()]
+    assert len(names) == 2 and "VLLM::EngineCore" in names, "a spawned engine has multiprocessing's tracker beside it"
+
+
+@pytest.mark.parametrize(("executor", "method"), [("uni", "fork"), ("mp", "spawn")])
+def test_an_engine_whose_workers_are_other_processes_is_spawned_as_vllm_has_it(
+    executor: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    def spawn(cls: Any, config: Any) -> None:
+        os.environ[METHOD] = "spawn"
+
+    if not current_platform.is_cpu():
+        pytest.skip("only vLLM's CPU build spawns its engines")
+    monkeypatch.setenv(METHOD, "")
+    monkeypatch.setattr(type(current_platform), "check_and_update_config", classmethod(spawn))
+    for _ in range(2):  # vLLM loads a plugin more than once
+        forked_engine.install()
+    parallel = SimpleNamespace(distributed_executor_backend=executor)
+    type(current_platform).check_and_update_config(SimpleNamespace(parallel_config=parallel))
+    assert os.environ[METHOD] == method

@@ -2,7 +2,7 @@
 
 `make test` has three sessions beside one another, each with a server and some of the files.
 
-A server takes seconds of both cores to start. Every run syncs its own weights at its start, so runs of one architecture can
+A server takes many seconds to start. Every run syncs its own weights at its start, so runs of one architecture can
 follow one another on one server; only the tests of starting and ending servers start their own.
 """
 

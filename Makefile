@@ -17,10 +17,9 @@ setup: $(STAMP)
 quickstart: setup
 	$(VENV)/bin/lrl fit --config recipes/quickstart.yaml
 
-# Three files of tests at a time, in the order of `tests/conftest.py`. Some 150 processes import lrl: it is compiled once, also
-# where the environment says not to.
+# Three files of tests at a time, in the order of `tests/conftest.py`.
 test: setup
-	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(VENV)/bin/ruff check

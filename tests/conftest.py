@@ -21,11 +21,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from lrl.runtime.quick_imports import quick_imports
-
-with quick_imports():
-    from tests.lent_server import LentServer, start_server
-    from tests.tiny_policies import tiny_llama
+from tests.lent_server import LentServer, start_server
+from tests.tiny_policies import tiny_llama
 
 gc.disable()  # until `pytest_collection_finish`
 

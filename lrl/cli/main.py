@@ -54,9 +54,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     if words[0] in OTHERS:
         try:
-            with quick_imports():
-                command = import_module(f"lrl.cli.{words[0]}")
-            return int(command.main(words[1:]))
+            return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
         except KeyboardInterrupt:  # there is nothing to save, and a traceback would say nothing
             sys.stderr.write("\n")
             return 128 + signal.SIGINT

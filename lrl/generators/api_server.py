@@ -1,6 +1,6 @@
 """The program of a generator: vLLM's API server, `python -m lrl.generators.api_server FLAGS`.
 
-Imports are most of its start on a CPU. They are made twice: the EngineCore is a process that imports this module again.
+Imports are most of its start on a CPU. An engine that is spawned imports this module again.
 """
 
 import runpy
@@ -11,5 +11,5 @@ with quick_imports():
     import vllm.v1.engine.async_llm  # noqa: F401 (brings nearly all that server and engine import)
 
 if __name__ == "__main__":
-    # In a namespace of its own: this module stays `__main__`, which the EngineCore imports.
+    # In a namespace of its own: this module stays `__main__`, which a spawned engine imports.
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")

@@ -1,28 +1,32 @@
-"""On a CPU vLLM's engine is a fork of its API server: it need not import anew what that has imported.
+"""On a CPU vLLM's engine can be a fork of its API server: it need not import anew what that has imported.
 
-vLLM spawns the engine of its CPU build, so that each worker can have its own threads and libraries. The engine of one
-device (a tensor-parallel size of 1) is its own worker, and `lrl.generators.cpu_backend` sets its threads. The second
-import took 6 of the 14 seconds of a start and 0.3 GiB; it writes as fast without.
+vLLM's CPU build spawns engine and workers whatever `VLLM_WORKER_MULTIPROC_METHOD` says, so that each worker can have
+its own threads and libraries. The engine of one device (a tensor-parallel size of 1) is its own worker, and
+`lrl.generators.cpu_backend` sets its threads. The second import took 6 of the 14 seconds of a start and 0.3 GiB; a
+forked engine writes as fast.
 """
 
 import os
 from typing import Any
 
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
 
 def install() -> None:
-    """Has vLLM fork the engine of a configuration that it has checked; may be called twice."""
+    """Has `METHOD` hold for an engine that is its own worker; may be called twice."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
     platform: Any = type(current_platform)
     check = platform.check_and_update_config.__func__
-    if check.__name__ == "forking":
+    if check.__name__ == "keeping":
         return
 
-    def forking(cls: Any, config: Any) -> None:
+    def keeping(cls: Any, config: Any) -> None:
+        given = os.environ.get(METHOD)
         check(cls, config)
-        if config.parallel_config.distributed_executor_backend == "uni":
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        if given and config.parallel_config.distributed_executor_backend == "uni":
+            os.environ[METHOD] = given
 
-    platform.check_and_update_config = classmethod(forking)
+    platform.check_and_update_config = classmethod(keeping)

@@ -1,7 +1,7 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
 
 It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together. On a
-CPU it has the engine forked.
+CPU it lets the engine be a fork.
 """
 
 from lrl.generators import flat_logprobs, forked_engine, held_tokens

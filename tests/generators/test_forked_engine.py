@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from lrl.generators import forked_engine
+from lrl.generators import cpu_backend, forked_engine
+from lrl.generators.forked_engine import METHOD
+from lrl.generators.settings import ServerSettings
 from tests.lent_server import LentServer
 
 pytest.importorskip("vllm")
-METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def test_the_engine_of_a_real_server_is_a_fork(lent_server: LentServer) -> None:
@@ -20,9 +21,11 @@ def test_the_engine_of_a_real_server_is_a_fork(lent_server: LentServer) -> None:
     assert len(names) == 2 and "VLLM::EngineCore" in names, "a spawned engine has multiprocessing's tracker beside it"
 
 
-@pytest.mark.parametrize(("executor", "method"), [("uni", "fork"), ("mp", "spawn")])
-def test_an_engine_whose_workers_are_other_processes_is_spawned_as_vllm_has_it(
-    executor: str, method: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("executor", "own", "method"), [("uni", {}, "fork"), ("uni", {METHOD: "spawn"}, "spawn"), ("mp", {}, "spawn")]
+)
+def test_an_engine_is_spawned_if_it_has_workers_or_the_user_says_so(
+    executor: str, own: dict[str, str], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.platforms import current_platform
 
@@ -31,7 +34,7 @@ def test_an_engine_whose_workers_are_other_processes_is_spawned_as_vllm_has_it(
 
     if not current_platform.is_cpu():
         pytest.skip("only vLLM's CPU build spawns its engines")
-    monkeypatch.setenv(METHOD, "")
+    monkeypatch.setenv(METHOD, cpu_backend.environment(ServerSettings(), own)[METHOD])
     monkeypatch.setattr(type(current_platform), "check_and_update_config", classmethod(spawn))
     for _ in range(2):  # vLLM loads a plugin more than once
         forked_engine.install()

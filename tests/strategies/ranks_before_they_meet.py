@@ -13,10 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lrl.runtime.quick_imports import quick_imports
-
-with quick_imports():
-    import lightning as L
+import lightning as L
 
 import lrl
 

@@ -12,10 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrl.runtime.quick_imports import quick_imports
-
-with quick_imports():
-    import lightning as L
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.distributed_c10d import _get_default_group

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lrl.runtime.quick_imports import quick_imports
-
-with quick_imports():
-    import lightning as L
+import lightning as L
 
 import lrl
 from lrl.callbacks import WeightSync

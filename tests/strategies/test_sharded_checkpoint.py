@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import signal
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from lrl.cli.main import main
+from lrl.generators.supervisor import SHM
 from lrl.runtime.checkpoint_folder import read_weights, shapes
 from lrl.training.model import open_network, open_tokenizer
+from tests.leftovers import left_in_shared_memory, wait_for_none
 from tests.run_without_generators import trainer
 from tests.strategies import sharded_fit
 from tests.strategies.forked_ranks import run_ranks
@@ -129,7 +132,9 @@ def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpo
     place: str, policy_folder: Path, tmp_path: Path
 ) -> None:
     call = functools.partial(sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at=place)
+    before = set(os.listdir(SHM))
     said = run_ranks(call, 2, tmp_path, ends=[1, -signal.SIGKILL])
+    wait_for_none(lambda: left_in_shared_memory(before), 60.0, "its files in shared memory")
     assert re.search("Another rank has ended|Another rank does not take part", said), said
     saved = sorted(path.name for path in tmp_path.glob("step=*"))
     assert saved == (["step=1.ckpt"] if place in ("step", "save") else []), "what was saved before"

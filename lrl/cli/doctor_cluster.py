@@ -40,14 +40,16 @@ INTERFACE = "unset GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME; ip -br address"
 
 
 class Spot(NamedTuple):
-    """This process among those of the cluster."""
+    """Where the check meets the other nodes, and as which of them this process comes."""
 
     host: str
+    """Address of node 0, where all meet."""
     port: int
     rank: int
     ranks: int
     local_rank: int
     hosts: bool
+    """Whether this process opens the store at which all meet."""
 
 
 def main(address: str, nodes: int, node: int | None, timeout_s: float, folder: Path | None) -> int:

@@ -31,7 +31,12 @@ def install() -> None:
 
 
 def append(processor: Any, new: Any) -> None:
-    """Appends the tokens of vLLM's `LogprobsLists` with one column to those of a response (`FlatLogprobs`)."""
+    """Appends new tokens to a response: each with its own log-prob and no alternatives.
+
+    Args:
+        processor: vLLM's `LogprobsProcessor` of the response.
+        new: vLLM's `LogprobsLists`; its arrays have the shape (tokens, 1).
+    """
     flat, logprobs = processor.logprobs, new.logprobs[:, 0].tolist()
     start, count = len(flat.logprobs), len(logprobs)
     flat.start_indices.extend(range(start, start + count))

@@ -64,7 +64,7 @@ class HeldTokens:
         self._ready = deque[Any]()
 
     def get(self) -> Any:
-        """Returns what is to be sent next; waits for it."""
+        """Returns the next message to the API server. Waits until there is one, or held tokens are due."""
         while not self._ready:
             try:
                 left = max(0.0, self._until - self._clock()) if self._held else None
@@ -114,7 +114,7 @@ def passes_at_once(output: Any) -> bool:
 
 
 def has_news(stats: Any) -> bool:
-    """Whether the statistics of a step would be missed; those of the next step replace the others."""
+    """Whether a step has statistics that must be sent. The others may be dropped: the next step has newer ones."""
     return stats is not None and bool(stats.prefix_cache_stats.requests or any(getattr(stats, field) for field in NEWS))
 
 

@@ -46,11 +46,14 @@ class MeetingError(RuntimeError):
 
 
 class Place(NamedTuple):
-    """Where a rank is."""
+    """The machine of a rank, and how others reach it."""
 
     host: str
+    """Name of the machine."""
     address: str
+    """By which the machine reaches `master`."""
     interface: str
+    """Which has this address."""
     port: int
     """Where it takes connections during the roll call."""
     master: str

@@ -224,7 +224,7 @@ class GeneratorDevices(GracefulShutdown):
             hosts.raise_if_in_vain()
 
         if self.generator_launcher is None:
-            rank_zero_info(f"Starting {len(servers)} vLLM generator(s); this takes about half a minute.")
+            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): 10 to 30 seconds for a small model.")
         self.fleet.start(stopped)
         admit_others(self.fleet, server.registry, self.token, settings, folder)
         if self.generator_launcher is not None:

@@ -24,7 +24,7 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 
 
 class ModelFiles(NamedTuple):
-    """Where a rank opens a model."""
+    """The folder from which one rank opens a model, and whether all ranks open the same one."""
 
     folder: str
     """The folder or hub name; on a rank that does not see it, a copy of all but the weights."""

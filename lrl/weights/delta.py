@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -71,16 +72,17 @@ def apply_delta(old: Path, delta: Path, out: BinaryIO) -> int:
         DamagedDelta: It does not fit the file, or is no delta.
         OSError: There is no room for the file.
     """
-    before, value, done = _view(old), 0, 0
+    before, value, done = _view(old), xxh3_64(), 0
     for piece in _decompressed(delta):
         if done + len(piece) > len(before):
             raise DamagedDelta(f"{delta} is longer than {old}.")
         made = before[done : done + len(piece)] ^ piece
-        value, done = zlib.crc32(made.data, value), done + len(made)
+        value.update(made.data)
         out.write(made.data)
+        done += len(made)
     if done != len(before):
         raise DamagedDelta(f"{delta} ends after {done} of {len(before)} bytes.")
-    return value
+    return value.intdigest()
 
 
 def _compressed(before: Bytes, after: Bytes, start: int) -> bytes:

@@ -12,11 +12,11 @@ import os
 import re
 import threading
 import time
-import zlib
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
+
+from xxhash import xxh3_64
 
 from lrl.generators.auth import bearer
 from lrl.generators.endpoint import Location, connect
@@ -90,8 +90,8 @@ class FetchedFiles:
         draft, path = self._draft(file.name), self._path(file.name)
         attempts = [*range(len(order.sources)), *[len(order.sources) - 1] * ATTEMPTS][:ATTEMPTS]
         failures: list[str] = []
-        with _open_new(draft) as out, ThreadPoolExecutor(1, thread_name_prefix="lrl-checksum") as beside:
-            download = Download(file, out, beside)
+        with _open_new(draft) as out:
+            download = Download(file, out)
             for number, source in enumerate(attempts):
                 if number and source == attempts[number - 1]:
                     time.sleep(min(BACKOFF_S * number, max(0.0, end - time.monotonic())))
@@ -165,14 +165,13 @@ class BadTransfer(RuntimeError):
 class Download:
     """A file on its way: what has arrived of it, over all attempts."""
 
-    def __init__(self, file: RemoteFile, out: BinaryIO, beside: Executor) -> None:
+    def __init__(self, file: RemoteFile, out: BinaryIO) -> None:
         self.file = file
         self.size = 0
         """Bytes that are there."""
         self.total = 0
         """Bytes that came, those that were thrown away included."""
-        self._out, self._beside = out, beside
-        self._checksum: Future[int] = self._beside.submit(int)
+        self._out, self._checksum = out, xxh3_64()
 
     def headers(self) -> dict[str, str]:
         """Returns the headers that ask for the rest."""
@@ -190,8 +189,7 @@ class Download:
     def take(self, chunk: bytes) -> None:
         """Appends what has arrived."""
         self._out.write(chunk)
-        # Beside the next read: one after the other they took half as long again.
-        self._checksum = self._beside.submit(zlib.crc32, chunk, self._checksum.result())
+        self._checksum.update(chunk)
         self.size += len(chunk)
         self.total += len(chunk)
 
@@ -199,14 +197,15 @@ class Download:
         """Raises BadTransfer unless the file is whole and undamaged; a damaged one starts again."""
         if self.size < self.file.size:
             raise BadTransfer("the connection ended")
-        if (found := self._checksum.result()) != self.file.checksum:
+        if (found := self._checksum.intdigest()) != self.file.checksum:
             self._start_again()
             raise BadTransfer(f"it has the checksum {found}, and {self.file.checksum} was staged")
 
     def _start_again(self) -> None:
         self._out.seek(0)
         self._out.truncate()
-        self.size, self._checksum = 0, self._beside.submit(int)
+        self.size = 0
+        self._checksum.reset()
 
 
 def _open_new(path: Path) -> BinaryIO:

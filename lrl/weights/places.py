@@ -2,7 +2,8 @@
 
 The trainer has `FAN_OUT` places, and so has every generator that has fetched the version. A generator waits for a free
 place and gives it back. So rank 0 sends to two at once however many there are, no generator is the parent of another
-before it has the version, and a slow or frozen one holds one place and nobody else.
+before it has the version, and a slow or frozen one holds one place and nobody else. Generators on the trainer's machine
+have no part in it: no link lies between, so they fetch from the trainer at once, and other machines do not reach them.
 """
 
 import asyncio
@@ -39,6 +40,9 @@ class Places:
     @asynccontextmanager
     async def take(self, child: Generator) -> AsyncIterator[Generator | None]:
         """Takes a place for `child` and gives it back; it is at the trainer if there is none at another generator."""
+        if is_here(child):
+            yield None
+            return
         source = await self._wait(child)
         try:
             yield source
@@ -47,7 +51,8 @@ class Places:
 
     async def open_at(self, generator: Generator) -> None:
         """Opens the places of a generator that has the version."""
-        await self._add([generator] * FAN_OUT)
+        if not is_here(generator):
+            await self._add([generator] * FAN_OUT)
 
     async def _add(self, places: Sequence[Generator | None]) -> None:
         async with self._changed:
@@ -63,7 +68,7 @@ class Places:
         async with self._changed:
             if self._moved_s < 0:
                 self._moved_s = loop.time()
-            while not (fitting := self._fitting(child)):
+            while not (open_ones := self._open_ones()):
                 patient_until = self._moved_s + self._patience_s
                 if loop.time() >= patient_until:
                     self._open([None])
@@ -71,18 +76,13 @@ class Places:
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(patient_until):
                         await self._changed.wait()
-            self._free.remove(fitting[0])
-            return fitting[0]
+            self._free.remove(open_ones[0])
+            return open_ones[0]
 
-    def _fitting(self, child: Generator) -> list[Generator | None]:
-        """Returns the free places that `child` reaches, those at generators first: they spare rank 0's link."""
-        peers = [one for one in self._free if one is not None and one.eviction is None and reaches(child, one)]
+    def _open_ones(self) -> list[Generator | None]:
+        """Returns the free places, those at generators first: they spare rank 0's link."""
+        peers = [one for one in self._free if one is not None and one.eviction is None]
         return [*peers, *(one for one in self._free if one is None)]
-
-
-def reaches(child: Generator, source: Generator) -> bool:
-    """Whether `child` can connect to `source`: loopback is the trainer's machine, for both or for none."""
-    return not is_here(source) or is_here(child)
 
 
 def is_here(generator: Generator) -> bool:

@@ -44,7 +44,7 @@ class Staged:
     @classmethod
     def of(cls, file: UnnamedFile, name: str, value: int) -> "Staged":
         """Returns one under a name that no other content has; `value` is the checksum."""
-        return cls(file, RemoteFile(f"{name}-{value:08x}", file.path.stat().st_size, value))
+        return cls(file, RemoteFile(f"{name}-{value:016x}", file.path.stat().st_size, value))
 
 
 class Pull(Transport):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from lrl.generators.endpoint import Endpoint, Location, first_certificate
 from lrl.weights import fetched_files
@@ -30,7 +30,7 @@ V2 = V1[:5000] + os.urandom(100) + V1[5100:]
 
 
 def remote(name: str, content: bytes) -> RemoteFile:
-    return RemoteFile(name, len(content), zlib.crc32(content))
+    return RemoteFile(name, len(content), xxh3_64_intdigest(content))
 
 
 def order(content: bytes, *sources: Location, deadline_s: float = DEADLINE_S) -> FetchOrder:

@@ -87,17 +87,20 @@ def test_nobody_fetches_from_a_generator_that_was_evicted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parent", "child", "reached"),
+    ("parent", "child", "serves"),
     [
-        ("127.0.0.1", "127.0.0.1", True),
         ("10.0.0.7", "10.0.0.8", True),
-        ("10.0.0.7", "127.0.0.1", True),
+        ("[fd00::7]", "[fd00::8]", True),
+        ("127.0.0.1", "127.0.0.1", False),
+        ("10.0.0.7", "127.0.0.1", False),
         ("127.0.0.1", "10.0.0.8", False),
-        ("localhost", "[::1]", True),
         ("[::1]", "[fd00::8]", False),
+        ("localhost", "localhost", False),
     ],
 )
-def test_loopback_is_reached_only_on_the_trainers_machine(parent: str, child: str, reached: bool) -> None:
+def test_generators_on_the_trainers_machine_neither_serve_others_nor_are_served(
+    parent: str, child: str, serves: bool
+) -> None:
     first: Any = Child(parent)
 
     async def scene() -> Any:
@@ -107,4 +110,21 @@ def test_loopback_is_reached_only_on_the_trainers_machine(parent: str, child: st
         async with places.take(second) as source:
             return source
 
-    assert asyncio.run(scene()) is (first if reached else None)
+    assert asyncio.run(scene()) is (first if serves else None)
+
+
+def test_generators_on_the_trainers_machine_wait_for_nobody() -> None:
+    fleet: list[Any] = [Child("127.0.0.1") for _ in range(8)]
+    found, arrived = [], asyncio.Barrier(len(fleet))
+
+    async def fetch(child: Any, places: Places) -> None:
+        async with places.take(child) as source:
+            found.append(source)
+            await arrived.wait()
+
+    async def scene() -> None:
+        places = Places(PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(*(fetch(child, places) for child in fleet)), 60)
+
+    asyncio.run(scene())
+    assert found == [None] * 8

@@ -17,7 +17,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.runtime.event_loop import LoopThread
-from lrl.weights import fetched_files
+from lrl.weights import fetched_files, places
 from lrl.weights.control import Control
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.pull import Pull
@@ -232,8 +232,14 @@ def test_a_generator_that_does_not_answer_costs_only_itself(tmp_path: Path, monk
         scene.close()
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the tree take all generators as those of other machines."""
+    monkeypatch.setattr(places, "is_here", lambda generator: False)
+
+
 @pytest.mark.parametrize("scene", [8], indirect=True)
-def test_generators_that_have_the_version_serve_it_so_that_rank_0_sends_less(scene: Scene) -> None:
+def test_generators_that_have_the_version_serve_it_so_that_rank_0_sends_less(scene: Scene, elsewhere: None) -> None:
     assert scene.move() == {} and scene.hold(*scene.generators)
     assert 0 < scene.transport.sent_bytes < scene.transport.fetched_bytes
 
@@ -275,7 +281,7 @@ def test_neither_route_of_a_generator_answers_without_the_token(scene: Scene) ->
         assert call(url, "GET", FILES + name, allowed)[0] == 404
 
 
-def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(tmp_path: Path) -> None:
+def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(tmp_path: Path, elsewhere: None) -> None:
     cert, key = self_signed(tmp_path)
     settings = ServerSettings(dtype="bfloat16", tls_cert=cert, tls_key=key)
     with fetching_generators(6, tmp_path, settings) as generators:

@@ -3,7 +3,6 @@
 import os
 import resource
 import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from xxhash import xxh3_64_intdigest
 
 from lrl.weights import TRANSPORTS, find_transport, staged_file
-from lrl.weights.checksum import PIECE, checksum
+from lrl.weights.checksum import checksum
 from lrl.weights.control import Weights
 from lrl.weights.shared_memory import SharedMemory
 
@@ -149,10 +149,10 @@ def test_without_room_in_shared_memory_the_temporary_folder_is_used(
 
 def test_one_flipped_bit_changes_the_checksum(tmp_path: Path) -> None:
     file = tmp_path / "weights"
-    content = bytearray(os.urandom(PIECE + 1000))
+    content = bytearray(os.urandom(2**20 + 1000))
     file.write_bytes(content)
     before = checksum(file)
-    assert before == zlib.crc32(content)
-    content[PIECE + 17] ^= 4
+    assert before == xxh3_64_intdigest(content)
+    content[2**20 + 17] ^= 4
     file.write_bytes(content)
     assert checksum(file) != before

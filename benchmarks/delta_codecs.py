@@ -4,9 +4,10 @@
     python -m benchmarks.delta_codecs --layers 1 --lrs 1e-6     a rehearsal
     python -m benchmarks.delta_codecs --print-only            print what is there
 
-A Llama (`benchmarks.weight_transports`) is trained by AdamW in float32 on random tokens. The XOR of its last two
-versions, each in one number format, is compressed on one core. `runs` is zlib at level 1 with its strategy for runs,
-which `lrl.weights.delta` uses; zstd is measured if the package zstandard is installed, which lrl does not need.
+A Llama (`benchmarks.weight_transports`) is trained by AdamW in float32 on random tokens. What differs between its last
+two versions, each in one number format, is compressed on one core, and restored. `words that differ` is lrl's way
+(`lrl.weights.delta`). The others compress the XOR of the whole versions: zlib at level 1, the same with its strategy
+for runs, and zstd if the package zstandard is installed, which lrl does not need.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import torch
 
 from benchmarks import arguments, records
 from benchmarks.weight_transports import MB, Version, two_versions
+from lrl.weights.delta import PIECE, Bytes, compressed, restored
 
 HEAD = "| lr | format | MB | weights that changed | codec | left | compressed (MB/s) | restored (MB/s) |\n" + "|---" * 8
-Codec = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
+Codec = tuple[Callable[[Bytes, Bytes], bytes], Callable[[Bytes, bytes], Bytes]]
+"""Makes of an older and a newer piece what is left, and of the older piece and what is left the newer one."""
 
 
 def codecs() -> dict[str, Codec]:
@@ -37,22 +40,31 @@ def codecs() -> dict[str, Codec]:
         return stream.compress(data) + stream.flush()
 
     found: dict[str, Codec] = {
-        "zlib 1": (lambda data: zlib.compress(data, 1), zlib.decompress),
-        "zlib 1, runs": (runs, zlib.decompress),
+        "words that differ": (compressed, restored),
+        "zlib 1": of_xor(lambda data: zlib.compress(data, 1), zlib.decompress),
+        "zlib 1, runs": of_xor(runs, zlib.decompress),
     }
     if importlib.util.find_spec("zstandard"):
         zstandard: Any = importlib.import_module("zstandard")
         for level in (1, 3):
             compressor = zstandard.ZstdCompressor(level=level)
-            found[f"zstd {level}"] = (compressor.compress, zstandard.ZstdDecompressor().decompress)
+            found[f"zstd {level}"] = of_xor(compressor.compress, zstandard.ZstdDecompressor().decompress)
     return found
 
 
-def in_format(version: Version, dtype: str) -> np.ndarray:
-    """Returns all weights of a version as unsigned integers of the format's width."""
-    kind, width = getattr(torch, dtype), {"bfloat16": np.uint16, "float32": np.uint32}[dtype]
+def of_xor(compress: Callable[[bytes], bytes], decompress: Callable[[bytes], bytes]) -> Codec:
+    """Returns the codec that compresses the XOR."""
+    return (
+        lambda before, after: compress((before ^ after).tobytes()),
+        lambda before, small: before ^ np.frombuffer(decompress(small), np.uint8),
+    )
+
+
+def in_format(version: Version, dtype: str) -> Bytes:
+    """Returns the bytes of all weights of a version."""
+    kind = getattr(torch, dtype)
     parts = [weight.to(kind).flatten().view(torch.uint8).numpy() for weight in version.values()]
-    return np.concatenate(parts).view(width)
+    return np.concatenate(parts)
 
 
 def measure(args: argparse.Namespace, command: str) -> None:
@@ -64,23 +76,34 @@ def measure(args: argparse.Namespace, command: str) -> None:
         versions = two_versions(args.layers, lr, args.steps)
         for run in (run for run in runs_of(args) if run["lr"] == lr and records.find(made, run) is None):
             before, after = (in_format(version, run["dtype"]) for version in versions)
-            difference = before ^ after
-            data, found = difference.tobytes(), dict[str, list[float | None]]()
-            for name, (compress, restore) in codecs().items():
-                started = time.process_time()
-                small = compress(data)
-                between = time.process_time()
-                if restore(small) != data:
-                    raise RuntimeError(f"{name} does not restore what it compressed.")
-                figures = len(small) / len(data), between - started, time.process_time() - between
-                share, compressing_s, restoring_s = figures
-                speeds = (len(data) / MB / seconds for seconds in (compressing_s, restoring_s))
-                found[name] = [records.rounded(value) for value in (share, *speeds)]
-            changed = records.rounded(np.count_nonzero(difference) / difference.size)
+            found = {name: figures(codec, before, after) for name, codec in codecs().items()}
+            width = {"bfloat16": np.uint16, "float32": np.uint32}[run["dtype"]]
+            changed = records.rounded(float(np.mean(before.view(width) != after.view(width))))
             records.append(
-                args.out, run | {"mb": len(data) / MB, "changed": changed, "found": found, "command": command}
+                args.out, run | {"mb": len(after) / MB, "changed": changed, "found": found, "command": command}
             )
             logging.info("%s", run | found)
+
+
+def figures(codec: Codec, before: Bytes, after: Bytes) -> list[float | None]:
+    """Returns the share that is left, and the megabytes of the version a second of compressing and of restoring.
+
+    Raises:
+        RuntimeError: The newer version does not come back.
+    """
+    compress, restore = codec
+    left, seconds = 0, [0.0, 0.0]
+    for start in range(0, len(after), PIECE):
+        old, new = before[start : start + PIECE], after[start : start + PIECE]
+        started = time.process_time()
+        small = compress(old, new)
+        between = time.process_time()
+        made = restore(old, small)
+        seconds = [seconds[0] + between - started, seconds[1] + time.process_time() - between]
+        left += len(small)
+        if not np.array_equal(made, new):
+            raise RuntimeError("A codec does not restore what it compressed.")
+    return [records.rounded(value) for value in (left / len(after), *(len(after) / MB / one for one in seconds))]
 
 
 def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -94,8 +117,8 @@ def table(made: Sequence[dict[str, Any]]) -> str:
     lines = [f"{HEAD}|"]
     for one in made:
         head = f"| {one['lr']:g} | {one['dtype']} | {one['mb']:,.0f} | {one['changed']:.2%} "
-        for codec, (share, compressed, restored) in one["found"].items():
-            lines.append(f"{head}| {codec} | {share:.2%} | {compressed:,.0f} | {restored:,.0f} |")
+        for codec, (share, making, restoring) in one["found"].items():
+            lines.append(f"{head}| {codec} | {share:.2%} | {making:,.0f} | {restoring:,.0f} |")
     return "\n".join(lines)
 
 

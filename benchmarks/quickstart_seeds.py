@@ -51,7 +51,8 @@ def run(seed: int, strategy: str, ranks: int, more: list[str]) -> Row:
     words = ["fit", "--config", "quickstart", "--seed_everything", str(seed), "--trainer.logger.version", version]
     words += ["--trainer.strategy.class_path", strategy, "--trainer.devices", str(ranks + 1), *more]
     started = time.monotonic()
-    process = psutil.Popen([sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())", *words])
+    # The program itself: Lightning starts the other ranks by the command of the first, and `python -c` has no file.
+    process = psutil.Popen([str(Path(sys.executable).with_name("lrl")), *words])
     peak = 0
     while process.poll() is None:
         peak = max(peak, memory(process))

@@ -1,5 +1,8 @@
 """Trainer and vLLM on one GPU: how long a step and its sync take, how fast both sides are, and what fits.
 
+    python -m benchmarks.gpu.one_gpu --size 8b
+    python -m benchmarks.gpu.one_gpu --size tiny --device cpu --steps 4     a rehearsal
+
 A real `Trainer.fit` of a policy with random weights. A sync is compared with a plain copy of the same bytes within the
 GPU: the lower bound of moving them.
 """
@@ -10,10 +13,8 @@ import argparse
 import json
 import os
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 import lrl
 from benchmarks import arguments
+from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import (
     CONCURRENT_RESPONSES,
     GIB,
@@ -34,6 +36,7 @@ from benchmarks.gpu.memory_plan import (
     plan_memory,
 )
 from benchmarks.random_policy import SHAPES, hashed, llama, made_up_rows, make_policy
+from benchmarks.records import origin
 from lrl.callbacks import Throughput, WeightSync
 from lrl.rollouts.sources import read_rows
 
@@ -59,13 +62,19 @@ class Recorder(L.Callback):
     """Keeps every step's times and the most memory in use on the device, both processes together.
 
     Args:
-        throughput: What measures the steps; it must run before this.
+        throughput: What measures the steps; it must run before this, and `WeightSync` before both.
+        machine: The device.
     """
 
-    def __init__(self, throughput: Throughput) -> None:
-        self.throughput = throughput
+    def __init__(self, throughput: Throughput, machine: Machine) -> None:
+        self.throughput, self.machine = throughput, machine
         self.steps: list[StepRecord] = []
-        self.device_bytes = 0
+        self.device_bytes = self.first_sync_bytes = self.first_sync_peak_bytes = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keeps what the first sync, which is over, has left in use, and the most that it took in this process."""
+        self.first_sync_bytes = self.device_bytes = self.machine.used
+        self.first_sync_peak_bytes = self.machine.peak
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Keeps the times of the step that has just ended."""
@@ -81,34 +90,17 @@ class Recorder(L.Callback):
                 trained_tokens_per_s=stream.num_tokens / times.step,
             )
         )
-        free, total = torch.cuda.mem_get_info()
-        self.device_bytes = max(self.device_bytes, total - free)
-
-
-def copy_seconds(num_bytes: int, repeats: int = 10) -> float:
-    """Returns the median seconds of a copy of `num_bytes` within the GPU, by CUDA events."""
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
-    target = torch.zeros_like(source)
-    seconds = []
-    for _ in range(repeats + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1000)
-    return statistics.median(seconds[3:])
+        self.device_bytes = max(self.device_bytes, self.machine.used)
 
 
 def make_run(
-    folder: Path, rows: list[dict[str, Any]], transport: str, steps: int, utilization: float
+    folder: Path, rows: list[dict[str, Any]], transport: str, steps: int, machine: Machine, server: lrl.ServerSettings
 ) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
     """Returns trainer, policy, data and recorder of a run, ready for `fit`."""
     throughput = Throughput()
-    recorder = Recorder(throughput)
-    server = lrl.ServerSettings(gpu_memory_utilization=utilization, max_num_seqs=CONCURRENT_RESPONSES)
+    recorder = Recorder(throughput, machine)
     trainer = L.Trainer(
-        accelerator="gpu",
+        accelerator=machine.accelerator,
         devices=1,
         strategy=lrl.AsyncSingleDevice(generator_devices=0, weight_transfer=transport, server=server),
         callbacks=[WeightSync(), throughput, recorder],
@@ -144,6 +136,7 @@ def table(result: dict[str, Any]) -> str:
     """Returns a result as a Markdown table, with date, versions and command below it."""
     columns = {
         "policy": result["size"],
+        "generator": result["quantization"] or "bfloat16",
         "transport": result["transport"],
         "step s": f"{result['step_s']:.2f}",
         "wait s": f"{result['wait_s']:.2f}",
@@ -153,45 +146,51 @@ def table(result: dict[str, Any]) -> str:
         "copy s": f"{result['copy_s']:.4f}",
         "generated tokens/s": f"{result['generated_tokens_per_s']:,.0f}",
         "trained tokens/s": f"{result['trained_tokens_per_s']:,.0f}",
+        "mismatch nats": f"{result['mismatch_kl']:.1e}",
+        "first sync GiB": f"{result['first_sync_gib']:.1f}",
+        "first sync, trainer's peak GiB": f"{result['first_sync_peak_gib']:.1f}",
         "trainer peak GiB": f"{result['trainer_peak_gib']:.1f}",
         "device peak GiB": f"{result['device_peak_gib']:.1f}",
     }
     lines = [" | ".join(columns), " | ".join("---" for _ in columns), " | ".join(columns.values())]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    below = f"{result['date']}, {result['gpu']}, {versions}: `{result['command']}`"
+    below = f"{result['date']}, {result['machine']}, {versions}: `{result['command']}`"
     return "\n".join([*(f"| {line} |" for line in lines), "", below])
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Makes one run; returns its result."""
-    config = llama(args.size)
+    config, machine = llama(args.size), MACHINES[args.device]()
     plan = plan_memory(config)
-    utilization = plan.utilization(torch.cuda.mem_get_info()[1])
+    memory = machine.server_memory(plan)
     rows = list(read_rows(args.prompts, None, "train") if args.prompts else made_up_rows())
     folder = args.folder / f"policy-{args.size}"
-    make_policy(config, [row["question"] for row in rows], folder, "cuda")
-    copied_s = copy_seconds(plan.weights)
-    torch.cuda.empty_cache()  # for vLLM
-    torch.cuda.reset_peak_memory_stats()
+    make_policy(config, [row["question"] for row in rows], folder, machine.device)
+    copied_s = machine.copy_seconds(plan.weights)
+    machine.begin()
     if args.transport == "nccl":
         os.environ.setdefault("NCCL_HOSTID", "lrl-trainer")
-    trainer, policy, data, recorder = make_run(folder, rows, args.transport, args.steps, utilization)
+    server = lrl.ServerSettings(max_num_seqs=CONCURRENT_RESPONSES, quantization=args.quantization, **memory)
+    trainer, policy, data, recorder = make_run(folder, rows, args.transport, args.steps, machine, server)
     trainer.fit(policy, data)
     return {
-        "date": time.strftime("%Y-%m-%d"),
+        **origin(),
         "command": args.command,
-        "versions": {name: metadata.version(name) for name in ("torch", "vllm", "transformers", "lightning")},
-        "gpu": torch.cuda.get_device_name(),
+        "machine": machine.name,
         "size": args.size,
+        "quantization": args.quantization,
         "transport": args.transport,
         "measured_steps": len(recorder.steps[MEASURED]),
         **medians(recorder.steps),
         "copy_s": copied_s,
         "weights_gib": plan.weights / GIB,
-        "trainer_peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "mismatch_kl": float(trainer.callback_metrics["policy/mismatch_kl"]),
+        "first_sync_gib": recorder.first_sync_bytes / GIB,
+        "first_sync_peak_gib": recorder.first_sync_peak_bytes / GIB,
+        "trainer_peak_gib": machine.peak / GIB,
         "device_peak_gib": recorder.device_bytes / GIB,
         "planned_gib": (plan.trainer + plan.generator) / GIB,
-        "gpu_memory_utilization": utilization,
+        "server_memory": memory,
     }
 
 
@@ -201,7 +200,9 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.gpu.one_gpu", description="Trainer and vLLM on one GPU, random weights."
     )
     parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="the policy (%(default)s)")
-    parser.add_argument("--transport", choices=["ipc", "nccl"], default="ipc", help="how weights travel (%(default)s)")
+    parser.add_argument("--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)")
+    parser.add_argument("--transport", help="how weights travel (ipc; on a CPU shared_memory)")
+    parser.add_argument("--quantization", help="of the generator, as strategy.server.quantization; fp8_per_channel")
     parser.add_argument(
         "--steps",
         type=int,
@@ -222,9 +223,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments.parse(parser, argv)
     if args.steps < LEAST_STEPS:
         parser.error(f"--steps {args.steps}: the first two and the last are not measured; give at least {LEAST_STEPS}.")
-    if not torch.cuda.is_available():
+    transports = MACHINES[args.device].transports
+    args.transport = args.transport or transports[0]
+    if args.transport not in transports:
+        parser.error(f"--transport {args.transport}: on a {args.device} weights travel by {' or '.join(transports)}.")
+    if args.device == "gpu" and not torch.cuda.is_available():
         parser.error(
-            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, with CUDA builds of torch and vLLM."
+            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, with CUDA builds of torch and vLLM, "
+            "or rehearse it: --size tiny --device cpu."
         )
     args.folder.mkdir(parents=True, exist_ok=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,18 @@
-"""The one-GPU benchmark, as far as it goes without a GPU: its command line, shapes, memory plan, load and report."""
+"""The benchmarks of one GPU, as far as they go without one: command lines, shapes, memory plan, load and report."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import LlamaConfig
 
 from benchmarks import random_policy
-from benchmarks.gpu import one_gpu
+from benchmarks.gpu import gsm8k_recipe, one_gpu
+from benchmarks.gpu.machine import Cpu
 from benchmarks.gpu.memory_plan import GIB, plan_memory
+from lrl.cli.recipes import recipes
 from lrl.rollouts.prompts import Prompts
 from lrl.training.model import open_network, open_tokenizer
 
@@ -26,8 +29,9 @@ def result(**changes: Any) -> dict[str, Any]:
         step_s=4.0, wait_s=1.0, train_s=2.5, sync_s=0.5, pause_s=0.4,
         generated_tokens_per_s=16e3, trained_tokens_per_s=15e3,
     )  # fmt: skip
-    found = {"date": "2026-01-02", "command": "python -m x", "versions": {"torch": "1"}, "gpu": "G", "size": "8b"}
+    found = {"date": "2026-01-02", "command": "python -m x", "versions": {"torch": "1"}, "machine": "G", "size": "8b"}
     rest = {"transport": "ipc", "copy_s": 0.01, "trainer_peak_gib": 80.0, "device_peak_gib": 120.0}
+    rest |= {"quantization": None, "mismatch_kl": 1e-4, "first_sync_gib": 60.0, "first_sync_peak_gib": 20.0}
     return found | one_gpu.medians([step] * 4) | rest | changes
 
 
@@ -41,7 +45,10 @@ def test_without_a_gpu_the_benchmark_ends_with_an_error_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [["--size", "70b"], ["--transport", "shared_memory"], ["--steps", "3"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--size", "70b"], ["--transport", "shared_memory"], ["--transport", "ipc", "--device", "cpu"], ["--steps", "3"]],
+)
 def test_a_setting_that_cannot_be_measured_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         one_gpu.main(words)
@@ -117,3 +124,26 @@ def test_the_table_has_a_cell_for_every_head_and_names_its_command() -> None:
 def test_the_page_has_the_heads_of_the_table() -> None:
     page = Path(one_gpu.__file__).with_name("README.md").read_text()
     assert one_gpu.table(result()).splitlines()[0] in page
+
+
+def test_the_recipe_is_run_as_it_is_written_but_for_its_files_and_devices(tmp_path: Path) -> None:
+    for name in ("gsm8k", "math500"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.jsonl").write_text("{}\n" * 9)
+    words = ["--data", str(tmp_path), "--folder", str(tmp_path), "--problems", "3"]
+    over = gsm8k_recipe.config(gsm8k_recipe.make_parser().parse_args(words), tmp_path / "policy")
+    recipe = yaml.safe_load(recipes()["gsm8k"].read_text())
+    assert over["data"]["init_args"].keys() == {"prompts"} and over["model"]["init_args"].keys() == {"model"}
+    assert over["trainer"]["strategy"]["init_args"]["generator_devices"] == 0
+    kinds = [each["class_path"] for each in recipe["trainer"]["callbacks"]]
+    assert [each["class_path"] for each in over["trainer"]["callbacks"]] == kinds
+    sources = [each["init_args"]["prompts"]["init_args"]["source"] for each in over["trainer"]["callbacks"][1:3]]
+    assert [Path(source).read_text() for source in sources] == ["{}\n" * 3] * 2
+
+
+def test_on_a_processor_a_machine_measures_what_it_does_on_a_gpu() -> None:
+    machine = Cpu()
+    machine.begin()
+    assert machine.peak > 0 and 0 < machine.used < machine.total and machine.copy_seconds(1000) > 0
+    plan = plan_memory(random_policy.llama("tiny"))
+    assert machine.server_memory(plan)["kv_cache_gib"] * GIB >= plan.kv_cache

@@ -1,0 +1,152 @@
+"""What a run on one device measures there: on a GPU, and in its place on a CPU, which rehearses the whole program."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.gpu.memory_plan import GIB, MemoryPlan
+
+REPEATS, WARM_UP = 10, 3
+"""Of a copy."""
+
+
+class Machine:
+    """One device."""
+
+    accelerator: str
+    device: str
+    """As torch has it."""
+    transports: tuple[str, ...]
+    """The ways of weights on it, the usual one first."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        raise NotImplementedError
+
+    @property
+    def total(self) -> int:
+        """All bytes of its memory."""
+        raise NotImplementedError
+
+    @property
+    def used(self) -> int:
+        """Bytes of its memory in use, by all processes."""
+        raise NotImplementedError
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that this process has had since `begin`."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Leaves the memory to others and forgets the peak."""
+        raise NotImplementedError
+
+    def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
+        """Returns the settings of the generator that give it its part; raises ValueError if not all fits."""
+        raise NotImplementedError
+
+    def copy_seconds(self, num_bytes: int) -> float:
+        """Returns the median seconds of a copy of `num_bytes` within the memory."""
+        source = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        target = torch.zeros_like(source)
+        return statistics.median([self._copy(source, target) for _ in range(WARM_UP + REPEATS)][WARM_UP:])
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
+        raise NotImplementedError
+
+
+class Gpu(Machine):
+    """A CUDA GPU."""
+
+    accelerator, device, transports = "gpu", "cuda", ("ipc", "nccl")
+
+    @property
+    def name(self) -> str:
+        """See `Machine`."""
+        return torch.cuda.get_device_name()
+
+    @property
+    def total(self) -> int:
+        """See `Machine`."""
+        return torch.cuda.mem_get_info()[1]
+
+    @property
+    def used(self) -> int:
+        """See `Machine`."""
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    @property
+    def peak(self) -> int:
+        """What torch has allocated."""
+        return torch.cuda.max_memory_allocated()
+
+    def begin(self) -> None:
+        """See `Machine`."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
+        """See `Machine`."""
+        return {"gpu_memory_utilization": plan.utilization(self.total)}
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+
+class Cpu(Machine):
+    """The processor and its memory."""
+
+    accelerator, device, transports = "cpu", "cpu", ("shared_memory",)
+
+    @property
+    def name(self) -> str:
+        """See `Machine`."""
+        return f"{platform.machine()} processor, {psutil.cpu_count()} cores"
+
+    @property
+    def total(self) -> int:
+        """See `Machine`."""
+        return psutil.virtual_memory().total
+
+    @property
+    def used(self) -> int:
+        """See `Machine`."""
+        return psutil.virtual_memory().used
+
+    @property
+    def peak(self) -> int:
+        """The resident memory, imports included."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+    def begin(self) -> None:
+        """See `Machine`."""
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
+        """See `Machine`."""
+        plan.utilization(self.total)
+        return {"kv_cache_gib": max(0.1, plan.kv_cache / GIB)}
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
+        started = time.perf_counter()
+        target.copy_(source)
+        return time.perf_counter() - started
+
+
+MACHINES: dict[str, type[Machine]] = {"gpu": Gpu, "cpu": Cpu}

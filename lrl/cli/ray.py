@@ -55,15 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     bundle = {name: amount for name, amount in asked.items() if amount}
     try:
         check_reachable(args.address)
+    except OSError as error:
+        sys.stderr.write(f"lrl: error: --address is {args.address}, and nobody answers there: {error}\n")
+        return 1
+    try:
         return ray_run.run(
             [*own, "--trainer.num_nodes", str(args.nodes)],
             ray_run.Asked(args.nodes, bundle, args.address, args.wait_s, args.grace_s),
         )
     except ray_run.RayRunError as error:
         sys.stderr.write(f"lrl: error: {error}\n")
-    except OSError as error:
-        sys.stderr.write(f"lrl: error: --address is {args.address}, and nobody answers there: {error}\n")
-    return 1
+        return 1
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -62,6 +62,8 @@ class Asked:
     """Longest wait until the nodes are there, in seconds."""
     grace_s: float
     """Seconds that the run has to save and to end."""
+    folder: str = field(default_factory=os.getcwd)
+    """The working folder, on nodes that have it."""
 
 
 @dataclass
@@ -265,7 +267,7 @@ def start(nodes: Sequence[Node], words: Sequence[str], asked: Asked) -> None:
     say("; ".join(node.name for node in nodes))
     started = [
         node.actor.start.remote(
-            *([*words], travelling | common | {"NODE_RANK": str(node.number)}, os.getcwd(), asked.grace_s)
+            *([*words], travelling | common | {"NODE_RANK": str(node.number)}, asked.folder, asked.grace_s)
         )
         for node in nodes
     ]

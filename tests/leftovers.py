@@ -46,6 +46,14 @@ def living(mark: str) -> list[psutil.Process]:
     return [process for process in found if lives(process)]
 
 
+def words(process: psutil.Process) -> list[str]:
+    """Its command line; empty if it has ended, also since somebody found it."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def lives(process: psutil.Process) -> bool:
     """Whether it runs; it may end between two looks at it."""
     try:
@@ -58,12 +66,9 @@ def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
     """How the names of files in shared memory begin that the supervisors among `processes` will remove."""
     found = []
     for process in processes:
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if "--prefix" in words:
-            found.append(words[words.index("--prefix") + 1])
+        said = words(process)
+        if "--prefix" in said:
+            found.append(said[said.index("--prefix") + 1])
     return tuple(found)
 
 

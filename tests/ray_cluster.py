@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.leftovers import MARK, living, wait_for
+from tests.leftovers import MARK, living, wait_for, words
 from tests.network_namespace import HERE, THERE, network_namespace
 
 # Those of each process of tests are its own, by its pid: a second head found the first one at the same port, though at
@@ -52,12 +52,7 @@ class RayNode:
 
     def processes(self, named: str = "") -> list[psutil.Process]:
         """Returns its living processes whose command has this word."""
-        found = []
-        for process in living(self.mark):
-            with contextlib.suppress(psutil.Error):
-                if named in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+        return [process for process in living(self.mark) if named in " ".join(words(process))]
 
     def kill(self, named: str = "") -> None:
         """Kills those processes."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lrl.cli import ray_guard
-from tests.leftovers import living, nothing_left, wait_for
+from tests.leftovers import living, nothing_left, wait_for, words
 
 DEADLINE_S = 60.0
 SAVES = """
@@ -105,7 +105,7 @@ def test_what_a_command_leaves_is_killed(start: Start, tmp_path: Path) -> None:
 
 def test_a_rank_that_has_met_the_others_still_dies_with_its_guard(start: Start, mark: str) -> None:
     owner = start(LIVES_ON)
-    (guard,) = (one for one in living(mark) if ray_guard.__file__ in one.cmdline())
+    (guard,) = (one for one in living(mark) if ray_guard.__file__ in words(one))
     os.kill(guard.pid, signal.SIGKILL)
     assert owner.recv(64) == b""
     wait_for(lambda: not living(mark), DEADLINE_S, "the command's end")

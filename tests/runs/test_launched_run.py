@@ -12,7 +12,7 @@ import pytest
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.launchers import Slurm
-from tests.leftovers import MARK, living
+from tests.leftovers import MARK, living, words
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
 STEPS, GROUPS = 3, 4
@@ -51,7 +51,7 @@ def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
     monkeypatch.setenv(MARK, strategy.run_id)
     data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-    left = [process.cmdline() for process in living(strategy.run_id)]
+    left = [said for process in living(strategy.run_id) if (said := words(process))]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert trainer.callback_metrics["fleet/joined"] == 1

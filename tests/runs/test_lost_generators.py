@@ -14,6 +14,7 @@ import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import find
 from lrl.generators.generator import Generator
+from tests.leftovers import words
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
 STEPS, GROUPS = 8, 4
@@ -23,7 +24,7 @@ def processes(generator: Generator, name: str) -> list[psutil.Process]:
     """The processes of a generator's tree whose name holds `name`."""
     supervisor = generator.server._supervisor
     assert supervisor is not None
-    return [p for p in psutil.Process(supervisor.pid).children(recursive=True) if name in " ".join(p.cmdline())]
+    return [p for p in psutil.Process(supervisor.pid).children(recursive=True) if name in " ".join(words(p))]
 
 
 class Faults(L.Callback):

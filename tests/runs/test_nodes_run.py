@@ -12,7 +12,7 @@ import pytest
 
 import lrl
 from lrl.callbacks import Throughput, WeightSync
-from tests.leftovers import MARK, living, nothing_left, wait_for
+from tests.leftovers import MARK, living, nothing_left, wait_for, words
 from tests.network_namespace import two_machines
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 from tests.strategies.forked_ranks import CONTEXT
@@ -44,7 +44,7 @@ class LosesAGenerator(L.Callback):
         if trainer.global_step == LOST_AT:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             assert data.fleet.joined == 1
-            (joined,) = (process for process in living(self.mark) if "--join" in process.cmdline())
+            (joined,) = (process for process in living(self.mark) if "--join" in words(process))
             joined.kill()
             wait_for(lambda: data.fleet.rollouts.pending, DEADLINE_S, "another one")
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from lrl.generators.supervisor import SHM
-from tests.leftovers import MARK, left_in_shared_memory, living, wait_for, wait_for_none
+from tests.leftovers import MARK, left_in_shared_memory, living, wait_for, wait_for_none, words
 from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, RayCluster, ray_cluster
 
@@ -61,7 +61,7 @@ class Command:
 
     def leaves_nothing(self) -> None:
         """Waits until no process and no file is left, on either node."""
-        wait_for_none(lambda: [one.cmdline() for one in living(self.mark)], DEADLINE_S, "its processes")
+        wait_for_none(lambda: [words(one) for one in living(self.mark)], DEADLINE_S, "its processes")
 
     def checkpoints(self) -> list[Path]:
         return list(self.folder.glob("**/last-step=*.ckpt"))

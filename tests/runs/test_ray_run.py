@@ -18,7 +18,7 @@ import lrl
 from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
 from lrl.generators.launchers import Ray
 from lrl.runtime.config_errors import ConfigError
-from tests.leftovers import MARK, lives, living, wait_for
+from tests.leftovers import MARK, lives, living, wait_for, words
 from tests.network_namespace import HERE
 from tests.ray_cluster import ADDRESS, RayCluster, ray_cluster
 from tests.runs.test_async_run import PROMPTS, RESPONSES, Witness, data_module
@@ -62,14 +62,14 @@ class LosesItsNode(L.Callback):
             tops = [*self.named("supervisor.py"), *self.named("lrl score")]
             tree = [*tops, *(child for top in tops for child in top.children(recursive=True))]
             assert any("EngineCore" in process.name() for process in tree)
-            assert any("multiprocessing" in " ".join(process.cmdline()) for process in tree), "a reward worker"
+            assert any("multiprocessing" in " ".join(words(process)) for process in tree), "a reward worker"
             lost.kill("raylet/raylet")
             wait_for(lambda: not any(map(lives, tree)), DEADLINE_S, "the end of what ran on the lost node")
             lost.close()
             self.cluster.add_node()
 
-    def named(self, words: str) -> list[psutil.Process]:
-        return [process for process in living(self.mark) if words in " ".join(process.cmdline())]
+    def named(self, part: str) -> list[psutil.Process]:
+        return [process for process in living(self.mark) if part in " ".join(words(process))]
 
 
 def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_nothing(
@@ -116,7 +116,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     assert {f"reward host {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
     assert trainer.callback_metrics["rewards/hosts"] == 1 and "scored by" in capsys.readouterr().out
     assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
-    left = [process.cmdline() for process in living(strategy.run_id)]
+    left = [said for process in living(strategy.run_id) if (said := words(process))]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
 

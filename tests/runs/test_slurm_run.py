@@ -12,7 +12,7 @@ import pytest
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.launchers import Slurm
-from tests.leftovers import MARK, living
+from tests.leftovers import MARK, living, words
 from tests.network_namespace import HERE
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 from tests.slurm_cluster import slurm_cluster
@@ -55,7 +55,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
         rows = PROMPTS[: STEPS * GROUPS]
         data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=Slurm(1))
         trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-        left = [process.cmdline() for process in living(strategy.run_id)]
+        left = [said for process in living(strategy.run_id) if (said := words(process))]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))

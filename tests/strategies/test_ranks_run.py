@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from lrl.strategies.several_ranks import RANK_TIMEOUT
-from tests.leftovers import nothing_left, wait_for
+from tests.leftovers import nothing_left, wait_for, words
 from tests.lent_server import LentServer
 from tests.strategies.run_of_ranks import RANKS
 from tests.strategies.test_shutdown import ROOT, wait_for_step
@@ -122,5 +122,5 @@ def ranks_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):  # another child may end while it is looked at
-            found += [child] if "tests.strategies.run_of_ranks" in " ".join(child.cmdline()) else []
+            found += [child] if "tests.strategies.run_of_ranks" in " ".join(words(child)) else []
     return found

@@ -22,7 +22,7 @@ import pytest
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import FineTuned, Recipe
 from lrl.types import Prompt
-from tests.leftovers import wait_for
+from tests.leftovers import lives, wait_for, words
 from tests.runtime.checkpoint_file import through_a_file
 from tests.tiny_policies import tiny_llama, tiny_qwen2
 
@@ -63,9 +63,9 @@ def step(start: int, count: int = 40) -> tuple[list[Prompt], list[float]]:
 
 
 def processes_of(owner: int) -> set[int]:
-    """Returns its child processes, without Python's tracker of shared memory, which serves all of them."""
+    """Returns its living child processes, without Python's tracker of shared memory, which serves all of them."""
     found = psutil.Process(owner).children(recursive=True)
-    return {process.pid for process in found if "resource_tracker" not in " ".join(process.cmdline())}
+    return {one.pid for one in found if lives(one) and "resource_tracker" not in " ".join(words(one))}
 
 
 def live(ranker: LanguageModelRanker, first: int, steps: int) -> None:
@@ -157,9 +157,9 @@ def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Pa
         'if __name__ == "__main__":\n'
         f"    ranker = LanguageModelRanker({model!r}, 'cpu')\n"
         "    ranker.start()\n"
-        "    ranker.wait(60)\n"
+        f"    ranker.wait({DEADLINE_S})\n"
         "    print('started', flush=True)\n"
-        "    time.sleep(60)\n"
+        f"    time.sleep({DEADLINE_S})\n"
     )
     trainer = subprocess.Popen(
         [sys.executable, str(script)],

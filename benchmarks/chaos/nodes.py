@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.chaos import orders
-from benchmarks.chaos.faults import reward_workers_of
+from benchmarks.chaos.faults import SUPERVISOR, reward_workers_of
 from benchmarks.chaos.journal import accounted_for, surviving
 from benchmarks.chaos.launch import WAIT_S, Target, TargetSettings, add_settings, settings_of
 from benchmarks.chaos.second_node import (
@@ -34,7 +34,10 @@ from benchmarks.chaos.second_node import (
     second_node,
     settings_words,
 )
+from lrl.generators.supervisor import mapped, remove_shared
+from tests.leftovers import prefixes, wait_for
 from tests.network_namespace import HERE
+from tests.ray_cluster import RayNode
 
 log = logging.getLogger(__name__)
 
@@ -211,14 +214,25 @@ def start_again(beside: RayGenerators, fault: str) -> None:
     """Starts a lost node of the cluster again; with its head all nodes."""
     cluster = beside.cluster
     if fault == "raylet":
-        kill_all(cluster.nodes[-1].processes())
-        cluster.nodes[-1].close()
+        # Its generators end by themselves and leave nothing; only then is the rest killed.
+        wait_for(lambda: not cluster.nodes[-1].processes(SUPERVISOR), WAIT_S, "the end of its generators")
+        end_machine(cluster.nodes[-1])
         cluster.add_node()
         return
     for node in cluster.nodes:
-        node.close()
+        end_machine(node)
     cluster.start_head()
     cluster.add_node()
+
+
+def end_machine(node: RayNode) -> None:
+    """Kills all processes of a node, the supervisors too, and removes what they have in shared memory: it would be gone
+    with the machine."""
+    processes = node.processes()
+    inodes, names = mapped(one.pid for one in processes), prefixes(processes)
+    kill_all(processes)
+    node.close()
+    remove_shared(names, inodes)
 
 
 def table(record: dict[str, Any]) -> str:

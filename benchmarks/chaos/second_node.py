@@ -136,7 +136,7 @@ class SecondTrainer(Beside):
         environment = target.environment | {"RANK": "1", "GROUP_RANK": "1"}
         with target.output.with_suffix(".rank-1").open("wb") as output:
             self._process = subprocess.Popen(
-                [*self._node.prefix, *target.words], env=environment, stdout=output, stderr=output
+                [*self._node.prefix, *target.words], env=environment, stdout=output, stderr=output, cwd=target.folder
             )
 
     def ended(self) -> None:

@@ -11,7 +11,6 @@ the recipe can have. The evaluations keep the first `--problems` problems of the
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import arguments, records
+from benchmarks.gpu import report
 from benchmarks.gpu.machine import MACHINES
 from benchmarks.random_policy import SHAPES, llama, make_policy
 from lrl.cli.recipes import recipes
@@ -103,12 +103,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns a result as a Markdown table, with date, versions and command below it."""
-    cells = [result["size"], *(f"{result[tag]:.3g}" if tag in result else "" for tag in TAGS)]
-    lines = [" | ".join(["policy", *TAGS]), " | ".join("---" for _ in cells), " | ".join(cells)]
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    below = f"{result['date']}, {result['machine']}, {versions}: `{result['command']}`"
-    return "\n".join([*(f"| {line} |" for line in lines), "", below])
+    """Returns a result as a Markdown table."""
+    cells = {tag: f"{result[tag]:.3g}" if tag in result else "" for tag in TAGS}
+    return report.table({"policy": result["size"]} | cells, result)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -136,10 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.steps < LEAST_STEPS:
         parser.error(f"--steps {args.steps}: the first two and the last are not measured; give at least {LEAST_STEPS}.")
     args.folder.mkdir(parents=True, exist_ok=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     result = measure(args)
-    with args.out.open("a") as file:
-        file.write(json.dumps(result) + "\n")
+    report.keep(args, result)
     print(table(result))
     return 0
 

@@ -10,7 +10,6 @@ GPU: the lower bound of moving them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ import torch
 
 import lrl
 from benchmarks import arguments
+from benchmarks.gpu import report
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import (
     CONCURRENT_RESPONSES,
@@ -133,7 +133,7 @@ def medians(steps: Sequence[StepRecord]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns a result as a Markdown table, with date, versions and command below it."""
+    """Returns a result as a Markdown table."""
     columns = {
         "policy": result["size"],
         "generator": result["quantization"] or "bfloat16",
@@ -152,10 +152,7 @@ def table(result: dict[str, Any]) -> str:
         "trainer peak GiB": f"{result['trainer_peak_gib']:.1f}",
         "device peak GiB": f"{result['device_peak_gib']:.1f}",
     }
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns), " | ".join(columns.values())]
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    below = f"{result['date']}, {result['machine']}, {versions}: `{result['command']}`"
-    return "\n".join([*(f"| {line} |" for line in lines), "", below])
+    return report.table(columns, result)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -233,13 +230,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "or rehearse it: --size tiny --device cpu."
         )
     args.folder.mkdir(parents=True, exist_ok=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         result = measure(args)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    with args.out.open("a") as file:
-        file.write(json.dumps(result) + "\n")
+    report.keep(args, result)
     print(table(result))
     return 0
 

@@ -40,7 +40,7 @@ INTERFACE = "unset GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME; ip -br address"
 
 
 class Spot(NamedTuple):
-    """Where the check meets the other nodes, and as which of them this process comes."""
+    """One process of the check: its rank, and the address at which all ranks meet."""
 
     host: str
     """Address of node 0, where all meet."""

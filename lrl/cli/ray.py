@@ -48,21 +48,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if find_spec("ray") is None:
         parser.error("the package ray is not installed: pip install 'lrl[ray]', here and on each node.")
+    return placed(args, own, gpus)
+
+
+def placed(args: argparse.Namespace, words: Sequence[str], gpus: int) -> int:
+    """Runs `lrl` with these words on nodes with so many GPUs; returns its exit status, or 1 with an error."""
     from lrl.cli import ray_run
     from lrl.generators.launchers.ray import check_reachable
 
-    asked = {"CPU": args.cpus, "GPU": float(gpus), **args.resources}
-    bundle = {name: amount for name, amount in asked.items() if amount}
     try:
         check_reachable(args.address)
     except OSError as error:
         sys.stderr.write(f"lrl: error: --address is {args.address}, and nobody answers there: {error}\n")
         return 1
+    resources = {"CPU": args.cpus, "GPU": float(gpus), **args.resources}
+    bundle = {name: amount for name, amount in resources.items() if amount}
+    asked = ray_run.Asked(args.nodes, bundle, args.address, args.wait_s, args.grace_s)
     try:
-        return ray_run.run(
-            [*own, "--trainer.num_nodes", str(args.nodes)],
-            ray_run.Asked(args.nodes, bundle, args.address, args.wait_s, args.grace_s),
-        )
+        return ray_run.run([*words, "--trainer.num_nodes", str(args.nodes)], asked)
     except ray_run.RayRunError as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 1

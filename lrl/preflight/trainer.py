@@ -65,8 +65,8 @@ def check_strategy(trainer: L.Trainer) -> None:
         forget_place(launcher)
         launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
     raise ConfigError(
-        f"trainer.strategy is {type(trainer.strategy).__name__}, which has no generators: use lrl.AsyncSingleDevice or "
-        "lrl.AsyncDDP."
+        f"trainer.strategy is {type(trainer.strategy).__name__}, which has no generators: use lrl.AsyncSingleDevice, "
+        "lrl.AsyncDDP or lrl.AsyncFSDP."
     )
 
 

@@ -17,9 +17,7 @@ import functools
 import gc
 import os
 import secrets
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -31,20 +29,10 @@ from lrl.generators.launchers import Launcher
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.membership.admission import admit_others
-from lrl.membership.keeper import Keeper
-from lrl.membership.node_generators import wait_joined
-from lrl.membership.registry import JoinSpec, Registry
+from lrl.membership.members import Members
+from lrl.membership.registry import JoinSpec
 from lrl.membership.reward_hosts import RewardHosts
-from lrl.membership.run_file import (
-    TOKEN_VARIABLE,
-    remove_run_file,
-    token_of_run,
-    url_elsewhere,
-    write_run_file,
-)
-from lrl.membership.service import RegistryServer
-from lrl.runtime.best_effort import best_effort
+from lrl.membership.run_file import TOKEN_VARIABLE, token_of_run
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
 from lrl.runtime.ranks import Ranks
@@ -56,7 +44,8 @@ from lrl.weights import Machine, Transport, choose_transport
 
 if TYPE_CHECKING:
     import lightning as L
-    from aiohttp.web import RouteDef
+
+    from lrl.membership.service import RegistryServer
 
 
 class GeneratorDevices(GracefulShutdown):
@@ -120,10 +109,8 @@ class GeneratorDevices(GracefulShutdown):
         self.server_settings = server or ServerSettings()
         self.generator_devices: list[torch.device] = []
         self.fleet: Fleet | None = None
-        self._keeper: Keeper | None = None
-        self._reward_hosts: RewardHosts | None = None
-        self.registry_server: RegistryServer | None = None
-        """Where generators of other processes join and leave, and reward hosts join."""
+        self.members: Members | None = None
+        """The generators and reward hosts that other processes start."""
         self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
         self.has_given_token = bool(os.environ.get(TOKEN_VARIABLE))
@@ -186,8 +173,8 @@ class GeneratorDevices(GracefulShutdown):
         """Generators that the nodes of other ranks start."""
         return 0
 
-    def start_on_other_nodes(self) -> None:
-        """Has the nodes of other ranks start their generators, once the run's registry is open."""
+    def start_on_other_nodes(self, server: RegistryServer) -> None:
+        """Has the nodes of other ranks start their generators, which join at `server`."""
 
     @property
     def gpus_of_each(self) -> int:
@@ -204,8 +191,8 @@ class GeneratorDevices(GracefulShutdown):
         self.transport, placements = self.plan()
         servers = self.make_servers(trainer, placements)
         on_cuda, threads = self.root_device.type == "cuda", [server.settings.threads for server in servers]
-        settings, folder = self._settings(trainer), run_folder(trainer)
-        self.fleet = Fleet(
+        settings = self._settings(trainer)
+        fleet = self.fleet = Fleet(
             servers,
             capacity=self.server_settings.max_num_seqs,
             reserved=self.num_evaluation_generators,
@@ -213,78 +200,31 @@ class GeneratorDevices(GracefulShutdown):
             outage_timeout_s=self.generator_timeout_s,
             cores=() if on_cuda else cores_of_generators(threads),
         )
-        self.fleet.loop.interrupted = functools.partial(raise_if_stopped, trainer)
-        hosts = self._reward_hosts = RewardHosts.of_run(trainer, self.heartbeat_s)
-        server = self._open_registry(self._terms(trainer, settings, len(servers)), settings, folder, hosts.routes)
-        hosts.launch(server, self.fleet, folder)  # they start beside the generators
-        self.start_on_other_nodes()
+        fleet.loop.interrupted = functools.partial(raise_if_stopped, trainer)
+        hosts = RewardHosts.of_run(trainer, self.heartbeat_s)
+        members = self.members = Members(fleet, hosts, self.generator_launcher, settings, run_folder(trainer))
 
         def stopped() -> None:
             raise_if_stopped(trainer)
             hosts.raise_if_in_vain()
 
+        server = members.open(self._terms(trainer, settings, len(servers)), self.token, self.join_port)
+        self.start_on_other_nodes(server)
         if self.generator_launcher is None:
             rank_zero_info(f"Starting {len(servers)} vLLM generator(s): 10 to 30 seconds for a small model.")
-        self.fleet.start(stopped)
-        admit_others(self.fleet, server.registry, self.token, settings, folder)
-        if self.generator_launcher is not None:
-            self._launch(self.generator_launcher, server, settings, folder, stopped)
-        if elsewhere := self.generators_of_other_nodes:
-            wait_joined(self.fleet, elsewhere, settings.start_timeout_s, stopped)
-        hosts.wait_joined(settings.start_timeout_s, stopped)
-
-    def _open_registry(
-        self, spec: JoinSpec, settings: ServerSettings, folder: Path, more: Sequence[RouteDef]
-    ) -> RegistryServer:
-        """Starts the server at which other processes join; raises ConfigError if `join_port` is taken."""
-        server = RegistryServer(Registry(spec), settings.endpoint, self.token, self.join_port, more)
-        self.registry_server, self._run_folder = server, folder
-        with best_effort("The address for joining generators", folder):
-            write_run_file(folder, server)
-        launcher = self.generator_launcher
-        if not is_loopback(settings.host) or (launcher is not None and not launcher.starts):
-            rank_zero_info(f"Other generators join by: lrl serve --join {url_elsewhere(server)}")
-        return server
-
-    def _launch(
-        self,
-        launcher: Launcher,
-        server: RegistryServer,
-        settings: ServerSettings,
-        folder: Path,
-        stopped: Callable[[], None],
-    ) -> None:
-        """Has the launcher start its generators, and waits until they have joined.
-
-        Raises:
-            ServerError: None has joined within `server.start_timeout_s`.
-        """
-        assert self.fleet is not None, "made before"
-        self._keeper = Keeper.of_run(launcher, server, list(range(self.gpus_of_each)), folder)
-        self.fleet.run_in_background(self._keeper.keep_forever())
-        where, kind = url_elsewhere(server), type(launcher).__name__
-        rank_zero_info(f"Waiting until {launcher.jobs} generator(s) of {kind} have joined at {where}.")
-        pool = self.fleet.rollouts
-        self._keeper.wait_joined(lambda: len(pool.pending), settings.start_timeout_s, stopped)
+        fleet.start(stopped)
+        members.admit(range(self.gpus_of_each), self.generators_of_other_nodes, stopped)
 
     def stop_generators(self) -> None:
         """Stops the run's generators and dismisses joined ones; idempotent."""
-        fleet, server, keeper, hosts = self.fleet, self.registry_server, self._keeper, self._reward_hosts
-        self.fleet = self.registry_server = self._keeper = self._reward_hosts = None
+        fleet, members = self.fleet, self.members
+        self.fleet = self.members = None
         try:
             if fleet is not None:
                 fleet.stop()
         finally:
-            if server is not None:
-                if hosts is not None:
-                    hosts.end()
-                server.registry.end()
-                for jobs in (keeper, hosts):
-                    if jobs is not None:
-                        jobs.stop()
-                server.close()
-                with best_effort("The end of the run", self._run_folder):
-                    remove_run_file(self._run_folder)
+            if members is not None:
+                members.close()
             if self.generator_launcher is not None:
                 self.generator_launcher.close()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -29,7 +30,7 @@ from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
 from lrl.generators.endpoint import is_loopback
 from lrl.membership.node_generators import NodeGenerators, RunAddress
-from lrl.runtime.config_errors import above, fault
+from lrl.runtime.config_errors import ConfigError, above, fault
 from lrl.runtime.keepalive import close_silent_connections
 from lrl.runtime.parent_death import die_with, live_on
 from lrl.runtime.ranks import Ranks, explain_broken_collective, explain_rank_loss
@@ -40,6 +41,8 @@ from lrl.strategies.shared_folder import check_reads, check_writes
 
 if TYPE_CHECKING:
     import lightning as L
+
+    from lrl.membership.service import RegistryServer
 
 T = TypeVar("T")
 
@@ -143,11 +146,10 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         """Generators that the nodes of other ranks start."""
         return (self.num_nodes - 1) * len(self.placements()) if self.generator_devices else 0
 
-    def start_on_other_nodes(self) -> None:
+    def start_on_other_nodes(self, server: RegistryServer) -> None:
         """Tells all ranks where generators join; the first of each other node then starts some."""
         if self.generators_of_other_nodes:
-            assert self.registry_server is not None, "opened before"
-            self.ranks.share(RunAddress.of(self.registry_server))
+            self.ranks.share(RunAddress.of(server))
 
     def check(self) -> None:
         """Checks that generators of other nodes can reach the run."""
@@ -237,9 +239,14 @@ class Launcher(_SubprocessScriptLauncher):
         self._roll_call = roll_call
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """Starts the ranks, unless torchrun or SLURM does, and calls `function`."""
+        """Starts the ranks, unless torchrun or SLURM does, and calls `function`.
+
+        Raises:
+            ConfigError: They cannot run this program, because it is in no file.
+        """
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
+            check_program(self.num_processes)
             os.environ[STARTED_BY] = str(os.getpid())
             try:
                 self._call_children_scripts()
@@ -252,6 +259,19 @@ class Launcher(_SubprocessScriptLauncher):
         """Sends a signal to the ranks that it has started; the next run of this process starts its own."""
         super().kill(signum)
         forget_place(self)
+
+
+def check_program(ranks: int) -> None:
+    """Raises ConfigError if other ranks are to start with this program, and it is in no file.
+
+    Lightning would start `python ./-c`, which ends at once, and rank 0 would wait for it for `MEETING`.
+    """
+    main = sys.modules["__main__"]
+    if ranks > 1 and getattr(main, "__spec__", None) is None and not Path(sys.argv[0]).is_file():
+        raise ConfigError(
+            f"{ranks} ranks are to train, each in a process that runs this program again, and the program is "
+            f"{sys.argv[0]!r}, which is no file: write it to a file, such as train.py, and run that."
+        )
 
 
 def forget_place(launcher: _SubprocessScriptLauncher) -> None:

@@ -51,7 +51,7 @@ class Guest(L.Callback):
         if trainer.global_step == JOINS_AT:
             words, environment = [*LRL, "serve", "--join", str(self.run)], {**os.environ}
             if self.namespace:
-                run = url_elsewhere(trainer.strategy.registry_server)  # type: ignore[attr-defined]
+                run = url_elsewhere(trainer.strategy.members.server)  # type: ignore[attr-defined]
                 words = [*LRL, "serve", "--join", run, "--host", THERE, "--insecure"]
                 words = ["ip", "netns", "exec", self.namespace, *words]
                 environment["LRL_TOKEN"] = fleet.generators[0].server.token

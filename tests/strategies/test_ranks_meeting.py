@@ -47,3 +47,18 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
     assert said.count("trainer.strategy is DDPStrategy, which has no generators") == 1, said
     assert "GLOBAL_RANK: 1" not in said and "Traceback" not in said
     assert "is a rank of another process: False" in said, "its next run would wait for ranks that nobody starts"
+
+
+@pytest.mark.parametrize("words", (["-c", "{program}"], ["-"]), ids=("command line", "standard input"))
+def test_a_program_in_no_file_is_refused_before_a_rank_waits_for_others(words: list[str]) -> None:
+    program = (
+        "import lightning as L, lrl\n"
+        "strategy = lrl.AsyncDDP(generator_devices=0)\n"
+        "trainer = L.Trainer(accelerator='cpu', devices=2, strategy=strategy, max_steps=1, logger=False)\n"
+        "trainer.strategy.launcher.launch(print, 'launched', trainer=trainer)\n"
+    )
+    command = [sys.executable, *(word.format(program=program) for word in words)]
+    done = subprocess.run(command, input=program, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 1 and "launched" not in done.stdout
+    assert f"the program is '{words[0]}', which is no file: write it to a file" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr

@@ -26,6 +26,11 @@ class GracefulShutdown(Strategy):
         super().__init__(**kwargs)
 
     @property
+    def attached_trainer(self) -> Any:
+        """The run's trainer; None until Lightning attaches it, which is after the other ranks have started."""
+        return None if self.lightning_module is None else self.lightning_module._trainer
+
+    @property
     def checkpoint_io(self) -> CheckpointIO:
         """`CheckpointFile`, unless the user has set another one."""
         if self._checkpoint_io is None:
@@ -62,6 +67,6 @@ class GracefulShutdown(Strategy):
         """Restores the signal handlers; this is the last hook."""
         self.signals.raises = False
         super().teardown()
-        if self.lightning_module is not None:  # else Lightning would install ours again, as those it found
-            self.lightning_module.trainer._signal_connector.teardown()
+        if self.attached_trainer is not None:  # else Lightning would install ours again, as those it found
+            self.attached_trainer._signal_connector.teardown()
         self.signals.put_back()

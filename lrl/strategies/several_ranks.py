@@ -217,8 +217,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         if self._node_generators is not None:
             self._node_generators.stop()
             self._node_generators = None
-        module = self.lightning_module
-        if module is not None and module.trainer.interrupted and isinstance(self._launcher, Launcher):
+        trainer = self.attached_trainer
+        if trainer is not None and trainer.interrupted and isinstance(self._launcher, Launcher):
             self._launcher.kill(signal.SIGKILL)
 
 

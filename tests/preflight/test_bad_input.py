@@ -65,7 +65,9 @@ def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
 
     monkeypatch.setattr(Server, "start", start)
     monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
-    monkeypatch.setattr(sys, "argv", ["lrl"])
+    program = tmp_path / "lrl"
+    program.touch()  # other ranks run it, and end at once
+    monkeypatch.setattr(sys, "argv", [str(program)])
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "srun" else which(name, *more))
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back

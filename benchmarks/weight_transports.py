@@ -231,9 +231,18 @@ def staged_size(version: Version, folder: Path) -> int:
     return size
 
 
+def stand_in(host: str, number: int, run_id: str) -> list[str]:
+    """Returns the module of a receiver without vLLM, and its words."""
+    return ["benchmarks.weight_receiver", host]
+
+
 @contextmanager
 def receivers(
-    where: Sequence[tuple[str, list[str]]], loop: LoopThread, folder: Path, settings: ServerSettings
+    where: Sequence[tuple[str, list[str]]],
+    loop: LoopThread,
+    folder: Path,
+    settings: ServerSettings,
+    program: Callable[[str, int, str], list[str]] = stand_in,
 ) -> Iterator[list[Generator]]:
     """Runs receivers, each in a process of its own.
 
@@ -242,17 +251,21 @@ def receivers(
         loop: Of their clients.
         folder: Of their logs.
         settings: Of the run.
+        program: Returns what each runs, by its address, its number and the run's name: a module that prints its port.
     """
-    token, run = secrets.token_hex(16), secrets.token_hex(4)
+    token, run_id = secrets.token_hex(16), f"bench-{secrets.token_hex(4)}"
     with ExitStack() as ends:
-        made = []
+        processes = []
         for number, (host, start) in enumerate(where):
-            prefix = f"lrl-bench-{run}-generator-{number}-"
+            prefix = f"lrl-{run_id}-generator-{number}-"
             environment = {**os.environ, FILES_VARIABLE: prefix, TOKEN_VARIABLE: token}
-            command = [*start, sys.executable, "-m", "benchmarks.weight_receiver", host]
+            command = [*start, sys.executable, "-m", *program(host, number, run_id)]
             errors = ends.enter_context((folder / f"receiver-{number}.log").open("w"))
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
             ends.callback(end, process, prefix)
+            processes.append(process)
+        made = []  # after all have been started: a vLLM server needs half a minute
+        for number, ((host, _), process) in enumerate(zip(where, processes, strict=True)):
             assert process.stdout is not None, "it is a pipe"
             location = Endpoint(host).location(int(process.stdout.readline()))
             server: Any = SimpleNamespace(

@@ -2,11 +2,14 @@
 
     python -m benchmarks.weight_tree                               measure and print; needs root, ip and tc
     python -m benchmarks.weight_tree --receivers 4 --megabytes 8 --repeats 1     a rehearsal
+    python -m benchmarks.weight_tree --policy 130m --receivers 4 --fan-outs 2    vLLM servers receive
     python -m benchmarks.weight_tree --print-only                  print what is there
 
 Each receiver is in a network namespace of its own, on a bridge. The kernel (tc) lets rank 0 and each receiver send at
 most `--mbit` megabits a second. `--fan-outs` are the values of `lrl.weights.places.FAN_OUT` to try; as many as there
-are receivers is no tree: all fetch from rank 0. `links` is the time in units of one copy over one free link.
+are receivers is no tree: all fetch from rank 0. `links` is the time in units of one copy over one free link. A receiver
+is a stand-in (`benchmarks.weight_receiver`) for a version of `--megabytes`, or with `--policy` a vLLM server that gets
+random weights of that size (`benchmarks.random_policy`).
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ import secrets
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest import mock
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks import arguments, records
-from benchmarks.weight_transports import MB, Scene, receivers
+from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
+from benchmarks.weight_transports import MB, Scene, receivers, stand_in
 from lrl.generators.settings import ServerSettings
 from lrl.runtime.event_loop import LoopThread
 from lrl.weights import places
@@ -66,6 +72,7 @@ def slow_links(count: int, mbit: int) -> Iterator[list[tuple[str, list[str]]]]:
             run("ip", "link", "set", here, "master", bridge, "up")
             run("ip", "-n", name, "address", "add", f"{address}/24", "dev", there)
             run("ip", "-n", name, "link", "set", there, "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")  # vLLM's processes talk over it
             run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", there, "root", *slow)
             where.append((address, ["ip", "netns", "exec", name]))
         yield where
@@ -75,26 +82,43 @@ def measure(args: argparse.Namespace, command: str) -> None:
     """Measures what is not there yet."""
     made = records.read(args.out)
     settings = ServerSettings(dtype="bfloat16", host=f"{NETWORK}.254", insecure=True)
-    version = {"weight": torch.randn(round(args.megabytes * MB / 2 / 1024), 1024)}
+    folder = (args.folder / f"policy-{args.policy}").absolute()
+    version = new_version(args, folder)
+
+    def vllm_server(host: str, number: int, run_id: str) -> list[str]:
+        return ["benchmarks.weight_server", host, str(folder), str(number), run_id]
+
+    program = stand_in if args.policy is None else vllm_server
     for wanted in runs_of(args):
         if records.find(made, wanted) is not None:
             continue
         loop = LoopThread()
         with (
             slow_links(wanted["receivers"], args.mbit) as where,
-            receivers(where, loop, args.folder, settings) as fleet,
+            receivers(where, loop, args.folder, settings, program) as fleet,
             mock.patch.object(places, "FAN_OUT", wanted["fan_out"]),
         ):
             found = Scene(fleet, loop, (version, version)).sync(Pull, upto=0)
         loop.close()
-        line = wanted | {name: records.rounded(found[name]) for name in ("fetch_s", "sent_mb", "fetched_mb")}
+        line = wanted | {name: records.rounded(found[name]) for name in ("fetch_s", "pause_s", "sent_mb", "fetched_mb")}
         records.append(args.out, line | {"command": command})
         logging.info("%s", line)
 
 
+def new_version(args: argparse.Namespace, folder: Path) -> dict[str, torch.Tensor]:
+    """Returns the weights to send, in float32; with `--policy` also writes a policy of other weights to `folder`."""
+    if args.policy is None:
+        return {"weight": torch.randn(round(args.megabytes * MB / 2 / 1024), 1024)}
+    config = llama(args.policy)
+    make_policy(config, [row["question"] for row in made_up_rows()], folder, "cpu")
+    torch.manual_seed(1)
+    return dict(AutoModelForCausalLM.from_config(config, dtype=torch.float32).named_parameters())
+
+
 def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the fields by which the records are found, in their order."""
-    how = {"megabytes": args.megabytes, "mbit": args.mbit}
+    what = {"megabytes": args.megabytes} if args.policy is None else {"policy": args.policy}
+    how = what | {"mbit": args.mbit}
     return [
         how | {"receivers": count, "fan_out": fan_out, "repeat": repeat}
         for repeat in range(args.repeats)
@@ -123,6 +147,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--receivers", nargs="+", type=int, default=[2, 4, 8], help="(%(default)s)")
     parser.add_argument("--fan-outs", nargs="+", type=int, default=[1, 2, 4], help="(%(default)s)")
     parser.add_argument("--megabytes", type=int, default=50, help="of a version (%(default)s)")
+    parser.add_argument("--policy", choices=SHAPES, help="to vLLM servers instead of stand-ins")
     parser.add_argument("--mbit", type=int, default=200, help="of each link, a second (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
     arguments.add_print_only(parser, "weight_tree")

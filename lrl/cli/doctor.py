@@ -40,7 +40,7 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
     cuda = torch.cuda if isinstance(torch, ModuleType) else None
     gpus = [cuda.get_device_name(index) for index in range(cuda.device_count())] if cuda else []
     software = [*packages(), torch_build(torch), vllm_build(len(gpus))]
-    hardware = [processors(), graphics(gpus), shared_memory(), transports(len(gpus))]
+    hardware = [processors(), graphics(gpus), number_formats(torch, len(gpus)), shared_memory(), transports(len(gpus))]
     return [*software, *hardware, loopback(), disk(folder), hub()]
 
 
@@ -166,6 +166,19 @@ def graphics(gpus: Sequence[str]) -> Check:
     if shutil.which("nvidia-smi"):
         return Check("GPUs", "warning", "torch sees none, but there is an NVIDIA driver", "nvidia-smi")
     return Check("GPUs", "ok", "none: trainer and generators share the CPU")
+
+
+def number_formats(torch: ModuleType | Exception, gpus: int) -> Check:
+    """Warns of a CPU that is slow in 16 bits, if it is to compute."""
+    name = "number formats"
+    if gpus or not isinstance(torch, ModuleType):
+        return Check(name, "ok", "the GPUs compute" if gpus else "not known without torch")
+    from lrl.runtime.cpu_formats import computes_in
+
+    if computes_in("bfloat16"):
+        return Check(name, "ok", "the CPU computes in float32 and bfloat16")
+    found = "this CPU has no instructions for bfloat16, and is far slower in it than in float32"
+    return Check(name, "warning", found, "lrl fit --config ... --trainer.strategy.server.dtype float32")
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:

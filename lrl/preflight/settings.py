@@ -15,6 +15,7 @@ from lrl.generators.settings import QUANTIZATIONS
 from lrl.membership.run_file import TOKEN_VARIABLE
 from lrl.rewards.pool import is_in_main
 from lrl.runtime.config_errors import any_noted, fault, noting
+from lrl.runtime.cpu_formats import computes_in
 from lrl.strategies.generator_devices import GeneratorDevices
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             strategy.generator_launcher.prepare(strategy.gpus_of_each, strategy.server_settings.host)
     strategy.check()
     check_quantization(strategy, policy)
+    check_number_formats(strategy, policy)
     check_context(strategy, data)
     check_placement(strategy, data)
     check_ranks(trainer)
@@ -92,6 +94,22 @@ def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:
         fault(f"{asked}, for which vLLM has no kernels on a CPU: choose {ON_CPU}, or null.")
     if (policy.dtype_name if server.dtype == "auto" else server.dtype) == "float32":
         fault(f"{asked}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set that to bfloat16.")
+
+
+def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
+    """Warns of a number format in which the CPU of a run without GPUs is slow."""
+    if strategy.root_device.type != "cpu":
+        return
+    formats = {"model.dtype": policy.dtype_name}
+    if strategy.server_settings.dtype != "auto":
+        formats["strategy.server.dtype"] = strategy.server_settings.dtype
+    for setting, dtype in formats.items():
+        if not computes_in(dtype):
+            log.warning(
+                "%s is %s, and this CPU has no instructions for it: a product of matrices can take thirty times as "
+                "long as in float32. Set it to float32.",
+                *(setting, dtype),
+            )
 
 
 def check_ranks(trainer: L.Trainer) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from lrl.cli import doctor
+from lrl.runtime import cpu_formats
 
 GIB = 2**30
 
@@ -112,6 +114,14 @@ def test_little_memory_shared_memory_or_disk_is_a_warning(monkeypatch: pytest.Mo
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26, total=2**26))
     rows = [doctor.processors(), doctor.shared_memory(tmp_path), doctor.disk(tmp_path)]
     assert [row.status for row in rows] == ["warning"] * 3
+
+
+@pytest.mark.parametrize(("gpus", "fast", "status"), [(0, False, "warning"), (0, True, "ok"), (1, False, "ok")])
+def test_a_cpu_that_is_slow_in_16_bits_is_a_warning_if_it_computes(
+    gpus: int, fast: bool, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_formats, "computes_in", lambda dtype: fast)
+    assert doctor.number_formats(torch, gpus).status == status
 
 
 def test_a_missing_shared_memory_is_wrong(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from lrl.cli.lightning import USUAL
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.generators.server import Server
-from lrl.preflight import resources
+from lrl.preflight import resources, settings
 from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
 from lrl.runtime.run_folder import RunFolderLock
@@ -368,6 +368,17 @@ def test_a_tight_or_odd_setting_gives_a_warning(run: Run, caplog: pytest.LogCapt
         run(*words)
     for name in ("data.micro_batch_tokens is 8", "max_num_seqs 2", "model.warmup_steps is 9", "8 of the 16 prompts"):
         assert name in caplog.text
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_number_format_in_which_the_cpu_is_slow_gives_a_warning(
+    fast: bool, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "computes_in", lambda dtype: fast or dtype == "float32")
+    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
+        run(*FIT, "--model.dtype", "float32", "--trainer.strategy.server.dtype", "bfloat16")
+    assert ("strategy.server.dtype is bfloat16" in caplog.text) != fast
+    assert "model.dtype is" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,26 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
         cluster.add_node()
 
 
+def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
+    cluster: RayCluster, start: Callable[..., Command]
+) -> None:
+    command = start()
+    command.trains()
+    head, other = cluster.nodes[0], cluster.nodes[-1]
+    head.kill("gcs_server")
+    try:
+        assert command.process.wait(DEADLINE_S) == 1, command.said
+        command.leaves_nothing()
+        assert len(command.checkpoints()) == 1, command.said
+        print(command.said[-3000:])
+    finally:
+        for node in (other, head):
+            node.close()
+        cluster.nodes.clear()
+        cluster.start_head()
+        cluster.add_node()
+
+
 def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(start: Callable[..., Command]) -> None:
     command = start(nodes=3, own=("--wait_s", "1"))
     assert command.process.wait(DEADLINE_S) == 1

@@ -101,7 +101,7 @@ def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
     if strategy.root_device.type != "cpu":
         return
     formats = {"model.dtype": policy.dtype_name}
-    if strategy.server_settings.dtype != "auto":
+    if strategy.server_settings.dtype != "auto" and strategy.generator_launcher is None:  # else not this CPU computes
         formats["strategy.server.dtype"] = strategy.server_settings.dtype
     for setting, dtype in formats.items():
         if not computes_in(dtype):

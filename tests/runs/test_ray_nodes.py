@@ -190,7 +190,6 @@ def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
         assert command.process.wait(DEADLINE_S) == 1, command.said
         command.leaves_nothing()
         assert len(command.checkpoints()) == 1, command.said
-        print(command.said[-3000:])
     finally:
         for node in (other, head):
             node.close()

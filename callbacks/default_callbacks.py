@@ -14,6 +14,7 @@ from lrl.callbacks.health import Health
 from lrl.callbacks.last_checkpoint import LastCheckpoint
 from lrl.callbacks.monitors import Monitors
 from lrl.callbacks.rollout_log import RolloutLog
+from lrl.callbacks.stop_together import StopTogether
 from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.timeline import Timeline
@@ -40,7 +41,8 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
     monitors = find(trainer, Monitors) or Monitors()
     monitors.prepare(trainer)
     needed = [find(trainer, LoggersMayFail) or LoggersMayFail(), find(trainer, LastCheckpoint) or LastCheckpoint()]
-    return [one for one in (*needed, monitors) if one not in callbacks]
+    together = [find(trainer, StopTogether) or StopTogether()] if trainer.world_size > 1 else []  # behind the user's
+    return [one for one in (*needed, monitors, *together) if one not in callbacks]
 
 
 def put_in_order(callbacks: list[L.Callback]) -> None:

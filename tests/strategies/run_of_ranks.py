@@ -1,12 +1,14 @@
 """A run with two trainer ranks, a process each, and the server of another process.
 
 Arguments: policy folder, run folder, steps, checkpoint or "", strategy, and where the server is, as JSON.
-Every rank tells, step by step, what it trained; rank 0 also, of which groups it was.
+Every rank tells, step by step, what it trained; rank 0 also, of which groups it was. With `STOP_AT` in the environment
+a callback of rank 0 ends it after that step.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
+from lrl.callbacks.base import OnRankZero
 from lrl.generators.auth import bearer
 from lrl.generators.endpoint import Location
 from lrl.membership.admission import JoinedServer
@@ -113,6 +116,13 @@ class Telling(L.Callback):
             print(f"step {trainer.global_step}", flush=True)
 
 
+class StopsAt(OnRankZero):
+    """Ends the run after a step, by a word on rank 0 alone."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.should_stop = trainer.global_step == int(os.environ.get("STOP_AT", 0))
+
+
 def whole(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach().full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
@@ -131,6 +141,7 @@ def main(policy: str, folder: Path, steps: int, checkpoint: str, kind: str, wher
             Export(str(folder / "policy")),
             Summary(),
             Telling(folder),
+            StopsAt(),
             # A figure that only rank 0 has: both save at the same steps all the same.
             ModelCheckpoint(
                 folder / "checkpoints", monitor="reward/mean", mode="max", every_n_train_steps=2, save_top_k=-1

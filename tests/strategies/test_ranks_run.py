@@ -92,6 +92,18 @@ def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(
     check_whole(tmp_path)
 
 
+def test_a_callback_of_rank_0_ends_the_run_on_all_ranks(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOP_AT", "3")
+    process = run(policy_folder, lent_server, tmp_path)
+    try:
+        assert process.wait(300) == 0, (tmp_path / "output").read_text()
+    finally:
+        process.kill()
+    assert [[line["step"] for line in lines] for lines in told(tmp_path)] == [[1, 2, 3]] * RANKS
+
+
 def wait_for_all(process: subprocess.Popen[str], folder: Path, step: int) -> None:
     """Waits until every rank has written its line of a step: rank 0, which says so, may be the first."""
     wait_for_step(process, step, folder)

@@ -100,9 +100,10 @@ def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
     """Warns of a number format in which the CPU of a run without GPUs is slow."""
     if strategy.root_device.type != "cpu":
         return
-    formats = {"model.dtype": policy.dtype_name}
-    if strategy.server_settings.dtype != "auto" and strategy.generator_launcher is None:  # else not this CPU computes
-        formats["strategy.server.dtype"] = strategy.server_settings.dtype
+    formats, server = {"model.dtype": policy.dtype_name}, strategy.server_settings
+    # A launcher's generators compute elsewhere, and a quantised one has to be in 16 bits.
+    if server.dtype != "auto" and strategy.generator_launcher is None and server.quantization is None:
+        formats["strategy.server.dtype"] = server.dtype
     for setting, dtype in formats.items():
         if not computes_in(dtype):
             log.warning(

@@ -85,6 +85,7 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     mark, scratch = uuid.uuid4().hex, tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", scratch)
+    monkeypatch.setattr(tempfile, "tempdir", scratch)  # of this process, which may have looked already
     before = set(os.listdir(SHM))
     yield mark
     wait_for_none(lambda: living(mark), 60.0, "its processes")

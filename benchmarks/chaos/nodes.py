@@ -33,6 +33,7 @@ from benchmarks.chaos.second_node import (
     kill_all,
     second_node,
     settings_words,
+    suspend_all,
 )
 from lrl.generators.supervisor import mapped, remove_shared
 from tests.leftovers import prefixes, wait_for
@@ -143,7 +144,7 @@ def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str
                     target.wait(WAIT_S)
                 beside.ended()
                 left = target.leftovers()
-                if found and found[-1]["ended"]:
+                if not whole:
                     found[-1] |= {"left": left}
     lines = target.journal.refresh()
     lineage = surviving([line for line in lines if line["event"] == "step"])
@@ -229,6 +230,7 @@ def end_machine(node: RayNode) -> None:
     """Kills all processes of a node, the supervisors too, and removes what they have in shared memory: it would be gone
     with the machine."""
     processes = node.processes()
+    suspend_all(processes)  # a generator that starts would map more between the look and the end
     inodes, names = mapped(one.pid for one in processes), prefixes(processes)
     kill_all(processes)
     node.close()

@@ -181,6 +181,13 @@ def settings_words(beside: Beside) -> str:
     return json.dumps(beside.launcher)
 
 
+def suspend_all(processes: Sequence[psutil.Process]) -> None:
+    """Suspends those that still live."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+
+
 def kill_all(processes: Sequence[psutil.Process]) -> None:
     """Kills those that still live."""
     for process in processes:

@@ -82,7 +82,7 @@ class Server:
         self.log_path = Path(folder) / f"generator-{number}.log"
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._deadline, self._log_start = 0.0, 0
+        self._deadline, self._log_start, self._scratch = 0.0, 0, ""
         settings.endpoint.warn()
         self.trust = settings.endpoint.trust()
         self._reservation = settings.endpoint.reserve_port()
@@ -121,7 +121,8 @@ class Server:
         """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         prefix = cpu_backend.command_prefix() if self._on_cpu else []
-        own = ["-P", supervisor.__file__, "--owner", str(os.getpid())]
+        self._scratch = supervisor.make_scratch()
+        own = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--scratch", self._scratch]
         own += ["--prefix", f"lrl-{self.run_id}-", "--own", self.own_files, "--"]
         command, environment = [*prefix, sys.executable, *own, *self.command()], self.environment()
         with self.log_path.open("ab") as output:
@@ -166,7 +167,8 @@ class Server:
         return False
 
     def stop(self) -> None:
-        """Ends the generator and waits until all its processes have ended. Does nothing when it does not run."""
+        """Ends the generator and waits until all its processes have ended; nothing of it is left, also when somebody
+        has killed its supervisor. Does nothing when it was not started."""
         running, self._supervisor = self._supervisor, None
         if running is None or running.stdin is None:
             return
@@ -179,6 +181,8 @@ class Server:
             process = psutil.Process(running.pid)
             supervisor.kill([*process.children(recursive=True), process])
             running.wait()
+        if running.returncode < 0:
+            supervisor.clear(self._scratch, self.own_files)
 
     def log_tail(self, lines: int = 20) -> str:
         """Returns the last lines of the log since the last start; empty before the first."""

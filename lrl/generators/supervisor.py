@@ -1,13 +1,14 @@
 """The supervisor process of one generator: starts vLLM, and ends all of it on request or when the trainer is gone.
 
-A small program (`python supervisor.py --owner PID --prefix NAME --own NAME -- COMMAND ...`) in its own session, so that
-neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe; the trainer holds the other end from the
-first moment. A byte means "stop, the run continues"; the end of the pipe without one means that the trainer ended, by
-whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker), and its lower parts
-survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child.
+A small program (`python supervisor.py --owner PID --prefix NAME --own NAME --scratch DIR -- COMMAND ...`) in its own
+session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe; the trainer holds the
+other end from the first moment. A byte means "stop, the run continues"; the end of the pipe without one means that the
+trainer ended, by whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker), and
+its lower parts survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child.
 
 Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends. The supervisor has
-one thread only, so for its own child it is a safe second line, should the supervisor itself be killed.
+one thread only, so for its own child it is a safe second line, should the supervisor itself be killed. What is left
+then is for whoever started it to end and to remove (`clear`).
 
 Linux only, as vLLM's wheels are. Standard library and psutil only: it must start at once and hold no memory.
 """
@@ -20,12 +21,13 @@ import ctypes
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -42,7 +44,8 @@ KILL_S = 8.0
 """Seconds that killed processes may take to end; one that waits for a driver can outlast SIGKILL."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LONGEST_TEMPORARY = 107 - len("/lrl-xxxxxxxx/") - 36
-"""A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36."""
+"""A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36. The temporary folder of
+a cluster can be longer."""
 
 
 class End(Enum):
@@ -78,15 +81,20 @@ class Tree:
         """Sends SIGTERM to the root and, after `grace_s` seconds, SIGKILL to the rest; waits until all have ended."""
         if self.child.poll() is None:
             self.child.terminate()
-        start = time.monotonic()
-        while living := self.scan():
-            passed = time.monotonic() - start
-            if passed > grace_s + KILL_S:
-                log.error("processes %s outlast SIGKILL; giving up on them", [process.pid for process in living])
-                return
-            if passed > grace_s:
-                kill(living)
-            time.sleep(0.05)
+        wait_or_kill(self.scan, grace_s)
+
+
+def wait_or_kill(scan: Callable[[], list[psutil.Process]], grace_s: float) -> None:
+    """Waits until `scan` returns no process; after `grace_s` seconds sends SIGKILL to those that it returns."""
+    start = time.monotonic()
+    while living := scan():
+        passed = time.monotonic() - start
+        if passed > grace_s + KILL_S:
+            log.error("processes %s outlast SIGKILL; giving up on them", [process.pid for process in living])
+            return
+        if passed > grace_s:
+            kill(living)
+        time.sleep(0.05)
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
@@ -115,6 +123,36 @@ def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
                 path.unlink()
 
 
+def make_scratch() -> str:
+    """Makes a folder for one generator: vLLM leaves its sockets, rendezvous and compiler files behind."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
+
+
+def clear(scratch: str, own: str) -> None:
+    """Does what a supervisor that was killed has not done: ends vLLM, and removes the files that it left.
+
+    Fetched weights are among them, as large as the model. `scratch` and `own` are those of `supervise`.
+    """
+    shared: set[int] = set()
+
+    def scan() -> list[psutil.Process]:
+        living = [process for process in psutil.process_iter() if _variable(process, "TMPDIR") == scratch]
+        shared.update(mapped(process.pid for process in living))
+        return living
+
+    wait_or_kill(scan, End.STOPPED.value)  # vLLM has got its SIGTERM with the supervisor's end
+    remove_shared((own,), shared - mapped(psutil.pids()))
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    """Returns a variable of its environment; None also for an ended or foreign process."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get(name)
+    return None
+
+
 def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
     """Waits for the first of: vLLM's exit, a byte or signal that requests a stop, the end of the trainer."""
     scanned_at = time.monotonic()
@@ -132,12 +170,12 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
             scanned_at = time.monotonic()
 
 
-def supervise(command: list[str], owner: int, prefix: str, own: str) -> int:
+def supervise(command: list[str], owner: int, prefix: str, own: str, scratch: str) -> int:
     """Runs `command` until the first reason to end it, ends all of it, and removes the files it left.
 
     Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process id of the trainer;
     the run's own files in /dev/shm, those with `prefix`, are removed only when it is gone; those with `own`, which only
-    this generator uses, at every end.
+    this generator uses, and the folder `scratch` for its temporary files at every end.
     """
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
@@ -145,10 +183,7 @@ def supervise(command: list[str], owner: int, prefix: str, own: str) -> int:
         signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which vLLM would inherit
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    usual = tempfile.gettempdir()
-    where = usual if len(usual) <= LONGEST_TEMPORARY else "/tmp"  # a cluster's can be long
-    # A folder of its own: vLLM leaves its sockets, rendezvous and compiler files behind.
-    with tempfile.TemporaryDirectory(prefix="lrl-", dir=where, ignore_cleanup_errors=True) as scratch:
+    try:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -162,6 +197,8 @@ def supervise(command: list[str], owner: int, prefix: str, own: str) -> int:
         tree.end(why.value)
         run_is_over = why is End.OWNER_GONE or os.getppid() != owner
         remove_shared((own, prefix) if run_is_over else (own,), tree.shared - mapped(psutil.pids()))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     status = child.returncode if child.returncode is not None else -signal.SIGKILL
     return status if status >= 0 else 128 - status
 
@@ -172,10 +209,11 @@ def main() -> int:
     parser.add_argument("--owner", type=int, required=True, help="process id of the trainer")
     parser.add_argument("--prefix", required=True, help="prefix of the run's own files in /dev/shm")
     parser.add_argument("--own", required=True, help="prefix of the files in /dev/shm that only this generator uses")
+    parser.add_argument("--scratch", required=True, help="folder for its temporary files, which is removed")
     parser.add_argument("command", nargs="+", help="program and arguments, after --")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    return supervise(arguments.command, arguments.owner, arguments.prefix, arguments.own)
+    return supervise(arguments.command, arguments.owner, arguments.prefix, arguments.own, arguments.scratch)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Fails a test that leaves a process, shared memory or a temporary file."""
     scratch = tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
     monkeypatch.setenv("TMPDIR", scratch)
+    monkeypatch.setattr(tempfile, "tempdir", scratch)  # of this process, which may have looked already
     seen = Seen()
     yield seen
     wait_for(lambda: not living(seen.processes, mark), 180.0, "the end of all processes")

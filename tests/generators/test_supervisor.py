@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ if os.fork() == 0:
     memory.close()
     name = "orphan"
 with open(os.path.join(folder, name + ".part"), "w") as file:
-    file.write(f"{os.getpid()} {tempfile.gettempdir()}")
+    file.write(str(os.getpid()))
 os.rename(file.name, os.path.join(folder, name))
 time.sleep(600)
 """
@@ -69,6 +70,16 @@ class Run:
         """The path of the run's own file in /dev/shm."""
         return supervisor.SHM / f"lrl-{self.id}-weights"
 
+    @property
+    def own(self) -> str:
+        """How the names of the generator's own files begin."""
+        return f"lrl-{self.id}-generator-0-"
+
+    @property
+    def scratch(self) -> Path:
+        """The folder for temporary files."""
+        return self.folder / "scratch"
+
     def command(self, owner: int, *program: str) -> list[str]:
         """Returns the supervisor's command line."""
         program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
@@ -80,32 +91,30 @@ class Run:
             "--prefix",
             f"lrl-{self.id}-",
             "--own",
-            f"lrl-{self.id}-generator-0-",
+            self.own,
+            "--scratch",
+            str(self.scratch),
             "--",
             *program,
         ]
 
     def start(self, *program: str) -> subprocess.Popen[bytes]:
         """Starts a supervisor owned by this test."""
-        command, environment = self.command(os.getpid(), *program), {**os.environ, "TMPDIR": str(self.folder)}
-        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+        command = self.command(os.getpid(), *program)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def tree(self) -> tuple[psutil.Process, psutil.Process]:
         """Returns the root and the orphan, once both have written their files."""
         wait_for(lambda: {"root", "orphan"} <= {path.name for path in self.folder.iterdir()}, "the tree")
-        root, orphan = (int((self.folder / name).read_text().split()[0]) for name in ("root", "orphan"))
+        root, orphan = (int((self.folder / name).read_text()) for name in ("root", "orphan"))
         return psutil.Process(root), psutil.Process(orphan)
-
-    @property
-    def scratch(self) -> Path:
-        """The temporary folder that the tree used."""
-        return Path((self.folder / "root").read_text().split()[1])
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path, uuid.uuid4().hex[:8])
     run.weights.write_bytes(b"weights")
+    run.scratch.mkdir()
     yield run
     run.shared.unlink(missing_ok=True)
     run.weights.unlink(missing_ok=True)
@@ -156,7 +165,6 @@ def test_no_process_of_the_tree_and_no_file_but_the_runs_own_is_left(end: str, r
     process.wait(60)
     assert_nothing_is_left(run, (root, orphan))
     assert run.weights.exists(), "the trainer lives and may still need its files"
-    assert len(str(run.scratch)) + len("/") + 36 <= 107, "vLLM's sockets need a short path"
 
 
 @pytest.mark.parametrize("habit", ["plain", "forks"])
@@ -177,11 +185,31 @@ def test_the_root_ends_when_the_supervisor_is_killed(run: Run) -> None:
     process = run.start(sys.executable, "-c", "import time; time.sleep(600)")
     wait_for(lambda: any("-c" in words_of(one) for one in psutil.Process(process.pid).children()), "the root")
     (root,) = psutil.Process(process.pid).children()
-    scratch = root.environ()["TMPDIR"]
     process.kill()
     wait_for(lambda: gone(root), "the end of the root")
-    assert os.path.isdir(scratch), "no process removes the root's temporary folder"
-    os.rmdir(scratch)
+    assert run.scratch.is_dir(), "no process removes the temporary folder"
+
+
+def test_nothing_of_the_tree_is_left_by_a_killed_supervisor_whose_remains_are_cleared(run: Run) -> None:
+    process, own = run.start(), supervisor.SHM / f"{run.own}weights"
+    tree = run.tree()
+    own.write_bytes(b"fetched")
+    process.kill()
+    process.wait()
+    supervisor.clear(str(run.scratch), run.own)
+    assert all(map(gone, tree)) and not run.scratch.exists() and not own.exists()
+    assert run.weights.exists(), "the trainer lives and may still need its files"
+
+
+def test_the_path_of_the_temporary_folder_is_short_enough_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for usual in (tmp_path / "a", tmp_path / ("a" * 100)):
+        usual.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(usual))
+        scratch = supervisor.make_scratch()
+        os.rmdir(scratch)
+        assert len(scratch) + len("/") + 36 <= 107, "vLLM's sockets have names of 36 characters"
 
 
 def test_the_supervisor_ignores_ctrl_c_and_a_closed_terminal(run: Run) -> None:

@@ -5,6 +5,7 @@ Other tests, with servers of their own, run beside the one that looks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -37,13 +38,21 @@ def wait_for_none(left: Callable[[], Iterable[object]], timeout_s: float, what: 
 def living(mark: str) -> list[psutil.Process]:
     """The processes that carry the mark in their environment: whatever was started, and by whom."""
     found = []
-    for process in psutil.process_iter():
+    for process in every_process():
         try:
             if process.environ().get(MARK) == mark and process.pid != os.getpid():
                 found.append(process)
         except (psutil.Error, OSError):
             continue
     return [process for process in found if lives(process)]
+
+
+def every_process() -> Iterator[psutil.Process]:
+    """psutil.process_iter remembers processes by their pid: of a pid that is used again, its next two calls miss the
+    new process, and the kernel begins again after 32,768 pids, which a few sessions of tests use up."""
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
 def words(process: psutil.Process) -> list[str]:
@@ -75,7 +84,7 @@ def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
 def left_in_shared_memory(before: set[str]) -> set[str]:
     """New files there that belong to nobody who lives: no process has mapped them, and no supervisor will remove
     them."""
-    used, kept = mapped(psutil.pids()), prefixes(psutil.process_iter())
+    used, kept = mapped(psutil.pids()), prefixes(every_process())
     new = [entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used]
     return {entry.name for entry in new if not entry.name.startswith(kept)}
 

@@ -10,9 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 from lrl.generators import supervisor
 from lrl.generators.server import Server, ServerError
 from lrl.generators.settings import ServerSettings
-from tests.leftovers import lives
+from tests.leftovers import MARK, lives, living, wait_for
 
 BACKEND = "nccl"
 """Any engine that vLLM knows: no weights move here."""
@@ -78,7 +77,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     """The value of a variable that every process started by the test inherits."""
     value = uuid.uuid4().hex
-    monkeypatch.setenv("LRL_TEST_MARK", value)
+    monkeypatch.setenv(MARK, value)
     return value
 
 
@@ -104,7 +103,7 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setattr(tempfile, "tempdir", scratch)  # of this process, which may have looked already
     seen = Seen()
     yield seen
-    wait_for(lambda: not living(seen.processes, mark), 180.0, "the end of all processes")
+    wait_for(lambda: not [*filter(lives, seen.processes), *living(mark)], 180.0, "the end of all processes")
     wait_for(lambda: not seen.shared & inodes(supervisor.SHM), 180.0, "the removal of the shared memory")
     wait_for(lambda: not os.listdir(scratch), 180.0, "an empty temporary folder")
     os.rmdir(scratch)
@@ -112,25 +111,6 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
 def inodes(folder: Path) -> set[int]:
     return {entry.inode() for entry in os.scandir(folder)}
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.05)
-
-
-def living(seen: list[psutil.Process], mark: str) -> list[psutil.Process]:
-    """Returns the recorded processes that still live, and all with the mark: a process may have started unseen."""
-    found = [process for process in seen if lives(process)]
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("LRL_TEST_MARK") == mark and process.pid != os.getpid():
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 def test_a_trainer_killed_while_its_generator_starts_leaves_nothing(model: Path, tmp_path: Path, seen: Seen) -> None:

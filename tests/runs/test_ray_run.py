@@ -61,8 +61,9 @@ class LosesItsNode(L.Callback):
             lost = self.cluster.nodes[-1]
             tops = [*self.named("supervisor.py"), *self.named("lrl score")]
             tree = [*tops, *(child for top in tops for child in top.children(recursive=True))]
-            assert any("EngineCore" in process.name() for process in tree)
-            assert any("multiprocessing" in " ".join(words(process)) for process in tree), "a reward worker"
+            lines = [" ".join(words(process)) for process in tree]
+            assert any("EngineCore" in line for line in lines), lines
+            assert any("multiprocessing" in line for line in lines), "a reward worker"
             lost.kill("raylet/raylet")
             wait_for(lambda: not any(map(lives, tree)), DEADLINE_S, "the end of what ran on the lost node")
             lost.close()

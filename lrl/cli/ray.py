@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from lrl.cli.recipes import with_recipe_paths
+from lrl.runtime.quick_imports import quick_imports
 
 VERBS = ("fit", "validate")
 EXAMPLE = "lrl ray --nodes 2 fit --config own.yaml"
@@ -129,8 +130,10 @@ def amounts(word: str) -> dict[str, float]:
 
 def read_settings(words: Sequence[str]) -> Any:
     """Returns the trainer's settings without building anything; a wrong one ends this process with an error."""
-    from lrl.cli.lightning import LrlCLI
     from lrl.runtime.import_by_name import with_current_folder
+
+    with quick_imports():
+        from lrl.cli.lightning import LrlCLI
 
     class Reading(LrlCLI):
         """Reads alone."""

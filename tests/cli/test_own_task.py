@@ -93,9 +93,8 @@ if __name__ == "__main__":
     [
         ("groups_per_step=4", "groups_per_step=40", "data.groups_per_step is 40, and problems has 16 prompts"),
         ("rewards.py:right", "rewards.py:rihgt", "rewards.py has no 'rihgt'. Did you mean right?"),
-        ("./policy", "./polcy", "model.model='./polcy': there is no such folder"),
-        ("devices=2", "devices=1", "strategy.generator_devices is 1 and trainer.devices is 1"),
     ],
+    ids=["found in fit", "found where it is made"],
 )
 def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
     right: str, wrong: str, said: str, readers_folder: Path

@@ -6,7 +6,6 @@ torchrun's variables say which rank it is. Rank 0 has the groups. Each writes th
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,8 @@ GROUPS = [make_group(number) for number in range(9)]
 BUDGET = 48
 
 
-def main(model: str, folder: Path) -> None:
+def main(model: str, run_folder: Path | str) -> None:
+    folder = Path(run_folder)
     them = meet(folder)
     rank, ranks, policy = them.rank, them.size, opened(model)
     step = RankStream(SimpleNamespace(ranks=them)) if rank else stream(them)
@@ -48,8 +48,3 @@ def stream(ranks: Ranks) -> StepStream:
     arriving = (group for group in GROUPS if not time.sleep(float(os.environ.get("SLOW", 0))))
     run = RunParts(next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=ranks)
     return StepStream(0, len(GROUPS), Packer(BUDGET, GroupMean(), 1.0, ranks=ranks.size), run)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,12 +1,12 @@
-"""Ranks that wait for a rank 0 which does not come: it stands still in its checks. Arguments: policy folder, folder.
+"""Ranks that wait for a rank 0 which does not come: it stands still in its checks, for `tests.program`.
 
-The strategy's name is the third. The others of `lrl.AsyncDDP` tell by a file that they are within torch's wait.
+Arguments: policy folder, folder, strategy. The other ranks of `lrl.AsyncDDP` tell by a file that they are within
+torch's wait.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -22,10 +22,14 @@ IN_TORCH = "_create_c10d_store"
 
 
 class Telling(lrl.AsyncDDP):
-    """Tells when it waits."""
+    """Tells when it waits, by a file of this folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
 
     def setup_distributed(self) -> None:
-        waiting = threading.Thread(target=tell, args=(Path(sys.argv[2]) / f"{os.getpid()}.waits",), daemon=True)
+        waiting = threading.Thread(target=tell, args=(self.folder / f"{os.getpid()}.waits",), daemon=True)
         waiting.start()
         super().setup_distributed()
 
@@ -47,21 +51,19 @@ class SlowOnRankZero(lrl.PolicyModule):
         return super().configure_callbacks()
 
 
-if __name__ == "__main__":
-    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    plain = sys.argv[3] == "auto"
+def main(policy: str, folder: str, strategy: str) -> None:
+    plain = strategy == "auto"
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2 if plain else 4,
-        strategy="auto" if plain else Telling(),
+        strategy="auto" if plain else Telling(folder),
         max_steps=1,
         max_epochs=-1,
         logger=False,
-        default_root_dir=sys.argv[2],
+        default_root_dir=folder,
     )
     rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
     try:
-        trainer.fit(SlowOnRankZero(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+        trainer.fit(SlowOnRankZero(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
     finally:
         print("is a rank of another process:", "LOCAL_RANK" in os.environ)

@@ -1,4 +1,4 @@
-"""A run with two trainer ranks, a process each, and the server of another process.
+"""A run with two trainer ranks, a process each, and the server of another process, for `tests.program`.
 
 Arguments: policy folder, run folder, steps, checkpoint or "", strategy, and where the server is, as JSON.
 Every rank tells, step by step, what it trained; rank 0 also, of which groups it was. With `STOP_AT` in the environment
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +125,10 @@ def whole(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach().full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 
-def main(policy: str, folder: Path, steps: int, checkpoint: str, kind: str, where: dict[str, str]) -> None:
+def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, where: str) -> None:
+    folder = Path(run_folder)
     strategy = BorrowingFSDP() if kind == "AsyncFSDP" else BorrowingDDP()
-    strategy.where = where
+    strategy.where = json.loads(where)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=RANKS + 1,
@@ -147,7 +146,7 @@ def main(policy: str, folder: Path, steps: int, checkpoint: str, kind: str, wher
                 folder / "checkpoints", monitor="reward/mean", mode="max", every_n_train_steps=2, save_top_k=-1
             ),
         ],
-        max_steps=steps,
+        max_steps=int(steps),
         max_epochs=-1,
         logger=False,
         default_root_dir=folder,
@@ -164,9 +163,3 @@ def main(policy: str, folder: Path, steps: int, checkpoint: str, kind: str, wher
         micro_batch_tokens=128,
     )
     trainer.fit(Counting(policy, lr=1e-3), data, ckpt_path=checkpoint or None)
-
-
-if __name__ == "__main__":
-    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5], json.loads(sys.argv[6]))

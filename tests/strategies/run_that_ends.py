@@ -1,8 +1,7 @@
-"""A run in a process of its own, which the tests end. Arguments: policy folder, run folder, failing step."""
+"""A run which the tests end, for `tests.program`. Arguments: policy folder, run folder, failing step."""
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,13 @@ class Report(L.Callback):
             raise RuntimeError("the module fails")
 
 
-def main(policy: str, folder: str, fail_at: int) -> None:
+def main(policy: str, folder: str, fail_at: str) -> None:
     settings = lrl.ServerSettings(max_num_seqs=8, kv_cache_gib=0.1)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
         strategy=lrl.AsyncSingleDevice(server=settings),
-        callbacks=[WeightSync(), Report(fail_at)],
+        callbacks=[WeightSync(), Report(int(fail_at))],
         max_steps=1_000_000,
         max_epochs=-1,
         logger=False,
@@ -48,9 +47,3 @@ def main(policy: str, folder: str, fail_at: int) -> None:
         max_response_tokens=32,
     )
     trainer.fit(lrl.PolicyModule(policy), data)
-
-
-if __name__ == "__main__":
-    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this run.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

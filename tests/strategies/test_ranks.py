@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lrl
+from tests import program
 from tests.strategies import gradient_of_ranks, reads_of_ranks
 from tests.strategies.forked_ranks import free_port, run_ranks, torchruns_variables
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
-from tests.strategies.test_shutdown import ROOT
 from tests.test_policy import gradient, opened, pack
 
 ALONE = """
@@ -67,10 +67,10 @@ def test_every_rank_takes_part_in_every_read_of_the_weights(policy_folder: Path,
 
 def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLOW", "60")
-    words = [sys.executable, "-m", "tests.strategies.gradient_of_ranks", str(policy_folder), str(tmp_path)]
-    how: Any = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    words = (gradient_of_ranks.__name__, policy_folder, tmp_path)
+    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     places = [torchruns_variables(rank, 2, free_port()) for rank in range(2)]
-    first, second = [subprocess.Popen(words, env=os.environ | place, **how) for place in places]
+    first, second = [program.start(*words, env=os.environ | place, **how) for place in places]
     assert second.stdout is not None
     while second.stdout.readline() != "trains\n":
         assert second.poll() is None
@@ -82,7 +82,7 @@ def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatc
 def test_a_rank_that_never_comes_ends_the_run_and_is_named(policy_folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(policy_folder), str(tmp_path)],
-        cwd=ROOT,
+        cwd=program.ROOT,
         env=os.environ | torchruns_variables(0, 2, free_port()),
         capture_output=True,
         text=True,

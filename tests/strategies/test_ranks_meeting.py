@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import program
 from tests.leftovers import nothing_left, wait_for
-from tests.strategies.test_shutdown import ROOT
+from tests.strategies import ranks_before_they_meet
 
 
 @pytest.fixture
@@ -20,9 +21,8 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(policy: Path, folder: Path, strategy: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tests.strategies.ranks_before_they_meet", str(policy), str(folder), strategy]
     with (folder / "output").open("w") as output:
-        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, text=True)
+        return program.start(ranks_before_they_meet.__name__, policy, folder, strategy, stdout=output, stderr=output)
 
 
 def test_a_rank_ends_with_its_rank_0_and_at_a_signal_before_all_have_met(
@@ -51,14 +51,14 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
 
 @pytest.mark.parametrize("words", (["-c", "{program}"], ["-"]), ids=("command line", "standard input"))
 def test_a_program_in_no_file_is_refused_before_a_rank_waits_for_others(words: list[str]) -> None:
-    program = (
+    text = (
         "import lightning as L, lrl\n"
         "strategy = lrl.AsyncDDP(generator_devices=0)\n"
         "trainer = L.Trainer(accelerator='cpu', devices=2, strategy=strategy, max_steps=1, logger=False)\n"
         "trainer.fit(lrl.PolicyModule('-'), lrl.RolloutDataModule([{'prompt': '1'}], [lrl.rewards.ExactMatch()]))\n"
     )
-    command = [sys.executable, *(word.format(program=program) for word in words)]
-    done = subprocess.run(command, input=program, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    command = [sys.executable, *(word.format(program=text) for word in words)]
+    done = subprocess.run(command, input=text, cwd=program.ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1
     assert "which is no file" in done.stderr and "write it to a file, such as train.py" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +14,12 @@ import psutil
 import pytest
 
 from lrl.strategies.several_ranks import RANK_TIMEOUT
+from tests import program
 from tests.leftovers import nothing_left, wait_for, words
 from tests.lent_server import LentServer
+from tests.strategies import run_of_ranks
 from tests.strategies.run_of_ranks import RANKS
-from tests.strategies.test_shutdown import ROOT, wait_for_step
+from tests.strategies.test_shutdown import wait_for_step
 
 STEPS, GROUPS = 10, 4
 """One pass over the 40 prompts."""
@@ -32,20 +33,9 @@ def mark(lent_server: LentServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
 def run(
     policy: Path, server: LentServer, folder: Path, checkpoint: str = "", strategy: str = "AsyncDDP"
 ) -> subprocess.Popen[str]:
-    where = json.dumps({"url": server.url, "token": server.token})
-    words = [
-        sys.executable,
-        "-m",
-        "tests.strategies.run_of_ranks",
-        str(policy),
-        str(folder),
-        str(STEPS),
-        checkpoint,
-        strategy,
-        where,
-    ]
+    arguments = policy, folder, STEPS, checkpoint, strategy, json.dumps({"url": server.url, "token": server.token})
     with (folder / "output").open("w") as errors:
-        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+        return program.start(run_of_ranks.__name__, *arguments, stdout=subprocess.PIPE, stderr=errors)
 
 
 def resumes_from(folder: Path) -> str:
@@ -134,5 +124,5 @@ def ranks_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):  # another child may end while it is looked at
-            found += [child] if "tests.strategies.run_of_ranks" in " ".join(words(child)) else []
+            found += [child] if run_of_ranks.__name__ in " ".join(words(child)) else []
     return found

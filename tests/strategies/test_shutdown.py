@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import pytest
 import torch
 
 from lrl.generators.supervisor import SHM
+from tests import program
 from tests.leftovers import living, nothing_left, prefixes, wait_for
-
-ROOT = Path(__file__).parents[2]
+from tests.strategies import run_that_ends
 
 
 @pytest.fixture
@@ -27,9 +26,8 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def run(policy: Path, folder: Path, fail_at: int = -1) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tests.strategies.run_that_ends", str(policy), str(folder), str(fail_at)]
     with (folder / "output").open("w") as errors:
-        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+        return program.start(run_that_ends.__name__, policy, folder, fail_at, stdout=subprocess.PIPE, stderr=errors)
 
 
 def wait_for_step(process: subprocess.Popen[str], step: int, folder: Path) -> None:

@@ -23,6 +23,7 @@ from tests.strategies.test_shutdown import wait_for_step
 
 STEPS, GROUPS = 10, 4
 """One pass over the 40 prompts."""
+ENDLESS = 1000
 
 
 @pytest.fixture
@@ -31,9 +32,14 @@ def mark(lent_server: LentServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
 
 
 def run(
-    policy: Path, server: LentServer, folder: Path, checkpoint: str = "", strategy: str = "AsyncDDP"
+    policy: Path,
+    server: LentServer,
+    folder: Path,
+    checkpoint: str = "",
+    strategy: str = "AsyncDDP",
+    steps: int = STEPS,
 ) -> subprocess.Popen[str]:
-    arguments = policy, folder, STEPS, checkpoint, strategy, json.dumps({"url": server.url, "token": server.token})
+    arguments = policy, folder, steps, checkpoint, strategy, json.dumps({"url": server.url, "token": server.token})
     with (folder / "output").open("w") as errors:
         return program.start(run_of_ranks.__name__, *arguments, stdout=subprocess.PIPE, stderr=errors)
 
@@ -51,16 +57,18 @@ def told(folder: Path) -> list[list[dict[str, Any]]]:
 
 
 def test_a_run_that_loses_a_rank_trains_every_prompt_once_and_the_same_policy_on_all_ranks(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = run(policy_folder, lent_server, tmp_path)
+    """Its end comes from a callback of rank 0 alone, which ends all ranks."""
+    monkeypatch.setenv("STOP_AT", str(STEPS))
+    process = run(policy_folder, lent_server, tmp_path, steps=ENDLESS)
     wait_for_all(process, tmp_path, 3)
     (other,) = ranks_of(process.pid)
     other.kill()
     assert process.wait(300) == 1
     assert "Another rank does not take part in the step any more" in (tmp_path / "output").read_text()
 
-    process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path))
+    process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path), steps=ENDLESS)
     wait_for_step(process, STEPS, tmp_path)
     assert process.wait(300) == 0
     check_whole(tmp_path)
@@ -80,18 +88,6 @@ def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(
     wait_for_step(process, STEPS, tmp_path)
     assert process.wait(300) == 0
     check_whole(tmp_path)
-
-
-def test_a_callback_of_rank_0_ends_the_run_on_all_ranks(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STOP_AT", "3")
-    process = run(policy_folder, lent_server, tmp_path)
-    try:
-        assert process.wait(300) == 0, (tmp_path / "output").read_text()
-    finally:
-        process.kill()
-    assert [[line["step"] for line in lines] for lines in told(tmp_path)] == [[1, 2, 3]] * RANKS
 
 
 def wait_for_all(process: subprocess.Popen[str], folder: Path, step: int) -> None:

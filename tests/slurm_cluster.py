@@ -42,14 +42,19 @@ PartitionName=main Nodes=far Default=YES MaxTime=INFINITE State=UP
 """
 
 
+def lacks() -> str:
+    """Returns what a SLURM cluster needs and this machine has not; empty if there can be one."""
+    missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
+    if not missing and os.geteuid() == 0:
+        return ""
+    return f"a SLURM cluster needs root and Debian's slurmctld, slurmd, slurm-client, munge; missing: {missing}"
+
+
 @contextmanager
 def slurm_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Has srun and scancel of this process find one."""
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(
-            f"a SLURM cluster needs root and Debian's slurmctld, slurmd, slurm-client, munge; missing: {missing}"
-        )
+    if why := lacks():
+        pytest.skip(why)
     with ExitStack() as ends:
         namespace = ends.enter_context(network_namespace())
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)))

@@ -1,4 +1,4 @@
-"""A real run whose generator is a step of SLURM, with a stand-in for srun: SLURM itself is not run."""
+"""A real run whose generator is a step of SLURM, with a stand-in for srun, where SLURM itself cannot be run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.launchers import Slurm
 from tests.leftovers import MARK, living, words
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.slurm_cluster import lacks
 
 STEPS, GROUPS = 3, 4
 SRUN = f"""#!{sys.executable}
@@ -25,6 +26,7 @@ os.execv(words[0], words)
 """
 
 
+@pytest.mark.skipif(not lacks(), reason="SLURM itself is run here (test_slurm_run.py)")
 def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,13 @@ from tests.network_namespace import HERE, THERE, network_namespace
 PORT = 20_000 + 2 * (os.getpid() % 5_000)
 ADDRESS = f"{HERE}:{PORT}"
 START_S = 300.0
+SETTINGS = {
+    # Ray gives its workers a nice value of 15: a generator would get nothing of a busy machine.
+    "RAY_worker_niceness": "0",
+    # Ray looks for a lost head for 60 s, in which the run trains on.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
+}
+"""Ray's own, of the nodes and of those who use the cluster."""
 ROOT = Path(__file__).parents[1]
 """The folder of `tests`, whose rewards the nodes import."""
 
@@ -34,8 +41,7 @@ class RayNode:
         ray = str(Path(sys.executable).with_name("ray"))
         common = ["--num-cpus", "1", "--object-store-memory", "80000000", "--disable-usage-stats", "--block"]
         common += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
-        # Ray gives its workers a nice value of 15: a generator would get nothing of a busy machine.
-        environment = os.environ | {MARK: self.mark, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
+        environment = os.environ | SETTINGS | {MARK: self.mark, "PYTHONPATH": str(ROOT)}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, ray, "start", *words, *common], stdout=output, stderr=output, env=environment, cwd=log.parent

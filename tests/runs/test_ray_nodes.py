@@ -22,7 +22,7 @@ import yaml
 from lrl.generators.supervisor import SHM
 from tests.leftovers import MARK, left_in_shared_memory, living, wait_for, wait_for_none, words
 from tests.network_namespace import HERE, THERE
-from tests.ray_cluster import ADDRESS, RayCluster, ray_cluster
+from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster
 
 pytest.importorskip("ray")
 
@@ -84,7 +84,7 @@ def start(cluster: RayCluster, policy_folder: Path, tmp_path: Path) -> Iterator[
                 cwd=tmp_path,
                 stdout=output,
                 stderr=output,
-                env=os.environ | {MARK: mark},
+                env=os.environ | SETTINGS | {MARK: mark},
             )
         started.append(Command(process, tmp_path, mark))
         return started[-1]

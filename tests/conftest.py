@@ -13,8 +13,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-COLLECTOR = os.path.join(os.path.dirname(__file__), "collector")  # whose sitecustomize.py says what it does
-os.environ["PYTHONPATH"] = os.pathsep.join([COLLECTOR, *filter(None, [os.environ.get("PYTHONPATH")])])
+# Its sitecustomize.py says what for.
+os.environ["PYTHONPATH"] = f"{os.path.dirname(__file__)}/collector:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
 os.environ["CXX"] = "/no/compiler"  # a generator on a CPU needs none: without TORCH_COMPILE_DISABLE every request fails
 
 from collections.abc import Iterator

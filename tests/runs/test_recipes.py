@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from lrl.callbacks.base import find_all
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.routing.dispatch import LeastLoaded
+from lrl.strategies.generator_devices import GeneratorDevices
 from tests.data_rows import gsm8k_rows, math_rows
-from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
+from tests.lent_server import LentServer
+from tests.tiny_policies import byte_tokenizer, tiny_qwen2
 
 PROBLEMS = 8
 ON_CPU = ["--trainer.accelerator", "cpu"]
@@ -163,8 +166,31 @@ def test_a_recipe_runs_with_a_tiny_policy(hub: Path, tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(folder / "policy").chat_template
 
 
-def test_validate_prints_the_report_and_writes_every_response(hub: Path, tmp_path: Path) -> None:
-    policy = tiny_llama(tmp_path / "policy")
+@pytest.fixture
+def validate(
+    lent_server: LentServer, hub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs `lrl validate` in this process, beside the hub and with a lent server; returns what it printed."""
+
+    def borrow(strategy: Any, *_: Any) -> list[LentServer]:
+        strategy.run_id = lent_server.run_id
+        return [lent_server]
+
+    def run(*words: str | Path) -> str:
+        capsys.readouterr()
+        assert main(["validate", *map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(GeneratorDevices, "make_servers", borrow)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
+    monkeypatch.chdir(hub)
+    return run
+
+
+def test_validate_prints_the_report_and_writes_every_response(
+    validate: Callable[..., str], policy_folder: Path, tmp_path: Path
+) -> None:
     prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "math500", "split": "test"}}
     sampled = {"prompts": prompts, "samples": 4, "temperature": 1.0}
     callbacks = [
@@ -173,9 +199,8 @@ def test_validate_prints_the_report_and_writes_every_response(hub: Path, tmp_pat
     ]
     four_responses = tmp_path / "four_responses.yaml"
     four_responses.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
-    printed = lrl(
-        hub,
-        *("validate", "--config", recipes()["math"], "--config", four_responses, "--model.model", policy),
+    printed = validate(
+        *("--config", recipes()["math"], "--config", four_responses, "--model.model", policy_folder),
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
     assert f"math500: {PROBLEMS} problems x 4 responses, sampled, version 0" in printed

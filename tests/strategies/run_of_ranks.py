@@ -58,7 +58,7 @@ class Borrowing(SeveralRanks):
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
-        settings = lrl.ServerSettings(max_model_len=160, max_num_seqs=96, dtype="float32")
+        settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=96, dtype="float32")
         return [ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())]
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,26 @@ def test_a_node_on_which_the_run_cannot_work_is_named(second: ray_run.Node, reas
     with pytest.raises(ray_run.RayRunError, match=re.escape(reason)):
         ray_run.check(sorted([node(1 - second.number), second], key=lambda one: one.number))
     ray_run.check([node(0), node(1)])
+
+
+@pytest.mark.parametrize(
+    ("received", "first", "second", "status"),
+    [
+        ([], {"status": 0}, {"status": 0}, 0),
+        ([15], {"status": 143}, {"status": 143}, 143),
+        ([], {"status": 0}, {"status": 1}, 1),
+        ([], {"status": 143}, {"lost": "it does not answer"}, 1),
+        ([2], {"status": 130}, {"lost": "it does not answer"}, 130),
+    ],
+    ids=["its end", "a signal", "a fault of the second node", "a lost node", "a lost node behind a signal"],
+)
+def test_the_status_of_the_command_is_that_of_the_run(
+    received: list[int], first: dict[str, Any], second: dict[str, Any], status: int
+) -> None:
+    nodes = [node(0, **first), node(1, **second)]
+    for one in nodes:
+        one.actor = SimpleNamespace(read=SimpleNamespace(remote=lambda at: object()))
+    assert ray_run.Following(nodes, received, grace_s=1.0).follow() == status
 
 
 def test_whole_lines_are_printed_as_a_terminal_shows_them_with_the_number_of_their_node(

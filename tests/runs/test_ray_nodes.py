@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lrl.cli import ray
 from lrl.generators.supervisor import SHM
 from tests.leftovers import MARK, left_in_shared_memory, living, wait_for, wait_for_none, words
 from tests.network_namespace import HERE, THERE
@@ -73,10 +74,10 @@ def start(cluster: RayCluster, policy_folder: Path, tmp_path: Path) -> Iterator[
     started: list[Command] = []
     before = set(os.listdir(SHM))
 
-    def run(*words: str, nodes: int = 2, own: tuple[str, ...] = ()) -> Command:
+    def run(*words: str) -> Command:
         (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(policy_folder)))
         program = str(Path(sys.executable).with_name("lrl"))
-        command = [program, "ray", "--nodes", str(nodes), "--cpus", "0.5", "--address", ADDRESS, *own]
+        command = [program, "ray", "--nodes", "2", "--cpus", "0.5", "--address", ADDRESS]
         mark = uuid.uuid4().hex
         with (tmp_path / "output").open("wb") as output:
             process = subprocess.Popen(
@@ -142,19 +143,14 @@ def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(start:
     command.leaves_nothing()
 
 
-def test_a_signal_to_the_command_leaves_a_checkpoint_and_nothing_else(start: Callable[..., Command]) -> None:
+def test_a_command_that_gets_a_signal_and_is_killed_leaves_a_checkpoint_and_nothing_else(
+    start: Callable[..., Command],
+) -> None:
+    """As by `ray job stop`; a killed command alone is the end of a lost head, too."""
     command = start()
     command.trains()
     command.process.send_signal(signal.SIGTERM)
-    assert command.process.wait(DEADLINE_S) == 128 + signal.SIGTERM, command.said
-    assert "SIGTERM: the run saves a checkpoint and ends" in command.said
-    command.leaves_nothing()
-    assert len(command.checkpoints()) == 1
-
-
-def test_a_command_that_is_killed_leaves_a_checkpoint_and_nothing_else(start: Callable[..., Command]) -> None:
-    command = start()
-    command.trains()
+    wait_for(lambda: "SIGTERM: the run saves a checkpoint and ends" in command.said, DEADLINE_S, "its last words")
     command.process.kill()
     command.leaves_nothing()
     assert len(command.checkpoints()) == 1, command.said
@@ -198,8 +194,11 @@ def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
         cluster.add_node()
 
 
-def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(start: Callable[..., Command]) -> None:
-    command = start(nodes=3, own=("--wait_s", "1"))
-    assert command.process.wait(DEADLINE_S) == 1
-    (error,) = (line for line in command.said.splitlines() if line.startswith("lrl: error:"))
+def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(
+    cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(tmp_path)))
+    words = ["--nodes", "3", "--cpus", "0.5", "--address", ADDRESS, "--wait_s", "1"]
+    assert ray.main([*words, "fit", "--config", str(tmp_path / "own.yaml")]) == 1
+    (error,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("lrl: error:"))
     assert "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error and "there: 1" in error

@@ -125,7 +125,7 @@ async def number(session: aiohttp.ClientSession, url: str, name: str) -> float:
 def test_a_request_that_vllm_refuses_is_rejected_with_its_words(lent_server: LentServer) -> None:
     async def too_long(client: GeneratorClient) -> None:
         how: dict[str, Any] = {"version": lambda: 0, "priority": 0, "deadline_s": 60.0}
-        await client.write([5] * 500, [Rollout()], Sampling(max_tokens=5), **how)
+        await client.write([5] * 2000, [Rollout()], Sampling(max_tokens=5), **how)
 
-    with pytest.raises(RequestRejected, match="answered 400: .*160"):
+    with pytest.raises(RequestRejected, match="answered 400: .*512"):
         with_client(lent_server, too_long)

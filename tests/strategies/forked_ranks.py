@@ -8,10 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +38,39 @@ def run_ranks(program: Callable[..., None], ranks: int, folder: Path, *arguments
     Raises:
         AssertionError: A rank has not ended in time, or with another status than that of `ends`; 0 without them.
     """
-    outputs, port = [folder / f"output-{rank}" for rank in range(ranks)], free_port()
-    places = [torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)} for rank in range(ranks)]
-    started = [
-        CONTEXT.Process(target=_be_rank, args=(output, place, program, arguments), daemon=True)
-        for output, place in zip(outputs, places, strict=True)
-    ]
-    for process in started:
-        process.start()
+    port = free_port()
+    started = [start_rank(program, rank, ranks, port, folder, *arguments) for rank in range(ranks)]
     end = time.monotonic() + DEADLINE_S
-    for process in started:
-        process.join(max(0.0, end - time.monotonic()))
-        process.kill()
-    printed = "".join(output.read_text() for output in outputs)
-    assert [process.exitcode for process in started] == list(ends or [0] * ranks), printed
+    for rank in started:
+        rank.process.join(max(0.0, end - time.monotonic()))
+        rank.process.kill()
+    printed = "".join(rank.printed() for rank in started)
+    assert [rank.process.exitcode for rank in started] == list(ends or [0] * ranks), printed
     return printed
+
+
+@dataclass
+class Rank:
+    """A rank that was started, and the file with what it prints."""
+
+    process: BaseProcess
+    output: Path
+
+    def printed(self) -> str:
+        """All of it so far."""
+        return self.output.read_text()
+
+
+def start_rank(
+    program: Callable[..., None], rank: int, ranks: int, port: int, folder: Path, *arguments: Any, **variables: str
+) -> Rank:
+    """Starts one of them alone, with more variables if they are given; see `run_ranks`."""
+    output, place = folder / f"output-{rank}", torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)}
+    output.touch()
+    words = (output, place | variables, program, arguments)
+    process = CONTEXT.Process(target=_be_rank, args=words, daemon=True)
+    process.start()
+    return Rank(process, output)
 
 
 def free_port() -> int:
@@ -71,7 +92,12 @@ def _be_rank(output: Path, place: dict[str, str], program: Callable[..., None], 
     os.environ.update(place)
     tempfile.tempdir = None  # the place that the imports have found
     torch.set_num_threads(1)
-    program(*arguments)
+    try:
+        program(*arguments)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as an uncaught error of a script is shown
+        sys.stderr.flush()
+        raise SystemExit(1) from None
 
 
 def meet(folder: Path) -> Ranks:

@@ -26,8 +26,7 @@ GROUPS = [make_group(number) for number in range(9)]
 BUDGET = 48
 
 
-def main(model: str, run_folder: Path | str) -> None:
-    folder = Path(run_folder)
+def main(model: str, folder: Path) -> None:
     them = meet(folder)
     rank, ranks, policy = them.rank, them.size, opened(model)
     step = RankStream(SimpleNamespace(ranks=them)) if rank else stream(them)

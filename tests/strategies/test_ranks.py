@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import lrl
-from tests import program
+from lrl.callbacks import WeightSync
+from lrl.strategies import several_ranks
+from tests.leftovers import wait_for
 from tests.strategies import gradient_of_ranks, reads_of_ranks
-from tests.strategies.forked_ranks import free_port, run_ranks, torchruns_variables
+from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
 from tests.test_policy import gradient, opened, pack
 
-ALONE = """
-import sys
-from datetime import timedelta
-import lightning as L
-import lrl
-from lrl.strategies import several_ranks
-from lrl.callbacks import WeightSync
 
-several_ranks.MEETING = timedelta(seconds=2)
-quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": sys.argv[2]}
-trainer = L.Trainer(
-    accelerator="cpu", devices=3, strategy=lrl.AsyncDDP(), callbacks=[WeightSync()], max_steps=1, max_epochs=-1, **quiet
-)
-rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
-trainer.fit(lrl.PolicyModule(sys.argv[1]), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
-"""
-"""The script of a run of two ranks."""
+def fit_alone(policy: str, folder: Path) -> None:
+    """Begins a run of two ranks."""
+    several_ranks.MEETING = timedelta(seconds=2)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=3,
+        strategy=lrl.AsyncDDP(),
+        callbacks=[WeightSync()],
+        max_steps=1,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+    )
+    rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
+    trainer.fit(lrl.PolicyModule(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -65,32 +66,23 @@ def test_every_rank_takes_part_in_every_read_of_the_weights(policy_folder: Path,
         assert "alone" not in other
 
 
-def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLOW", "60")
-    words = (gradient_of_ranks.__name__, policy_folder, tmp_path)
-    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    places = [torchruns_variables(rank, 2, free_port()) for rank in range(2)]
-    first, second = [program.start(*words, env=os.environ | place, **how) for place in places]
-    assert second.stdout is not None
-    while second.stdout.readline() != "trains\n":
-        assert second.poll() is None
-    first.kill()
-    said, _ = second.communicate(timeout=120)
-    assert second.returncode == 1 and "Rank 0 does not take part in the step any more" in said
+def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
+    words, port = (tmp_path, str(policy_folder), tmp_path), free_port()
+    first, second = (start_rank(gradient_of_ranks.main, rank, 2, port, *words, SLOW="60") for rank in range(2))
+    wait_for(lambda: "trains\n" in second.printed() or not second.process.is_alive(), DEADLINE_S, "its first step")
+    first.process.kill()
+    second.process.join(120)
+    assert second.process.exitcode == 1, second.printed()
+    assert "Rank 0 does not take part in the step any more" in second.printed()
 
 
 def test_a_rank_that_never_comes_ends_the_run_and_is_named(policy_folder: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(policy_folder), str(tmp_path)],
-        cwd=program.ROOT,
-        env=os.environ | torchruns_variables(0, 2, free_port()),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 1
-    assert "The 2 ranks did not meet (Timed out" in done.stderr and "1/2 clients joined" in done.stderr
-    assert "what rank 0 saw, which waits 0:00:02 at most. Look for another rank's error" in done.stderr
+    rank = start_rank(fit_alone, 0, 2, free_port(), tmp_path, str(policy_folder), tmp_path)
+    rank.process.join(DEADLINE_S)
+    said = rank.printed()
+    assert rank.process.exitcode == 1, said
+    assert "The 2 ranks did not meet (Timed out" in said and "1/2 clients joined" in said
+    assert "what rank 0 saw, which waits 0:00:02 at most. Look for another rank's error" in said
 
 
 @pytest.mark.parametrize("name, value", [("model_averaging_period", 2), ("static_graph", True)])

@@ -14,6 +14,7 @@ from tests.lent_server import LentServer
 from tests.runs.test_async_run import STEPS, Witness, fit
 
 STOPPED = 3
+SMALL: dict[str, Any] = {"micro_batch_tokens": 256}
 
 
 class SignalWithin(L.Callback):
@@ -27,18 +28,22 @@ class SignalWithin(L.Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.fixture(scope="module")
+def whole(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Witness:
+    """The run that nothing stops."""
+    return fit(lent_server, policy_folder, tmp_path_factory.mktemp("whole"), **SMALL)
+
+
 @pytest.mark.parametrize("moment", ["on_before_backward", "on_train_batch_end"])
 def test_a_run_stopped_within_a_step_resumes_with_that_steps_prompts(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, moment: str
+    lent_server: LentServer, policy_folder: Path, whole: Witness, tmp_path: Path, moment: str
 ) -> None:
-    small: dict[str, Any] = {"micro_batch_tokens": 256}
-    whole = fit(lent_server, policy_folder, tmp_path / "whole", **small)
     none_due, first = ModelCheckpoint(every_n_train_steps=1000), Witness()
     with pytest.raises(SystemExit) as end:
-        fit(lent_server, policy_folder, tmp_path, callbacks=[none_due, SignalWithin(moment), first], **small)
+        fit(lent_server, policy_folder, tmp_path, callbacks=[none_due, SignalWithin(moment), first], **SMALL)
     assert end.value.code == 143
     path = tmp_path / "checkpoints" / f"last-step={STOPPED}.ckpt"
-    rest = fit(lent_server, policy_folder, tmp_path / "rest", ckpt_path=str(path), **small)
+    rest = fit(lent_server, policy_folder, tmp_path / "rest", ckpt_path=str(path), **SMALL)
     trained = [group.prompt.id for _, group in [*first.groups, *rest.groups]]
     assert sorted(trained) == sorted(group.prompt.id for _, group in whole.groups)
     assert [step for step, _ in rest.groups] == sorted(2 * [*range(STOPPED, STEPS)])

@@ -120,17 +120,27 @@ def test_weights_in_a_group_of_learning_rate_0_stay_as_they_are(folder: str) -> 
     assert changed and all("layers.1." in name for name in changed)
 
 
+@pytest.fixture(scope="module", params=CASES)
+def saved(
+    request: pytest.FixtureRequest, folder: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Own, Configured, Path]:
+    """A whole run of each case, how it is configured, and the folder with a checkpoint of each of its steps."""
+    (configure, _), checkpoints = CASES[request.param], tmp_path_factory.mktemp("checkpoints")
+    whole = Own(folder, configure)
+    saving = ModelCheckpoint(checkpoints, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    fit(whole, STEPS, callbacks=[saving], enable_checkpointing=True)
+    return whole, configure, checkpoints
+
+
 @pytest.mark.parametrize("at", [2, 3, 4])
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_with_a_users_optimizer_resumes_exactly(case: str, at: int, folder: str, tmp_path: Path) -> None:
-    configure, _ = CASES[case]
-    whole, first, second = (Own(folder, configure) for _ in range(3))
-    fit(whole, STEPS)
-    saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    fit(first, at, callbacks=[saving], enable_checkpointing=True)
-    fit(second, STEPS, ckpt_path=str(tmp_path / f"step={at}.ckpt"))
-    assert second.lrs == whole.lrs[at:]
-    for (_, one), (_, other) in zip(whole.named_weights(), second.named_weights(), strict=True):
+def test_a_run_with_a_users_optimizer_resumes_exactly(
+    saved: tuple[Own, Configured, Path], at: int, folder: str
+) -> None:
+    whole, configure, checkpoints = saved
+    resumed = Own(folder, configure)
+    fit(resumed, STEPS, ckpt_path=str(checkpoints / f"step={at}.ckpt"))
+    assert resumed.lrs == whole.lrs[at:]
+    for (_, one), (_, other) in zip(whole.named_weights(), resumed.named_weights(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 

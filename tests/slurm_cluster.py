@@ -37,6 +37,10 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 MpiDefault=none
 KillWait=20
+# Once, beside other tests, the jobs had no node for 300 s, which is SLURM's own SlurmdTimeout.
+MessageTimeout=100
+TCPTimeout=20
+SlurmdTimeout=60
 NodeName=far NodeAddr={there} CPUs={cores} State=UNKNOWN
 PartitionName=main Nodes=far Default=YES MaxTime=INFINITE State=UP
 """

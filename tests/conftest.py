@@ -19,12 +19,14 @@ os.environ["CXX"] = "/no/compiler"  # a generator on a CPU needs none: without T
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from tests.lent_server import LentServer, start_server
-from tests.tiny_policies import tiny_llama
+# Not Lightning and transformers: the process that deals out the tests imports this file, and the others wait for it.
+if TYPE_CHECKING:
+    from tests.lent_server import LentServer
 
 gc.disable()  # until `pytest_collection_finish`
 
@@ -66,12 +68,16 @@ def no_rank_of_another_run() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with random weights: it ends a response at one token in 259, so responses are long."""
+    from tests.tiny_policies import tiny_llama
+
     return tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="session")
 def lent_server(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentServer]:
     """A running vLLM server of that architecture."""
+    from tests.lent_server import LentServer, start_server
+
     server = start_server(policy_folder, tmp_path_factory.mktemp("server"))
     try:
         yield LentServer(server)

@@ -1,8 +1,16 @@
 """A reward that a random policy earns in different amounts; importable, since reward workers are processes."""
 
+import time
+
 
 def brevity(prompt: str, response: str, *, num_tokens: int, **columns: object) -> float:
     """Shorter is better."""
+    return -num_tokens / 64
+
+
+def slow_brevity(prompt: str, response: str, *, num_tokens: int, **columns: object) -> float:
+    """The same, for a run that shall leave the cores to others."""
+    time.sleep(0.25)
     return -num_tokens / 64
 
 

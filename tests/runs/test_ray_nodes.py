@@ -101,7 +101,7 @@ def start(cluster: RayCluster, policy_folder: Path, tmp_path: Path) -> Iterator[
 def settings(policy: Path) -> dict[str, Any]:
     server = {"max_num_seqs": 16, "dtype": "float32", "kv_cache_gib": 0.1}
     strategy = {"generator_devices": 0, "heartbeat_s": 5.0, "server": server}
-    reward = {"class_path": "lrl.rewards.Function", "init_args": {"function": "lrl.quickstart.task:correct"}}
+    reward = {"class_path": "lrl.rewards.Function", "init_args": {"function": "tests.odd_lengths:slow_brevity"}}
     logger = {"save_dir": ".", "flush_logs_every_n_steps": 1}
     return {
         "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(policy)}},

@@ -69,8 +69,11 @@ def test_a_run_that_loses_a_rank_trains_every_prompt_once_and_the_same_policy_on
     assert "Another rank does not take part in the step any more" in (tmp_path / "output").read_text()
 
     process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path), steps=ENDLESS)
-    wait_for_step(process, STEPS, tmp_path)
-    assert process.wait(300) == 0
+    try:
+        wait_for_step(process, STEPS, tmp_path)
+        assert process.wait(300) == 0, (tmp_path / "output").read_text()
+    finally:
+        process.kill()
     check_whole(tmp_path)
 
 

@@ -66,9 +66,9 @@ def start_rank(
 ) -> Rank:
     """Starts one of them alone, with more variables if they are given; see `run_ranks`."""
     output, place = folder / f"output-{rank}", torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)}
-    output.touch()
+    output.write_text("")
     words = (output, place | variables, program, arguments)
-    process = CONTEXT.Process(target=_be_rank, args=words, daemon=True)
+    process = CONTEXT.Process(target=be_program, args=words, daemon=True)
     process.start()
     return Rank(process, output)
 
@@ -85,11 +85,14 @@ def torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in (place | meeting).items()}
 
 
-def _be_rank(output: Path, place: dict[str, str], program: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    with output.open("wb") as file:
+def be_program(
+    output: Path, variables: dict[str, str], program: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """Makes this fork a program with these variables: what it prints, errors too, is added to a file."""
+    with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.environ.update(place)
+    os.environ.update(variables)
     tempfile.tempdir = None  # the place that the imports have found
     torch.set_num_threads(1)
     try:

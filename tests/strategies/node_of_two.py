@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
@@ -28,7 +25,7 @@ from lrl.runtime.interface import GLOO, NCCL
 from lrl.runtime.roll_call import RollCall
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
-from tests.strategies.forked_ranks import CONTEXT
+from tests.strategies.forked_ranks import CONTEXT, be_program
 from tests.strategies.run_of_ranks import whole
 from tests.strategies.sharded_fit import NoSync, ReadWeights, StepsOfRank, make_policy
 
@@ -116,21 +113,10 @@ def _be_node(
     program: Callable[..., None],
     words: tuple[Any, ...],
 ) -> None:
-    with (place / "output").open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
     machine.enter()
     hide(hidden)
-    os.environ.update(variables)
     os.chdir(place)
-    tempfile.tempdir = None
-    torch.set_num_threads(1)
-    try:
-        program(*words)
-    except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # as an uncaught error of a script is shown
-        sys.stderr.flush()
-        raise SystemExit(1) from None
+    be_program(place / "output", variables, program, words)
 
 
 def hide(folders: tuple[Path, ...]) -> None:

@@ -1,14 +1,17 @@
 """A real run with one real generator; a second one joins in the middle by `lrl serve --join`, and leaves again.
 
-It joins on the same machine, by the run's folder. How one joins from another machine is in `test_nodes_run.py`.
+It joins on the same machine by the run's folder, and in another network namespace, which is another machine to the
+run, by the run's address: it has the model and everything else from there.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ import pytest
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.client import GeneratorClient
+from lrl.membership.run_file import url_elsewhere
+from tests.network_namespace import HERE, THERE, network_namespace
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
 STEPS, GROUPS = 10, 4
@@ -31,10 +36,11 @@ class Guest(L.Callback):
 
     Args:
         run: The run's folder.
+        namespace: The network namespace from which it joins; empty for this one.
     """
 
-    def __init__(self, run: Path) -> None:
-        self.run, self.elsewhere = run, run / "elsewhere"
+    def __init__(self, run: Path, namespace: str) -> None:
+        self.run, self.namespace, self.elsewhere = run, namespace, run / "elsewhere"
         self.elsewhere.mkdir()
         self.alive: list[int] = []
         self.joining: subprocess.Popen[str] | None = None
@@ -43,9 +49,19 @@ class Guest(L.Callback):
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         self.alive.append(fleet.alive)
         if trainer.global_step == JOINS_AT:
-            words = [*LRL, "serve", "--join", str(self.run)]
+            words, environment = [*LRL, "serve", "--join", str(self.run)], {**os.environ}
+            if self.namespace:
+                run = url_elsewhere(trainer.strategy.members.server)  # type: ignore[attr-defined]
+                words = [*LRL, "serve", "--join", run, "--host", THERE, "--insecure"]
+                words = ["ip", "netns", "exec", self.namespace, *words]
+                environment["LRL_TOKEN"] = fleet.generators[0].server.token
             self.joining = subprocess.Popen(
-                words, cwd=self.elsewhere, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                words,
+                cwd=self.elsewhere,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
             )
             end = time.monotonic() + START_S
             while not fleet.rollouts.pending:
@@ -74,13 +90,24 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@pytest.fixture(params=["this machine", "another machine"])
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The network namespace of the second generator; empty for this one."""
+    if request.param == "this machine":
+        yield ""
+        return
+    with network_namespace() as name:
+        yield name
+
+
 def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_once(
-    policy_folder: Path, tmp_path: Path, written: Counter[str]
+    policy_folder: Path, tmp_path: Path, written: Counter[str], namespace: str
 ) -> None:
+    endpoint: dict[str, Any] = {"host": HERE, "insecure": True} if namespace else {}
     # So few at once that requests always wait: the second generator gets some as soon as it serves.
-    settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.1)
+    settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.1, **endpoint)
     strategy = lrl.AsyncSingleDevice(generator_devices=1, server=settings)
-    witness, guest = Witness(), Guest(tmp_path)
+    witness, guest = Witness(), Guest(tmp_path, namespace)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
@@ -104,8 +131,9 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
         if guest.joining is not None:
             guest.joining.kill()
     assert guest.joining.returncode == 0, said
-    assert strategy.transport is not None and strategy.transport.backend == "shared_memory"
-    assert not list(guest.elsewhere.rglob("*.*")), "all of it is in the run's folder"
+    assert strategy.transport is not None and strategy.transport.backend == ("pull" if namespace else "shared_memory")
+    assert [path.name for path in guest.elsewhere.rglob("*.*")] == (["generator-1.log"] if namespace else [])
+    assert ("generator 1: fetches the run's model" in said) == bool(namespace)
     assert "generator 1: serves since version" in said and "generator 1: has left" in said
     assert set(guest.alive[: JOINS_AT + 1]) == {1} and set(guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]) == {2}
     assert set(guest.alive[LEAVES_AT + 1 :]) == {1}

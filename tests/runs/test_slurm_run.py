@@ -26,6 +26,8 @@ class Cancels(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == CANCELLED_AT:
+            jobs = subprocess.check_output(["squeue", "--noheader", "--format=%k"], text=True, timeout=60)
+            assert "mine" in jobs.split(), "the generator's option"
             for name in ("lrl-rewards-0", "lrl-generator-0"):
                 subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
 
@@ -35,7 +37,9 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True)
-    strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=Slurm(1), server=settings, heartbeat_s=5.0)
+    strategy = lrl.AsyncSingleDevice(
+        generator_devices=0, launcher=Slurm(1, options=["--comment=mine"]), server=settings, heartbeat_s=5.0
+    )
     witness = Witness()
     trainer = L.Trainer(
         accelerator="cpu",

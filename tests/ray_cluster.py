@@ -41,7 +41,7 @@ class RayNode:
         ray = str(Path(sys.executable).with_name("ray"))
         common = ["--num-cpus", "1", "--object-store-memory", "80000000", "--disable-usage-stats", "--block"]
         common += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
-        environment = os.environ | SETTINGS | {MARK: self.mark, "PYTHONPATH": str(ROOT)}
+        environment = os.environ | SETTINGS | {MARK: self.mark, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, ray, "start", *words, *common], stdout=output, stderr=output, env=environment, cwd=log.parent

@@ -1,10 +1,10 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
 
 It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together. On a
-CPU it lets the engine be a fork.
+CPU it lets the engine be a fork. Process groups of one rank share a thread.
 """
 
-from lrl.generators import flat_logprobs, forked_engine, held_tokens
+from lrl.generators import flat_logprobs, forked_engine, gloo_thread, held_tokens
 
 ENGINES = {
     **dict.fromkeys(("shared_memory", "pull"), ("lrl.weights.shared_memory_engine", "SharedMemoryEngine")),
@@ -23,3 +23,4 @@ def register() -> None:
     held_tokens.install()
     flat_logprobs.install()
     forked_engine.install()
+    gloo_thread.install()

@@ -175,9 +175,20 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
         cluster.add_node()
 
 
+def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(
+    cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(tmp_path)))
+    words = ["--nodes", "3", "--cpus", "0.5", "--address", ADDRESS, "--wait_s", "1"]
+    assert ray.main([*words, "fit", "--config", str(tmp_path / "own.yaml")]) == 1
+    (error,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("lrl: error:"))
+    assert "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error and "there: 1" in error
+
+
 def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     cluster: RayCluster, start: Callable[..., Command]
 ) -> None:
+    """The last test of the file: it leaves no cluster."""
     command = start()
     command.trains()
     head, other = cluster.nodes[0], cluster.nodes[-1]
@@ -187,18 +198,6 @@ def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
         command.leaves_nothing()
         assert len(command.checkpoints()) == 1, command.said
     finally:
-        for node in (other, head):
-            node.close()
+        other.close()
+        head.close()
         cluster.nodes.clear()
-        cluster.start_head()
-        cluster.add_node()
-
-
-def test_what_ray_has_no_place_for_is_named_with_what_its_nodes_have(
-    cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(tmp_path)))
-    words = ["--nodes", "3", "--cpus", "0.5", "--address", ADDRESS, "--wait_s", "1"]
-    assert ray.main([*words, "fit", "--config", str(tmp_path / "own.yaml")]) == 1
-    (error,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("lrl: error:"))
-    assert "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error and "there: 1" in error

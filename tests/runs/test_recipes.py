@@ -17,11 +17,13 @@ from typing import Any
 import lightning as L
 import pytest
 import yaml
+from lightning.pytorch.cli import LightningCLI
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lrl.callbacks import Evaluation
 from lrl.callbacks.base import find_all
+from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.routing.dispatch import LeastLoaded
@@ -119,6 +121,22 @@ def test_settings_on_the_command_line_change_the_named_objects(build: Any, name:
     changes = ["--trainer.max_steps", "20", "--data.max_lag", "0"]
     trainer, policy, data = build("--config", name, *changes, "--model.objective", "AIPO", "--model.objective.rho", "2")
     assert (trainer.max_steps, data.max_lag, policy.objective.rho) == (20, 0, 2.0)
+
+
+def test_a_module_that_saves_its_settings_gets_those_of_lightnings_command_line(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = LrlCLI._dump_config, []
+
+    def both(cli: LrlCLI) -> None:
+        own(cli)
+        found = cli.__dict__.pop("config_dump")
+        LightningCLI._dump_config(cli)
+        seen.append(found == cli.config_dump)
+
+    monkeypatch.setattr(LrlCLI, "_dump_config", both)
+    build("--config", "gsm8k", "--model.objective", "AIPO")
+    assert seen and all(seen)
 
 
 def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: Path) -> None:

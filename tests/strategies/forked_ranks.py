@@ -1,12 +1,13 @@
-"""Ranks as forks of one process that has imported Lightning and transformers, which takes a core six seconds.
+"""Programs as forks of one process that has imported Lightning and transformers, which takes a core nine seconds.
 
-A program that is itself what a test looks at (how it starts, what it leaves) is started by its command instead.
+A program of which a test looks at the start is started by its command instead (`tests.program`).
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from lrl.runtime.ranks import Ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    [f"tests.strategies.{name}" for name in ("gradient_of_ranks", "reads_of_ranks", "sharded_step", "sharded_fit")]
+    ["tests.strategies." + name for name in ("gradient_of_ranks", "reads_of_ranks", "sharded_step", "sharded_fit")]
+    + ["tests.strategies.run_of_ranks", "tests.strategies.run_that_ends"]
 )
 DEADLINE_S = 600.0
 
@@ -42,7 +45,7 @@ def run_ranks(program: Callable[..., None], ranks: int, folder: Path, *arguments
     started = [start_rank(program, rank, ranks, port, folder, *arguments) for rank in range(ranks)]
     end = time.monotonic() + DEADLINE_S
     for rank in started:
-        rank.process.join(max(0.0, end - time.monotonic()))
+        rank.wait(max(0.0, end - time.monotonic()))
         rank.process.kill()
     printed = "".join(rank.printed() for rank in started)
     assert [rank.process.exitcode for rank in started] == list(ends or [0] * ranks), printed
@@ -50,27 +53,57 @@ def run_ranks(program: Callable[..., None], ranks: int, folder: Path, *arguments
 
 
 @dataclass
-class Rank:
-    """A rank that was started, and the file with what it prints."""
+class Fork:
+    """A program that was started, with the words of `subprocess.Popen`, and the file with what it prints."""
 
     process: BaseProcess
     output: Path
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self.process.pid is not None
+        return self.process.pid
 
     def printed(self) -> str:
         """All of it so far."""
         return self.output.read_text()
 
+    def poll(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit status, when it has ended; None if it has not within `timeout` seconds."""
+        self.process.join(timeout)
+        return self.process.exitcode
+
+    def send_signal(self, signum: int) -> None:
+        """Sends it, unless the program has ended."""
+        if self.process.is_alive():
+            os.kill(self.pid, signum)
+
+
+def start_fork(program: Callable[..., None], output: Path, variables: dict[str, str], *arguments: Any) -> Fork:
+    """Starts `program(*arguments)` with these variables."""
+    output.write_text("")
+    # Not a daemon, which Python lets have no children: rank 0 has workers for rewards.
+    process = CONTEXT.Process(target=be_program, args=(output, variables, program, arguments))
+    process.start()
+    return Fork(process, output)
+
 
 def start_rank(
     program: Callable[..., None], rank: int, ranks: int, port: int, folder: Path, *arguments: Any, **variables: str
-) -> Rank:
+) -> Fork:
     """Starts one of them alone, with more variables if they are given; see `run_ranks`."""
-    output, place = folder / f"output-{rank}", torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)}
-    output.write_text("")
-    words = (output, place | variables, program, arguments)
-    process = CONTEXT.Process(target=be_program, args=words, daemon=True)
-    process.start()
-    return Rank(process, output)
+    place = torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)} | variables
+    return start_fork(program, folder / f"output-{rank}", place, *arguments)
+
+
+def have_forkserver() -> None:
+    """Starts what forks, before a test marks what it starts: that is not of the test, and stays."""
+    forkserver.ensure_running()
 
 
 def free_port() -> int:
@@ -89,11 +122,15 @@ def be_program(
     output: Path, variables: dict[str, str], program: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
     """Makes this fork a program with these variables: what it prints, errors too, is added to a file."""
+    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this program.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(variables)
     tempfile.tempdir = None  # the place that the imports have found
+    # A tracker of its own, as a program has: after a SIGKILL it removes what is left.
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
     torch.set_num_threads(1)
     try:
         program(*arguments)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 
 from lrl.strategies.several_ranks import RANK_TIMEOUT
 from tests import program
-from tests.leftovers import nothing_left, wait_for, words
+from tests.leftovers import MARK, nothing_left, wait_for, words
 from tests.lent_server import LentServer
 from tests.strategies import run_of_ranks
+from tests.strategies.forked_ranks import Fork, free_port, have_forkserver, start_rank
 from tests.strategies.run_of_ranks import RANKS
 from tests.strategies.test_shutdown import wait_for_step
 
@@ -28,25 +30,55 @@ ENDLESS = 1000
 
 @pytest.fixture
 def mark(lent_server: LentServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    have_forkserver()
     yield from nothing_left(monkeypatch)
 
 
-def run(
-    policy: Path,
-    server: LentServer,
-    folder: Path,
-    checkpoint: str = "",
-    strategy: str = "AsyncDDP",
-    steps: int = STEPS,
-) -> subprocess.Popen[str]:
-    arguments = policy, folder, steps, checkpoint, strategy, json.dumps({"url": server.url, "token": server.token})
-    with (folder / "output").open("w") as errors:
-        return program.start(run_of_ranks.__name__, *arguments, stdout=subprocess.PIPE, stderr=errors)
+@pytest.fixture
+def words_of(policy_folder: Path, lent_server: LentServer, tmp_path: Path, mark: str) -> Callable[..., tuple[str, ...]]:
+    """Returns the arguments of the program."""
+
+    def arguments(strategy: str, checkpoint: str = "", steps: int = STEPS) -> tuple[str, ...]:
+        where = json.dumps({"url": lent_server.url, "token": lent_server.token})
+        return str(policy_folder), str(tmp_path), str(steps), checkpoint, strategy, where
+
+    return arguments
 
 
-def resumes_from(folder: Path) -> str:
+@pytest.fixture
+def start(words_of: Callable[..., tuple[str, ...]], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts it by its command: its rank 0 starts the other."""
+    started = []
+
+    def start(*how: Any) -> subprocess.Popen[str]:
+        with (tmp_path / "output").open("w") as output:
+            started.append(program.start(run_of_ranks.__name__, *words_of(*how), stdout=output, stderr=output))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture
+def start_ranks(words_of: Callable[..., tuple[str, ...]], tmp_path: Path) -> Iterator[Callable[..., list[Fork]]]:
+    """Starts both ranks, as torchrun does; they are forks, which do not carry the mark."""
+    started: list[Fork] = []
+
+    def start(*how: Any, **variables: str) -> list[Fork]:
+        port, own = free_port(), {name: os.environ[name] for name in (MARK, "TMPDIR")} | variables
+        ranks = [start_rank(run_of_ranks.main, rank, RANKS, port, tmp_path, *words_of(*how), **own) for rank in (0, 1)]
+        started.extend(ranks)
+        return ranks
+
+    yield start
+    for one in started:
+        one.process.kill()
+
+
+def resumes_from(output: Path) -> str:
     """The checkpoint that the run named when it ended."""
-    return (folder / "output").read_text().rpartition("--ckpt_path ")[2].split()[0]
+    return output.read_text().rpartition("--ckpt_path ")[2].split()[0]
 
 
 def told(folder: Path) -> list[list[dict[str, Any]]]:
@@ -57,46 +89,40 @@ def told(folder: Path) -> list[list[dict[str, Any]]]:
 
 
 def test_a_run_that_loses_a_rank_trains_every_prompt_once_and_the_same_policy_on_all_ranks(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+    start_ranks: Callable[..., list[Fork]], tmp_path: Path
 ) -> None:
     """Its end comes from a callback of rank 0 alone, which ends all ranks."""
-    monkeypatch.setenv("STOP_AT", str(STEPS))
-    process = run(policy_folder, lent_server, tmp_path, steps=ENDLESS)
-    wait_for_all(process, tmp_path, 3)
-    (other,) = ranks_of(process.pid)
-    other.kill()
-    assert process.wait(300) == 1
-    assert "Another rank does not take part in the step any more" in (tmp_path / "output").read_text()
+    first, other = start_ranks("AsyncDDP", "", ENDLESS, STOP_AT=str(STEPS))
+    wait_for_all(first, first.output, 3)
+    other.process.kill()
+    assert first.wait(300) == 1
+    assert "Another rank does not take part in the step any more" in first.printed()
 
-    process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path), steps=ENDLESS)
-    try:
-        wait_for_step(process, STEPS, tmp_path)
-        assert process.wait(300) == 0, (tmp_path / "output").read_text()
-    finally:
-        process.kill()
+    first, other = start_ranks("AsyncDDP", resumes_from(first.output), ENDLESS, STOP_AT=str(STEPS))
+    assert [first.wait(300), other.wait(300)] == [0, 0], first.printed() + other.printed()
     check_whole(tmp_path)
 
 
 def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, mark: str
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = run(policy_folder, lent_server, tmp_path, strategy="AsyncFSDP")
-    wait_for_all(process, tmp_path, 3)
+    output = tmp_path / "output"
+    process = start("AsyncFSDP")
+    wait_for_all(process, output, 3)
     (other,) = ranks_of(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(300) == 128 + signal.SIGTERM
     assert not other.is_running()
-    assert "--ckpt_path" in (tmp_path / "output").read_text()
-    process = run(policy_folder, lent_server, tmp_path, resumes_from(tmp_path), "AsyncFSDP")
-    wait_for_step(process, STEPS, tmp_path)
-    assert process.wait(300) == 0
+    assert "--ckpt_path" in output.read_text()
+    process = start("AsyncFSDP", resumes_from(output))
+    assert process.wait(300) == 0, output.read_text()
     check_whole(tmp_path)
 
 
-def wait_for_all(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+def wait_for_all(process: Fork | subprocess.Popen[str], output: Path, step: int) -> None:
     """Waits until every rank has written its line of a step: rank 0, which says so, may be the first."""
-    wait_for_step(process, step, folder)
-    files = [folder / f"rank-{rank}.jsonl" for rank in range(RANKS)]
+    wait_for_step(process, step, output)
+    files = [output.parent / f"rank-{rank}.jsonl" for rank in range(RANKS)]
     wait_for(lambda: all(f'{{"step": {step},' in file.read_text() for file in files), 300.0, "the lines of all ranks")
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -37,13 +38,12 @@ def wait_for_none(left: Callable[[], Iterable[object]], timeout_s: float, what: 
 
 def living(mark: str) -> list[psutil.Process]:
     """The processes that carry the mark in their environment: whatever was started, and by whom."""
-    found = []
-    for process in every_process():
-        try:
-            if process.environ().get(MARK) == mark and process.pid != os.getpid():
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for pid in psutil.pids():
+        # Read here: psutil takes three times as long, and tests that wait look at all processes many times.
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") and pid != os.getpid():
+                found.append(psutil.Process(pid))
     return [process for process in found if lives(process)]
 
 

@@ -10,10 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from lrl.weights.control import Control, Weights
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # not torch, too, which `lrl serve --leave` need not wait for
     from lrl.generators.settings import ServerSettings
+    from lrl.weights.control import Control, Weights
 
 
 class Machine(NamedTuple):

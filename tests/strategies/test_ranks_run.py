@@ -16,7 +16,7 @@ import pytest
 
 from lrl.strategies.several_ranks import RANK_TIMEOUT
 from tests import program
-from tests.leftovers import MARK, nothing_left, wait_for, words
+from tests.leftovers import MARK, lives, nothing_left, wait_for, words
 from tests.lent_server import LentServer
 from tests.strategies import run_of_ranks
 from tests.strategies.forked_ranks import Fork, free_port, have_forkserver, start_rank
@@ -112,7 +112,7 @@ def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(
     (other,) = ranks_of(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(300) == 128 + signal.SIGTERM
-    assert not other.is_running()
+    assert not lives(other)
     assert "--ckpt_path" in output.read_text()
     process = start("AsyncFSDP", resumes_from(output))
     assert process.wait(300) == 0, output.read_text()

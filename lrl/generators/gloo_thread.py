@@ -1,8 +1,8 @@
 """Process groups of one rank share one thread of gloo.
 
-vLLM makes 13 process groups also for an engine that is alone. Each has a thread that wakes 100 times a second: an
-engine that had nothing to do took 3.4 % of a core, beside the trainer on the same cores. A group of one rank sends
-nothing, so one thread is enough for all of them.
+vLLM makes 13 process groups also for an engine that is alone. Each has a thread that wakes 100 times a second: on a CPU
+an engine that had nothing to do took 3.4 % of a core, and takes 0.6 % with one thread. A group of one rank sends
+nothing, so one is enough for all of them. A step of training beside it takes as long as before.
 """
 
 import functools

@@ -15,7 +15,7 @@ from lrl.callbacks import Throughput, WeightSync
 from tests.leftovers import MARK, living, nothing_left, wait_for, words
 from tests.network_namespace import two_machines
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
-from tests.strategies.forked_ranks import CONTEXT
+from tests.strategies.forked_ranks import have_forkserver
 from tests.strategies.node_of_two import Node, nodes
 
 STEPS, GROUPS, LOST_AT = 5, 4, 1
@@ -24,7 +24,7 @@ DEADLINE_S = 600.0
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    CONTEXT.Process(target=int).start()  # starts the server of forks, which stays and may not carry the mark
+    have_forkserver()
     yield from nothing_left(monkeypatch)
 
 

@@ -12,7 +12,7 @@ from lrl.generators.health import OutageLimit, monitor
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import POLL_S, Server, ServerError
 from lrl.runtime.cpu_affinity import CpuPinning
-from lrl.runtime.event_loop import LoopThread
+from lrl.runtime.event_loop import LoopThread, cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +200,9 @@ class Fleet:
         self._await_sync(pool, replacement)
 
     async def _disconnect(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        # First, or a request that still reads takes the end of its connection for the end of the generator: a run that
+        # was stopped then said that it evicts one, below its last words.
+        await cancel_all()
         await asyncio.gather(*(client.close() for client in self._clients))
 
 

@@ -77,13 +77,14 @@ class LoopThread:
     def close(self) -> None:
         """Cancels all running work and ends the thread; idempotent."""
         if not self.closed:
-            self.submit(_cancel_all()).result(timeout=10)
+            self.submit(cancel_all()).result(timeout=10)
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(timeout=10)
             self.loop.close()
 
 
-async def _cancel_all() -> None:
+async def cancel_all() -> None:
+    """Cancels all other work of the running loop, and waits for its end."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

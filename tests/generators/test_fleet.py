@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -140,3 +141,23 @@ def test_an_outage_begins_anew_after_a_generator_served(fleet: tuple[Fleet, list
     time.sleep(0.06)
     with pytest.raises(NoGenerators):
         made.outage_limit.check_outage(made.rollouts)
+
+
+def test_a_request_that_reads_when_the_run_ends_evicts_no_generator(
+    fleet: tuple[Fleet, list[ModelServer]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, _ = fleet
+    disconnected = asyncio.Event()
+
+    async def close(self: GeneratorClient) -> None:
+        disconnected.set()
+        await asyncio.sleep(0.05)
+
+    async def read() -> None:
+        await disconnected.wait()
+        made.rollouts.evict(made.rollouts.generators[0], "Server disconnected")
+
+    monkeypatch.setattr(GeneratorClient, "close", close)
+    made.loop.submit(read())
+    made.stop()
+    assert "is evicted" not in caplog.text

@@ -20,7 +20,7 @@ def install() -> None:
     device = functools.cache(ProcessGroupGloo.create_default_device)
 
     def sharing(self: Any, store: Any, rank: int, size: int, *given: Any, **timeout: timedelta) -> None:
-        if size > 1 or given:  # with options of their own, as vLLM and torch make none
+        if size > 1 or given:  # `given`: options, in which the caller names a device itself
             return make(self, store, rank, size, *given, **timeout)
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices, options._timeout = [device()], timeout.get("timeout", options._timeout)

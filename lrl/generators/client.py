@@ -57,6 +57,7 @@ class GeneratorClient:
         self._headers = {"Authorization": bearer(token)}
         self._trust = trust
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._flushed: dict[str, int] = {}  # the last flush whose mark came, by request in flight
         self._news = asyncio.Event()  # set and replaced at each mark and each end of a request
 
@@ -172,6 +173,8 @@ class GeneratorClient:
         self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Opens the stream of a response; turns every failure into a `GeneratorError`."""
+        if self._closed:  # by an eviction; aiohttp's own is a RuntimeError, and a sync that came to it ended the run
+            raise GeneratorError(f"{self.name}: {route} was not sent: the run has closed its connections.")
         if self._session is None:
             # No connection limit: the pool limits the requests in flight. A connection for each request: a server once
             # closed an idle one just as a /resume went out on it, and that ended a run; and with a pool of connections
@@ -195,7 +198,8 @@ class GeneratorClient:
         raise kind(f"{self.name}: {route} answered {status}: {text}")
 
     async def close(self) -> None:
-        """Closes the connections; idempotent."""
+        """Closes the connections for good; idempotent."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             await asyncio.sleep(0)

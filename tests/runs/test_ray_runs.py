@@ -181,10 +181,22 @@ class Command:
     def said(self) -> str:
         return (self.folder / "output").read_text()
 
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        """Waits for it; fails with what the command has printed last."""
+        try:
+            wait_for(condition, DEADLINE_S, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it has printed: {self.said[-2000:]!r}") from None
+
     def trains(self) -> None:
         """Waits until it has done some steps."""
-        wait_for(lambda: self.steps() >= TRAINED or self.process.poll() is not None, DEADLINE_S, "some steps")
+        self.wait_for(lambda: self.steps() >= TRAINED or self.process.poll() is not None, "some steps")
         assert self.process.poll() is None, self.said
+
+    def ends(self) -> int:
+        """Waits until it has ended; returns its exit status."""
+        self.wait_for(lambda: self.process.poll() is not None, "its end")
+        return self.process.returncode
 
     def steps(self) -> int:
         tables = list(self.folder.glob("**/metrics.csv"))
@@ -266,7 +278,7 @@ def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(start:
         *(f"{strategy}.launcher", "Ray", f"{strategy}.launcher.jobs", "1", f"{strategy}.launcher.cpus", "0.5"),
         *(f"{strategy}.server.host", "0.0.0.0", f"{strategy}.server.insecure", "true"),
     )
-    assert command.process.wait(DEADLINE_S) == 0, command.said
+    assert command.ends() == 0, command.said
     assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.said))
     assert "Starting with 2 processes" in command.said and "| 3/3 [" in command.said
     assert {"[node 0]", "[node 1]"} <= {line[:8] for line in command.said.splitlines()}
@@ -280,7 +292,7 @@ def test_a_command_that_gets_a_signal_and_is_killed_leaves_a_checkpoint_and_noth
     command = start()
     command.trains()
     command.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "SIGTERM: the run saves a checkpoint and ends" in command.said, DEADLINE_S, "its last words")
+    command.wait_for(lambda: "SIGTERM: the run saves a checkpoint and ends" in command.said, "its last words")
     command.process.kill()
     command.leaves_nothing()
     assert len(command.checkpoints()) == 1, command.said
@@ -294,7 +306,7 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     lost = cluster.nodes[-1]
     lost.kill("raylet/raylet")
     try:
-        assert command.process.wait(DEADLINE_S) == 1, command.said
+        assert command.ends() == 1, command.said
         assert re.search(
             rf"node [01] \([^,]+, {THERE}\) is lost: Ray says: .+ start it again with --ckpt_path", command.said
         )
@@ -324,7 +336,7 @@ def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     head, other = cluster.nodes[0], cluster.nodes[-1]
     head.kill("gcs_server")
     try:
-        assert command.process.wait(DEADLINE_S) == 1, command.said
+        assert command.ends() == 1, command.said
         command.leaves_nothing()
         assert len(command.checkpoints()) == 1, command.said
     finally:

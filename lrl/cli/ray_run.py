@@ -21,13 +21,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lrl.cli import ray_node
 from lrl.generators.endpoint import is_loopback
 from lrl.generators.launchers.ray import TRAVEL
-from lrl.generators.launchers.ray_driver import what_is_missing
+from lrl.generators.launchers.ray_driver import remove, what_is_missing
 
 POLL_S = 0.2
 SAID_AFTER_S, SAID_EVERY_S = 10.0, 60.0
@@ -180,7 +180,7 @@ def placed(asked: Asked, received: list[int]) -> Iterator[list[Node]]:
         yield nodes
     finally:
         with suppress(RayError):
-            remove_placement_group(group)
+            remove(group)
 
 
 def wait_for_places(group: PlacementGroup, bundles: list[dict[str, float]], asked: Asked, received: list[int]) -> None:

@@ -25,7 +25,7 @@ import yaml
 
 import lrl
 from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
-from lrl.cli import ray
+from lrl.cli.ray import main
 from lrl.generators.launchers import Ray
 from lrl.generators.supervisor import SHM
 from lrl.runtime.config_errors import ConfigError
@@ -34,7 +34,7 @@ from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster
 from tests.runs.test_async_run import PROMPTS, RESPONSES, Witness, data_module
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 STEPS, GROUPS, LOST_AT = 6, 4, 2
 DEADLINE_S = 500.0
@@ -167,6 +167,20 @@ def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(cluster: RayCl
         assert not job.alive
     finally:
         launcher.close()
+
+
+def test_places_that_are_given_back_at_once_are_free_again(cluster: RayCluster) -> None:
+    """Nodes kept some of them, and the runs behind waited for ever."""
+    from lrl.generators.launchers.ray_driver import Driver
+
+    ray.init(address=ADDRESS, log_to_driver=False, logging_level="ERROR")
+    try:
+        for _ in range(200):
+            Driver([{"CPU": 1.0}], "PACK").close()
+        of_all = ray.cluster_resources()["CPU"]
+        wait_for(lambda: ray.available_resources().get("CPU") == of_all, 60.0, "the cores that were given back")
+    finally:
+        ray.shutdown()
 
 
 @dataclass
@@ -322,7 +336,7 @@ def test_a_command_that_ray_has_no_place_for_ends_with_what_its_nodes_have(
 ) -> None:
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(tmp_path)))
     words = ["--nodes", "3", "--cpus", "0.5", "--address", ADDRESS, "--wait_s", "1"]
-    assert ray.main([*words, "fit", "--config", str(tmp_path / "own.yaml")]) == 1
+    assert main([*words, "fit", "--config", str(tmp_path / "own.yaml")]) == 1
     (error,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("lrl: error:"))
     assert "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error and "there: 1" in error
 

@@ -36,6 +36,8 @@ START_S = 120.0
 """Longest wait for the start of the run's processes, on nodes that have answered."""
 SILENT_S = 120.0
 """A node that has not answered for so long is lost."""
+FAILED_S = 30.0
+"""Behind a node that has failed, the others have so long to notice it; one that waits for it is then asked to end."""
 BAR_S = 10.0
 """A bar that grows is printed so often."""
 KILLED_S = 60.0
@@ -285,8 +287,9 @@ class Following:
 
     def __init__(self, nodes: Sequence[Node], received: list[int], grace_s: float) -> None:
         self.nodes, self.received, self.grace_s = nodes, received, grace_s
-        self._end = float("inf")
+        self._ask_at = self._end = float("inf")
         self._asked = self._killed = False
+        self._failure = 0  # status of the first node that has failed
 
     def follow(self) -> int:
         """Returns the run's exit status."""
@@ -321,6 +324,8 @@ class Following:
         node.take(text, last=node.status is not None)
         if node.status:
             say(f"{node.name} has ended with status {node.status}{meaning(node.status)}.")
+            self._failure = self._failure or node.status
+            self._ask_at = min(self._ask_at, time.monotonic() + FAILED_S)
         if node.status is not None and (node.status or node.number == 0):
             self._end = min(self._end, time.monotonic() + self.grace_s)
 
@@ -332,8 +337,8 @@ class Following:
 
     def _lead(self) -> None:
         """Passes signals on, and kills what has not ended in time."""
-        if self.received:
-            self._ask(self.received[0])
+        if self.received or time.monotonic() > self._ask_at:
+            self._ask(self.received[0] if self.received else signal.SIGTERM)
         if not self._killed and (len(self.received) > 1 or time.monotonic() > self._end):
             self._killed, self._end = True, time.monotonic()
             self._send(signal.SIGKILL)
@@ -351,8 +356,8 @@ class Following:
 
     def _status(self) -> int:
         """Returns the run's status: rank 0's, unless only another node has seen a fault."""
-        if any(node.lost for node in self.nodes) and not self.received:
-            return 1  # rank 0's own would be that of the signal by which this program has ended it
+        if self._asked and not self.received:  # rank 0's own would be that of the signal by which this has ended it
+            return 1 if any(node.lost for node in self.nodes) else self._failure
         return next((node.status for node in self.nodes if node.status), 0)
 
 

@@ -79,6 +79,16 @@ def test_what_hangs_after_the_end_of_another_is_killed_after_its_grace(follow: C
     assert nodes[1 - first].signals == [KILL]
 
 
+def test_what_waits_for_a_node_that_has_failed_is_asked_to_end(
+    follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waited ten minutes for a node that did not find the prompts."""
+    monkeypatch.setattr(ray_run, "FAILED_S", SHORT_S)
+    nodes = [PlayedNode({TERM: 143}), PlayedNode({}, status=2)]
+    assert follow(nodes, [], LONG_S) == 2, "and not rank 0's 143"
+    assert nodes[0].signals == [TERM]
+
+
 def test_rank_0_may_write_for_as_long_as_it_likes_when_the_others_are_done(follow: Callable[..., int]) -> None:
     nodes = [PlayedNode({KILL: 137}, status=0, reads=100), PlayedNode({}, status=0)]
     assert follow(nodes, [], SHORT_S) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ class SignalWithin(L.Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
+class FailsAndIsStopped(L.Callback):
+    """An error ends the run after step `STOPPED`; SIGTERM comes while its last checkpoint waits for the generators."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == STOPPED:
+            raise RuntimeError("of this test")
+
+    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        strategy: Any = trainer.strategy
+        strategy.fleet.loop.loop.call_soon_threadsafe(time.sleep, 1.0)  # longer than a wait without a look at signals
+        signal.raise_signal(signal.SIGTERM)
+
+
 @pytest.fixture(scope="module")
 def whole(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Witness:
     """The run that nothing stops."""
@@ -50,3 +64,13 @@ def test_a_run_stopped_within_a_step_resumes_with_that_steps_prompts(
     assert [*first.lrs, *rest.lrs] == pytest.approx(whole.lrs)
     for name, weights in first.weights[STOPPED].items():
         assert weights.equal(rest.weights[STOPPED][name])
+
+
+def test_a_signal_does_not_break_off_the_checkpoint_of_a_run_that_fails(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    """As when a rank is lost and whoever placed it asks the others to end."""
+    callbacks = [ModelCheckpoint(every_n_train_steps=1000), FailsAndIsStopped()]
+    with pytest.raises(RuntimeError, match="of this test"):
+        fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, **SMALL)
+    assert (tmp_path / "checkpoints" / f"last-step={STOPPED}.ckpt").exists()

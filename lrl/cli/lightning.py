@@ -76,6 +76,13 @@ class LrlCLI(LightningCLI):
         if is_rows and (stray := setting_errors.explain_prompt_row(sys.argv)):
             parser.error(stray)
 
+    def instantiate_classes(self) -> None:
+        """Builds everything; the error of a constructor is shown alone."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            raise config_errors.ConfigError(setting_errors.explain_constructor(str(error))) from error
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Builds the trainer; if that fails, reports the faults of policy and data with it and starts no rank."""
         given = self.config_init[self.subcommand].trainer

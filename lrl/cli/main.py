@@ -85,7 +85,6 @@ def run_lightning(words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.runtime.cpu_affinity
     with quick_imports():
         from lrl.cli.lightning import LrlCLI
-        from lrl.cli.setting_errors import without_noise
         from lrl.runtime import config_errors
         from lrl.runtime.signals import exit_status
 
@@ -97,5 +96,5 @@ def run_lightning(words: Sequence[str]) -> int:
     except KeyboardInterrupt:  # before the run listens for signals, or after it
         return exit_status(signal.SIGINT)
     except LrlCLI.expected_errors as error:
-        return bad_input(without_noise(str(error)).strip().removeprefix("- "))
+        return bad_input(str(error))
     return 0

@@ -356,8 +356,9 @@ class Following:
 
     def _status(self) -> int:
         """Returns the run's status: rank 0's, unless only another node has seen a fault."""
-        if self._asked and not self.received:  # rank 0's own would be that of the signal by which this has ended it
-            return 1 if any(node.lost for node in self.nodes) else self._failure
+        lost = any(node.lost for node in self.nodes)
+        if (lost or self._asked) and not self.received:
+            return 1 if lost else self._failure  # rank 0's own is that of the signal by which this program has ended it
         return next((node.status for node in self.nodes if node.status), 0)
 
 

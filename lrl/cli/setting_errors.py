@@ -20,6 +20,11 @@ from lrl.runtime import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
 """Beginnings of lines that only repeat the types of optional settings."""
+OTHER_TYPES = (
+    *("Expected a <class", "Not a valid subclass of", "Subclass types expect", "Type collections.abc.Callable"),
+    *("a class path (str)", "a dict with"),
+)
+"""Beginnings of lines about the types that a setting might have instead, behind the error of a class that it names."""
 LRL = ("lrl",)
 ROOMS: dict[str, tuple[str, ...]] = {
     "objective": ("lrl.objectives",),
@@ -69,6 +74,15 @@ def explain(message: str) -> str:
 def without_noise(message: str) -> str:
     """Returns a parser's message without the lines that every optional setting adds."""
     return "\n".join(line for line in message.splitlines() if line.strip() and not line.strip(" -").startswith(NOISE))
+
+
+def explain_constructor(message: str) -> str:
+    """Returns the text for a constructor's error; jsonargparse puts it among the types that the setting might have."""
+    if NOISE[0] not in message:
+        return message
+    said = [line.strip(" -") for line in without_noise(message).splitlines()]
+    own = [line for line in dict.fromkeys(said) if not line.startswith(OTHER_TYPES)]
+    return "\n".join(own or said)
 
 
 def explain_interpolation(error: Exception) -> str:

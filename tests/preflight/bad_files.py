@@ -62,6 +62,14 @@ DATA: dict[str, Case] = {
     "no reward": ((REWARD, "[]"), ("rewards is empty",)),
     "a reward that cannot be imported": ((REWARD, "[no_such_module:reward]"), ("no_such_module",)),
     "one reward that cannot be imported": ((REWARD, "rr:f"), ("'rr:f'", "no module 'rr'", "file.py:function")),
+    "a class of a reward that cannot be imported": (
+        (REWARD, json.dumps([{"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}}])),
+        ("'rr:f'", "no module 'rr'", "file.py:function"),
+    ),
+    "a class of the only reward that cannot be imported": (
+        (REWARD, json.dumps({"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}})),
+        ("'rr:f'", "no module 'rr'", "file.py:function"),
+    ),
     "a reward of a file that is not there": ((REWARD, "no_such.py:f"), ("no file 'no_such.py'",)),
     "a misspelt reward": ((REWARD, "lrl.rewards.GSM9K"), ("Did you mean GSM8K?",)),
     "a prompt that no tokenizer encodes": (

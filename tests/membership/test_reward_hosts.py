@@ -199,6 +199,7 @@ def test_a_run_starts_its_hosts_has_them_score_and_ends_them(tmp_path: Path, mon
         **parts,
         datamodule=data,
         state=SimpleNamespace(fn="fit"),
+        interrupted=False,
         loggers=[],
         default_root_dir=str(tmp_path),
         logger=None,

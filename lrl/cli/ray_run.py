@@ -37,7 +37,7 @@ START_S = 120.0
 SILENT_S = 120.0
 """A node that has not answered for so long is lost."""
 FAILED_S = 30.0
-"""Behind a node that has failed, the others have so long to notice it; one that waits for it is then asked to end."""
+"""When a node has failed, the others have so long to end by themselves; then they are asked to."""
 BAR_S = 10.0
 """A bar that grows is printed so often."""
 KILLED_S = 60.0

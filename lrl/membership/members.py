@@ -63,7 +63,7 @@ class Members:
         return server
 
     def admit(self, devices: Sequence[int], of_nodes: int, interrupted: Callable[[], None]) -> None:
-        """Admits whoever joins from now on. Waits for all generators that the run has asked for.
+        """Admits whoever joins from now on, and waits for the generators that the run has asked for.
 
         Args:
             devices: CUDA indices of each generator of the launcher among those that it sees; empty on a CPU.

@@ -334,7 +334,7 @@ class GeneratorDevices(GracefulShutdown):
 def raise_if_stopped(trainer: L.Trainer) -> None:
     """Raises SIGTERMException if a signal asked the run to end.
 
-    Not if an error ends it already: the signal then broke off the saving of the last checkpoint.
+    Not if an error ends it already: that would break off the saving of the last checkpoint.
     """
     if isinstance(trainer.strategy, GracefulShutdown) and not trainer.interrupted:
         trainer.strategy.signals.check()

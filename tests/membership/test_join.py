@@ -253,14 +253,8 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, m
     strategy.parallel_devices = [torch.device("cpu")] * 2
     policy = SimpleNamespace(policy_folder=str(tmp_path))
     data = SimpleNamespace(reward_pool=lrl.rewards.RewardPool([lrl.rewards.GSM8K()]), reward_launcher=None)
-    parts = {
-        "strategy": strategy,
-        "lightning_module": policy,
-        "datamodule": data,
-        "state": SimpleNamespace(fn="fit"),
-        "interrupted": False,
-    }
-    trainer: Any = SimpleNamespace(**parts, loggers=[], default_root_dir=str(tmp_path), logger=None)
+    parts = {"strategy": strategy, "lightning_module": policy, "datamodule": data, "state": SimpleNamespace(fn="fit")}
+    trainer: Any = SimpleNamespace(**parts, loggers=[], default_root_dir=str(tmp_path), logger=None, interrupted=False)
     try:
         strategy.start_generators(trainer)
         client = find_run(str(tmp_path))

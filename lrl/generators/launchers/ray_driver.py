@@ -32,6 +32,7 @@ END_S = 20.0
 PLACING = ("QUEUED", "SCHEDULING_STARTED")
 """What Ray says of a placement group while it asks nodes to reserve its bundles, which takes milliseconds."""
 PLACING_S = 20.0
+"""Longest wait for the end of that, in seconds."""
 
 
 def serve(words: Sequence[str], variables: dict[str, str]) -> str:

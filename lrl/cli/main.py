@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     try:
         words = with_recipe_paths(words)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         return bad_input(str(error))
     return run_lightning([word for word in words if word != "all"] if words[-2:] == ["--help", "all"] else words)
 

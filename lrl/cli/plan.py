@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 from rich.progress import track
 
+from lrl.cli import config_file
 from lrl.cli.recipes import recipes
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import DEVICES_PER_NODE, GB, Cluster, parse_cluster
@@ -210,10 +211,10 @@ def base_recipe(name: str) -> Path:
     path = recipes().get(name, Path(name))
     if not path.is_file():
         raise FileNotFoundError(f"--base is {name!r}; give a YAML file or one of {known}.")
-    try:
-        recipe = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--base is {name!r}, which is no YAML: {' '.join(str(error).split())}.") from error
+    text, fault = config_file.read(path)
+    if fault := fault or config_file.fault_of(text):
+        raise ValueError(f"--base {name}{fault}")
+    recipe = yaml.safe_load(text)
     parts = ("model", "data", "trainer")
     if not isinstance(recipe, dict) or not all(isinstance(recipe.get(part), dict) for part in parts):
         raise ValueError(f"--base is {name!r}, which is no recipe: it needs {', '.join(parts)}, as {known} have them.")

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = words[place:]
     try:
         settings = read_settings(with_recipe_paths(own))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     if wrong := contradiction(settings, args.nodes):
         parser.error(wrong)

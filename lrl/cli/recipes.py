@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lrl
+from lrl.cli.config_file import check_files
 from lrl.runtime.import_by_name import did_you_mean
 
 FOLDER = Path(lrl.__file__).parent / "recipes"
@@ -15,20 +16,21 @@ def recipes() -> dict[str, Path]:
 
 
 def with_recipe_paths(words: Sequence[str]) -> list[str]:
-    """Replaces the name of a shipped recipe after `--config` by its path; a file of that name wins.
+    """Replaces the name of a shipped recipe after `--config` by its path; a file of that name wins. Checks all YAML.
 
     Raises:
         FileNotFoundError: There is neither; names the nearest one.
+        ValueError: A file is no YAML of settings.
     """
     known = recipes()
 
     def path(name: str) -> str:
-        if Path(name).exists() or set(name) & set("{:\n"):  # YAML itself
+        if (name and Path(name).exists()) or set(name) & set("{:\n"):  # YAML itself
             return name
         if name not in known:
             near = did_you_mean(name, [*known, *(file.name for file in Path(name).parent.glob("*.y*ml"))])
             raise FileNotFoundError(
-                f"--config {name}: there is no such file, and no such recipe.{near} "
+                f"--config {name or repr(name)}: there is no such file, and no such recipe.{near} "
                 f"Shipped are {', '.join(sorted(known))}."
             )
         return str(known[name])
@@ -39,4 +41,5 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
             expanded[place] = f"--config={path(word.removeprefix('--config='))}"
         elif place and words[place - 1] in {"--config", "-c"}:
             expanded[place] = path(word)
+    check_files(expanded)
     return expanded

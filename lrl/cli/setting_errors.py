@@ -13,9 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
-from lrl.cli import fit_help
+from lrl.cli import config_file, fit_help
 from lrl.runtime import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
@@ -184,18 +182,21 @@ def _missing(found: Found) -> str:
 
 
 def _no_yaml(found: Found) -> str:
-    # jsonargparse does not name the file
-    for name in (word.removeprefix("--config=") for word in sys.argv if Path(word.removeprefix("--config=")).is_file()):
-        try:
-            with open(name, encoding="utf-8") as file:
-                yaml.safe_load(file)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            return f"--config {name} is no YAML: {' '.join(str(error).split())}"
-    return ""
+    """Returns the fault of a YAML file that another one names; `check_files` has looked at those of the command."""
+    name, words = found.match[1], (word.rpartition("=")[2] for word in sys.argv[1:])
+    folders = [Path(word).parent for word in words if word.endswith(config_file.SUFFIXES)]
+    path = next((one for one in (Path(name), *(folder / name for folder in folders)) if one.is_file()), None)
+    setting = found.setting or re.findall(r'Parser key "([^"]+)"', found.message)[0]
+    if path is None:
+        return f"{setting} is {name!r}: there is no such file."
+    text, fault = config_file.read(path)
+    return f"{setting}: {path}{fault or config_file.fault_of(text) or config_file.unlike_settings(text)}"
 
 
 REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
-    (r"Problems parsing config|Unable to load config", _no_yaml),
+    (r"Unable to load config '([^']+)'", _no_yaml),
+    (r"codec can't decode", "{found.setting} names a file that is no UTF-8 text. Save the file as UTF-8."),
+    (r"Expected a path but (\S+\.ya?ml) either not accessible", _no_yaml),
     (r"Option '([^']+)' is not accepted", _no_setting),
     (r"does not accept option '()([^']+)'", _no_option),
     (r"unrecognized arguments: (--?)([^\s=+]+)", _no_option),

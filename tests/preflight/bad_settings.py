@@ -138,7 +138,20 @@ SETTINGS: dict[str, Case] = {
     ),
     "a config that is not there": (("--config", "no_such.yaml"), ("no_such.yaml", "Shipped are gsm8k")),
     "a misspelt recipe": (("--config", "quickstrat"), ("--config quickstrat", "Did you mean quickstart?")),
-    "a config that is no YAML": (("--config", "{in}/broken.yaml"), ("broken.yaml is no YAML", "line 3")),
+    "a config that is no YAML": (("--config", "{in}/broken.yaml"), ("broken.yaml, line 2, column 15",)),
+    "a class's own config that is no YAML": (
+        ("--config", "{in}/data-of-broken.yaml"),
+        ("data: ", "broken.yaml, line 2"),
+    ),
+    "a group's own config that is no YAML": (
+        ("--config", "{in}/trainer-of-broken.yaml"),
+        ("trainer: ", "broken.yaml, line 2"),
+    ),
+    "a config of a config that is not there": (
+        ("--config", "{in}/trainer-of-gone.yaml"),
+        ("trainer is 'gone.yaml': there is no such file",),
+    ),
+    "a config of a config in another encoding": (("--config", "{in}/data-of-latin.yaml"), ("data", "Save", "UTF-8")),
     "an interpolation that leads nowhere": (
         ("--trainer.max_steps", "${data.init_args.max_lagg}"),
         ("trainer.max_steps", "${data.init_args.max_lagg} leads to no setting"),

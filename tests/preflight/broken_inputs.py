@@ -42,6 +42,9 @@ def make(folder: Path) -> Path:
     (folder / "checkpoints/text.ckpt").write_text("no checkpoint")
     (folder / "misspelt.yaml").write_text("data:\n  init_args:\n    stragler: wait\n")
     (folder / "broken.yaml").write_text("data:\n  init_args: [\n")
+    (folder / "latin.yaml").write_text("max_lag: 1  # é\n", encoding="latin-1")
+    for part, name in (("data", "broken"), ("trainer", "broken"), ("data", "latin"), ("trainer", "gone")):
+        (folder / f"{part}-of-{name}.yaml").write_text(f"{part}: {name}.yaml\n")
     (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
     (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))

@@ -18,6 +18,7 @@ from docstring_parser import DocstringStyle, parse
 
 MODEL, DATA = "lrl.policy:PolicyModule", "lrl.datamodule:RolloutDataModule"
 STRATEGY, SERVER = "lrl.strategies.generator_devices:GeneratorDevices", "lrl.generators.settings:ServerSettings"
+PROMPTS = "lrl.rollouts.prompts:Prompts"
 TRAINER = "lightning.pytorch.trainer.trainer:Trainer"
 GROUPS = {
     "model": (MODEL, "the policy: lrl.PolicyModule"),
@@ -76,7 +77,7 @@ def text(verb: str, recipes: str) -> str:
 
 def all_settings() -> list[str]:
     """Returns the names of all settings, of the shipped classes and of Lightning's Trainer."""
-    groups = {prefix: where for prefix, (where, _) in GROUPS.items()} | {"trainer": TRAINER}
+    groups = {prefix: where for prefix, (where, _) in GROUPS.items()} | {"data.prompts": PROMPTS, "trainer": TRAINER}
     return [*BESIDE, *(one.name for prefix, where in groups.items() for one in settings_of(where, f"{prefix}."))]
 
 

@@ -1,11 +1,13 @@
 """LightningCLI with `omegaconf+` interpolation, short errors, and a config that wins over the checkpoint."""
 
+import re
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import lightning as L
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -13,10 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lrl import preflight
 from lrl.callbacks import Progress
-from lrl.cli import setting_errors
+from lrl.cli import interpolation, null_values, setting_errors
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
 from lrl.runtime import config_errors
+from lrl.strategies import ddp, fsdp  # noqa: F401 - jsonargparse knows an imported class by its bare name
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
@@ -33,6 +36,19 @@ class ShortErrorParser(LightningArgumentParser):
         if not self.exit_on_error:  # a nested parser: the outer one needs its message
             super().error(message, ex)
         self.exit(2, f"lrl: error: {setting_errors.explain(message)}\n")
+
+
+def check_devices(devices: Any) -> None:
+    """Raises ConfigError for devices in words that Lightning does not know: its error names no setting."""
+    if isinstance(devices, str) and devices != "auto" and not re.fullmatch(r"-1|\d+|\[?\d+(, ?\d+)*,?\]?", devices):
+        raise config_errors.ConfigError(
+            f"trainer.devices is {devices!r}; it must be a whole number, a list of indices, as in [0, 1], or auto."
+        )
+
+
+def raised_by_lightning(error: Exception) -> bool:
+    """Tells whether an error comes from a check of Lightning's."""
+    return "/lightning/" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 class LrlCLI(LightningCLI):
@@ -64,17 +80,28 @@ class LrlCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
             verb = self.config.subcommand
-            strategy = self.config[verb].trainer.strategy
+            if not isinstance(trainer := self.config[verb].trainer, Namespace):
+                parser.error(f"trainer is {trainer!r}; it must be a mapping of settings.")
+            strategy = trainer.strategy
             if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry.available_strategies()):
-                # `strategy: lrl.AsyncSingleDevice` names a class, as all settings do; Lightning has only its own words
+                # `strategy: AsyncSingleDevice` names a class, as all settings do; Lightning has only its own words
                 named = {verb: {"trainer": {"strategy": {"class_path": strategy}}}}
                 self.config = parser.parse_object(named, self.config)
         except OmegaConfBaseException as error:
-            parser.error(setting_errors.explain_interpolation(error))
+            parser.error(interpolation.explain(error))
+        for null in null_values.find(self.config[verb]):
+            parser.error(null)
         # `--data.prompts.sorce x` misspells a setting; jsonargparse would make it the row `{sorce: x}`.
         is_rows = isinstance(self.config[verb].get("data.init_args.prompts"), list)
         if is_rows and (stray := setting_errors.explain_prompt_row(sys.argv)):
             parser.error(stray)
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            seed = self.config[self.config.subcommand].seed_everything
+            raise config_errors.ConfigError(f"seed_everything is {seed}: {error}. Give another.") from error
 
     def instantiate_classes(self) -> None:
         """Builds everything; the error of a constructor is shown alone."""
@@ -89,13 +116,21 @@ class LrlCLI(LightningCLI):
         if given.enable_progress_bar is False and given.callbacks:  # Lightning would refuse it beside `Progress`
             kwargs["callbacks"] = [callback for callback in given.callbacks if not isinstance(callback, Progress)]
         try:
+            check_devices(given.devices)
+            if given.strategy in StrategyRegistry.available_strategies():
+                raise config_errors.ConfigError(preflight.without_generators(given.strategy))
             trainer = super().instantiate_trainer(**kwargs)
             preflight.check_strategy(trainer)
             return trainer
-        except self.expected_errors as error:
+        except (*self.expected_errors, TypeError, ImportError) as error:
+            if not isinstance(error, self.expected_errors) and not raised_by_lightning(error):
+                raise
+            if raised_by_lightning(error):
+                hint = f"trainer.accelerator is {given.accelerator!r}, trainer.devices is {given.devices!r}"
+                error = config_errors.ConfigError(f"{error} ({hint})")
             config_errors.fault(str(error))
             preflight.check_without_trainer(self.model, self.datamodule)
-            raise
+            raise error
 
     def _parse_ckpt_path(self) -> None:
         """Does nothing: with Lightning's own, the checkpoint's settings would override `--model.lr` silently."""

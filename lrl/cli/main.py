@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
+from lrl.cli.interpolation import from_the_root
 from lrl.cli.recipes import recipes, with_recipe_paths
-from lrl.runtime.import_by_name import with_current_folder
+from lrl.runtime.import_by_name import nearest, with_current_folder
 from lrl.runtime.quick_imports import quick_imports
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
@@ -59,8 +59,8 @@ def main(args: Sequence[str] | None = None) -> int:
             sys.stderr.write("\n")
             return 128 + signal.SIGINT
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
-        near = get_close_matches(words[0], (*COMMANDS, *MEANT), n=1)
-        meant = f" Did you mean {MEANT.get(near[0], near[0])}?" if near else ""
+        near = nearest(words[0], (*COMMANDS, *MEANT))
+        meant = f" Did you mean {MEANT.get(near, near)}?" if near else ""
         return bad_input(f"there is no command {words[0]!r}.{meant} There are {', '.join(COMMANDS)}.")
     if words[0] in LIGHTNINGS and words[-1] in {"-h", "--help"}:
         from lrl.cli import fit_help
@@ -89,7 +89,7 @@ def run_lightning(words: Sequence[str]) -> int:
         from lrl.runtime.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
-    sys.argv = [sys.argv[0], *words]  # LightningCLI reads it, and other ranks start with it
+    sys.argv = [sys.argv[0], *from_the_root(words, words[0])]  # LightningCLI reads it, and other ranks start with it
     try:
         with config_errors.collected():
             LrlCLI()

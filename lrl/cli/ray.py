@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from lrl.cli.interpolation import from_the_root
 from lrl.cli.recipes import with_recipe_paths
 from lrl.runtime.quick_imports import quick_imports
 
@@ -148,7 +149,7 @@ def read_settings(words: Sequence[str]) -> Any:
             return
 
     with_current_folder()
-    before, sys.argv = sys.argv, [sys.argv[0], *words]  # LightningCLI reads it
+    before, sys.argv = sys.argv, [sys.argv[0], *from_the_root(words, words[0])]  # LightningCLI reads it
     try:
         return Reading().config[words[0]].trainer
     finally:

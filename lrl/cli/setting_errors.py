@@ -8,12 +8,14 @@ A message without a match is shown without the lines that every optional setting
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from lrl.cli import config_file, fit_help
+from lrl.cli import aliases, config_file, fit_help
+from lrl.cli.recipes import recipes
 from lrl.runtime import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
@@ -23,19 +25,16 @@ OTHER_TYPES = (
     *("a class path (str)", "a dict with"),
 )
 """Beginnings of lines about the types that a setting might have instead, behind the error of a class that it names."""
-LRL = ("lrl",)
-ROOMS: dict[str, tuple[str, ...]] = {
-    "objective": ("lrl.objectives",),
-    "advantages": ("lrl.advantages",),
-    "rewards": ("lrl.rewards",),
-    "dispatch": ("lrl.routing.dispatch",),
-    "callbacks": ("lrl.callbacks", "lightning.pytorch.callbacks"),
-    "logger": ("lightning.pytorch.loggers",),
-}
-"""Modules of the classes that a setting may name; `LRL` for all others."""
+WITHOUT_GENERATORS = "lightning.pytorch.strategies"
+"""Lightning's own strategies, which nobody should be led to."""
+FEW = 12
+"""Most classes that are listed where none is near."""
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"} | dict.fromkeys(
     ("list", "tuple"), "a list, as in [1, 2]"
 )
+
+
+YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
 class Found(NamedTuple):
@@ -47,25 +46,38 @@ class Found(NamedTuple):
     owner: str
     """Path of the innermost class around it; empty if there is none."""
     message: str
+    start: int
+    """Place of the line in the message."""
+    depth: int
+    """Keys on the way to the setting: the more, the more certain is the line."""
 
     @property
     def value(self) -> str:
         """The setting's value, as far as the message has it."""
-        values = re.findall(r"(?:Got|Given) value: (?:NestedArg\(.*val='(.*)'\)|(.*))", self.message)
-        return next((part for part in values[-1] if part), "") if values else ""
+        pattern = r"(?:Got|Given) value: (?:NestedArg\(.*val='?(.*?)'?\)$|(.*))"
+        behind = re.findall(pattern, self.message[self.start :], re.MULTILINE)
+        found = next((part for part in behind[0] if part), "") if behind else ""
+        return YAML_WORDS.get(found, found)
+
+    @property
+    def bases(self) -> list[type]:
+        """Classes of which the setting takes subclasses, as far as the message has them."""
+        kinds = re.findall(r"Subtypes: \[(.*)\]", self.message[: self.start])[-1:]
+        found = []
+        for path in re.findall(r"[\w.]+\.[A-Z]\w*", kinds[0] if kinds else ""):
+            module, _, name = path.rpartition(".")
+            if not module.startswith(("typing", "collections")):
+                found.append(getattr(import_module(module), name))
+        return found
 
 
 def explain(message: str) -> str:
     """Returns the text of one error for a parser's message."""
-    lines = message.splitlines()
     for pattern, reason in REASONS:
-        for number, line in enumerate(lines):
-            if match := re.search(pattern, line):
-                keys, classes = _path_to(lines, number)
-                found = Found(match, ".".join(keys), classes[-1] if classes else "", message)
-                text = reason.format(found=found) if isinstance(reason, str) else reason(found)
-                if text:
-                    return text
+        found = [match for match in re.finditer(pattern, message)]
+        for one in sorted((_place(match, message) for match in found), key=lambda one: -one.depth):
+            if text := reason.format(found=one) if isinstance(reason, str) else reason(one):
+                return text
     return without_noise(message)
 
 
@@ -83,21 +95,13 @@ def explain_constructor(message: str) -> str:
     return "\n".join(own or said)
 
 
-def explain_interpolation(error: Exception) -> str:
-    """Returns the text for OmegaConf's error about a `${...}` without a target."""
-    wanted = re.search(r"(?:resolved to|Interpolation key) '(?:fit\.|validate\.)?(\w[^']+)'", str(error))
-    key = re.search(r"full_key: (?:fit\.|validate\.)?(\S+)", str(error))
-    if wanted is None or key is None:
-        return str(error)
-    return f"{key[1]}: ${{{wanted[1]}}} leads to no setting. Write the whole path, as --print_config shows it."
-
-
 def explain_prompt_row(words: Iterable[str]) -> str:
     """Returns the error for the first word that is no setting of `lrl.Prompts`; it was taken for a row of prompts."""
-    known = [f"--data.prompts.{name}" for name in settings_of("lrl.Prompts")]
+    known = [f"data.prompts.{name}" for name in settings_of("lrl.Prompts")]
     for word in (word.partition("=")[0].replace(".init_args.", ".") for word in words):
-        if word.startswith("--data.prompts.") and word not in known:
-            return f"{word}: there is no such setting.{_nearest(word, known)}"
+        name = word.removeprefix("--")
+        if word.startswith("--data.prompts.") and name not in known:
+            return f"{word}: there is no such setting.{_instead(name, known, '--')}"
     return ""
 
 
@@ -109,36 +113,62 @@ def settings_of(class_path: str) -> set[str]:
     return {name for parameters in taken for name in parameters} - {"self", "args", "kwargs"}
 
 
-def _path_to(lines: list[str], number: int) -> tuple[list[str], list[str]]:
-    """Returns the keys and the classes of the messages around line `number`, outermost first."""
+def _place(match: re.Match[str], message: str) -> Found:
+    """Returns a match with the setting that its line is about: the keys and classes of the lines around it."""
+    start = message.rfind("\n", 0, match.start()) + 1
+    line, *_ = message[start:].splitlines()
     keys: list[str] = []
     classes: list[str] = []
-    indent = len(lines[number])
-    for line in filter(str.strip, reversed(lines[: number + 1])):
-        if (own := len(line) - len(line.lstrip())) < indent:
+    indent = len(line)
+    for above in filter(str.strip, reversed([*message[:start].splitlines(), line])):
+        if (own := len(above) - len(above.lstrip())) < indent:
             indent = own
-            keys += re.findall(r'Parser key "([^"]+)"', line)
-            classes += re.findall(r"Problem with given class_path '([^']+)'", line)
-    return keys[::-1], classes[::-1]
+            keys += re.findall(r'Parser key "([^"]+)"', above)
+            classes += re.findall(r"Problem with given class_path '([^']+)'", above)
+    return Found(match, ".".join(reversed(keys)), classes[0] if classes else "", message, start, len(keys))
 
 
 def _no_setting(found: Found) -> str:
     name = f"{found.setting}.{found.match[1]}".lstrip(".")
     known = [f"{found.setting}.{one}".lstrip(".") for one in settings_of(found.owner)]
-    return f"{name}: {found.owner} has no such setting.{_nearest(name, known)}"
+    return f"{name}: {found.owner} has no such setting.{_instead(name, known)}"
 
 
 def _no_option(found: Found) -> str:
     dashes, name = found.match[1], found.match[2].replace(".init_args.", ".")
-    known = [f"{dashes}{one}" for one in fit_help.all_settings()]
-    return f"{dashes}{name}: there is no such setting.{_nearest(dashes + name, known)}"
+    return f"{dashes}{name}: there is no such setting.{_instead(name, [], '--')}"
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    """Returns a question that names the known setting of the same last word, or of nearly the same spelling."""
-    last = name.strip("-").rpartition(".")[2]
-    same = [setting for setting in known if setting.strip("-").rpartition(".")[2] == last]
-    return f" Did you mean {same[0]}?" if len(same) == 1 else import_by_name.did_you_mean(name, known)
+def _instead(name: str, own: list[str], dashes: str = "") -> str:
+    """Returns what to write in the place of a setting's name; empty if that is not certain.
+
+    Args:
+        name: A name without dashes.
+        own: Names of the settings of the class that it was meant for; empty if it names no group.
+        dashes: What a setting begins with, as the name that was written did.
+    """
+    if meant := aliases.setting(name):
+        return f" {meant}"
+    last = name.rpartition(".")[2]
+    others = fit_help.all_settings()
+    same = [one for one in others if one.rpartition(".")[2] == last]
+    words = {one.rpartition(".")[2]: one for one in own or others}
+    near = words.get(import_by_name.nearest(last, words) or "")
+    if same and (near is None or not own):
+        near = f" or {dashes}".join(same)
+    return f" Did you mean {dashes}{near}?" if near else ""
+
+
+def _no_words(found: Found) -> str:
+    word = found.match[1]
+    name, sign, value = word.partition("=")
+    if word in recipes() or Path(word).is_file():
+        return f"{word!r} belongs to no setting. A recipe follows --config: did you mean --config {word}?"
+    if not sign:
+        return f"{word!r} belongs to no setting; a setting is written --NAME VALUE."
+    if name in fit_help.all_settings():
+        return f"{word!r} belongs to no setting. Did you mean --{name} {value}?"
+    return f"{word!r} belongs to no setting; a setting is written --NAME VALUE.{_instead(name, [], '--')}"
 
 
 def _no_value(found: Found) -> str:
@@ -150,10 +180,39 @@ def _no_value(found: Found) -> str:
 
 
 def _no_class(found: Found) -> str:
-    rooms = ROOMS.get(found.setting.rpartition(".")[2], LRL)
-    classes = [name for room in rooms for name in import_by_name.public_names(import_module(room)) if name[0].isupper()]
-    near = import_by_name.did_you_mean(found.match[1], classes)
-    return f"{found.setting}: there is no class {found.match[1]!r}.{near or ' Write module.Class.'}"
+    """Returns the error about the name of a class, with the nearest of those that the setting takes."""
+    name = found.match[1]
+    if broken := _broken_yaml(name):
+        return f"{found.setting}{broken}"
+    said = f"{found.setting}: there is no class {name!r}."
+    if elsewhere := _objective_elsewhere(found, name):
+        return f"{said} {elsewhere}"
+    classes = sorted({one for base in found.bases for one in _subclasses(base)})
+    word = name.rpartition(".")[2]
+    begun = [one for one in classes if one.lower().startswith(word.lower())]
+    near = begun[0] if len(begun) == 1 else import_by_name.nearest(word, classes)
+    if near is not None:
+        return f"{said} Did you mean {near}?"
+    listed = f"There are {', '.join(classes)}; or write module.Class." if 0 < len(classes) <= FEW else ""
+    return f"{said} {listed or 'Write module.Class.'}"
+
+
+def _objective_elsewhere(found: Found, name: str) -> str:
+    return aliases.objective(name) if found.setting.endswith("model.objective") else ""
+
+
+def _subclasses(base: type) -> Iterator[str]:
+    """Yields the names of the shipped classes that a setting of type `base` takes."""
+    package = base.__module__.rpartition(".")[0]
+    own = f"lrl.{package.rpartition('.')[2]}"
+    for room in {"lrl", own, package, base.__module__}:
+        if room == WITHOUT_GENERATORS or not (room.startswith("lrl") or room == package) or find_spec(room) is None:
+            continue
+        module = import_module(room)
+        for name in import_by_name.public_names(module):
+            kind = getattr(module, name, None) if name[0].isupper() else None
+            if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind):
+                yield name
 
 
 def _not_importable(found: Found) -> str:
@@ -161,7 +220,8 @@ def _not_importable(found: Found) -> str:
     try:
         import_by_name.function(found.match[1])
     except ValueError as error:
-        return f"{found.setting}: {error}"
+        elsewhere = _objective_elsewhere(found, found.match[1])
+        return f"{found.setting}: {str(error).partition(' Did you')[0] if elsewhere else error} {elsewhere}".rstrip()
     return ""
 
 
@@ -172,13 +232,25 @@ def _not_one_of(found: Found) -> str:
 
 
 def _wrong_type(found: Found) -> str:
-    types = dict.fromkeys(re.findall(r"Expected a <class '(\w+)'>", found.message))
-    return f"{found.setting} is {found.value!r}; it must be {' or '.join(TYPES[one] for one in types if one in TYPES)}."
+    lines = re.finditer(r"Expected a <class '(\w+)'>", found.message)
+    kinds = dict.fromkeys(line[1] for line in lines if _place(line, found.message).setting == found.setting)
+    if broken := _broken_yaml(found.value):
+        return f"{found.setting}{broken}"
+    value = found.value if found.value == "null" else repr(found.value)
+    return f"{found.setting} is {value}; it must be {' or '.join(TYPES[one] for one in kinds if one in TYPES)}."
+
+
+def _broken_yaml(value: str) -> str:
+    """Returns what is wrong with a list or a mapping in a value; empty if it is none, or right."""
+    return config_file.fault_of(value) if value.startswith(("[", "{")) else ""
 
 
 def _missing(found: Found) -> str:
     names = re.sub(r"\b(fit|validate)\.", "", found.match[1]).split(", ")
-    return f"{' and '.join(sorted(names))} must be given: by a recipe (--config quickstart), or one by one."
+    if not found.owner:
+        return f"{' and '.join(sorted(names))} must be given: by a recipe (--config quickstart), or one by one."
+    paths = " and ".join(f"{found.setting}.{name}" for name in names)
+    return f"{paths} must be given: {found.owner} has no default for {'it' if len(names) == 1 else 'them'}."
 
 
 def _no_yaml(found: Found) -> str:
@@ -200,10 +272,7 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Option '([^']+)' is not accepted", _no_setting),
     (r"does not accept option '()([^']+)'", _no_option),
     (r"unrecognized arguments: (--?)([^\s=+]+)", _no_option),
-    (
-        r"unrecognized arguments: (\S+)",
-        "{found.match[1]!r} belongs to no setting. A recipe follows --config: did you mean --config {found.match[1]}?",
-    ),
+    (r"unrecognized arguments: (\S+)", _no_words),
     (r"argument (\S+): expected one argument", _no_value),
     (r"the following arguments are required: (.+)", _missing),
     (r"Expected a typing\.Literal\[(.*?)\]", _not_one_of),
@@ -219,6 +288,10 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
         "{found.setting} must be a {found.match[1]}: the name of a class, or `class_path` and `init_args`.",
     ),
     (r"Given value: .*class_path'?[=:] ?'([\w.]+)'", _not_importable),
+    (
+        r"Expected a tuple with (\d+) elements",
+        "{found.setting} is {found.value}; it must be a list of {found.match[1]} values.",
+    ),
     (rf"Expected a <class '({'|'.join(TYPES)})'>", _wrong_type),
 )
 """Pattern of a line and its error, the most certain first: a setting of several types has a reason for each."""

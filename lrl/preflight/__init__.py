@@ -15,7 +15,7 @@ from lrl.preflight.policy import check_policy, check_ranker
 from lrl.preflight.resources import check_resources
 from lrl.preflight.run_folder import check_folders
 from lrl.preflight.settings import check_evaluations, check_settings
-from lrl.preflight.trainer import check_strategy, check_trainer, check_verb
+from lrl.preflight.trainer import check_strategy, check_trainer, check_verb, without_generators
 from lrl.runtime.config_errors import any_noted, collected, noting
 from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
     from lrl.preflight.policy import Policy
 
-__all__ = ["check", "check_strategy", "check_without_trainer"]
+__all__ = ["check", "check_strategy", "check_without_trainer", "without_generators"]
 
 
 def check(trainer: L.Trainer) -> None:

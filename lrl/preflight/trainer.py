@@ -64,9 +64,14 @@ def check_strategy(trainer: L.Trainer) -> None:
         launcher.kill(signal.SIGKILL)
         forget_place(launcher)
         launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
-    raise ConfigError(
-        f"trainer.strategy is {type(trainer.strategy).__name__}, which has no generators: use lrl.AsyncSingleDevice, "
-        "lrl.AsyncDDP or lrl.AsyncFSDP."
+    raise ConfigError(without_generators(type(trainer.strategy).__name__))
+
+
+def without_generators(strategy: str) -> str:
+    """Returns the error about a strategy of Lightning's own."""
+    return (
+        f"trainer.strategy is {strategy}, which has no generators: use lrl.AsyncSingleDevice, lrl.AsyncDDP or "
+        "lrl.AsyncFSDP."
     )
 
 

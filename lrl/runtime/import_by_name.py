@@ -18,6 +18,8 @@ from types import ModuleType
 from typing import Any
 
 FORMS = "Write module:function, or file.py:function."
+SIMILAR = 0.75
+"""Least share of letters that a misspelt word has in common with the right one (difflib's ratio)."""
 _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
 
 
@@ -44,7 +46,8 @@ def function(name: str) -> Callable[..., Any]:
     found: Any = _module_of_file(Path(module)) if module.endswith(".py") else _module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ValueError(f"{module} has no {part!r}.{did_you_mean(part, public_names(found))}")
+            known = [name for name in public_names(found) if name[0].isupper() or not part[0].isupper()]
+            raise ValueError(f"{module} has no {part!r}.{did_you_mean(part, known)}")
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"{name} is a {type(found).__name__}, not a function. {FORMS}")
@@ -57,11 +60,20 @@ def with_current_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns a question for the end of a message, with the most similar of the `known` words; empty without one."""
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Returns the most similar of the `known` words; None if all are too unlike, for a wrong one would mislead.
+
+    Case does not matter.
+    """
     lower = {name.lower(): name for name in known}
-    near = get_close_matches(word.lower(), lower, n=1)
-    return f" Did you mean {lower[near[0]]}?" if near else ""
+    near = get_close_matches(word.lower(), lower, n=1, cutoff=SIMILAR)
+    return lower[near[0]] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question for the end of a message, with the nearest of the `known` words; empty without one."""
+    near = nearest(word, known)
+    return f" Did you mean {near}?" if near else ""
 
 
 def public_names(thing: Any) -> list[str]:

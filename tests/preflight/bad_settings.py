@@ -18,7 +18,7 @@ RANKER = (
 def fsdp(named: tuple[str, ...], **settings: object) -> Case:
     """Returns the case of AsyncFSDP with these settings."""
     words = [word for name, value in settings.items() for word in (f"--trainer.strategy.{name}", str(value))]
-    return ("--trainer.devices", "5", "--trainer.strategy", "lrl.AsyncFSDP", *words), named
+    return ("--trainer.devices", "5", "--trainer.strategy", "AsyncFSDP", *words), named
 
 
 def launched(named: tuple[str, ...], *words: str, generator_devices: str = "0", kind: str = "Given") -> Case:
@@ -112,6 +112,10 @@ SETTINGS: dict[str, Case] = {
         ("--config", "{in}/misspelt.yaml"),
         ("data.stragler:", "lrl.RolloutDataModule", "Did you mean data.stragglers?"),
     ),
+    "a key of a class inside": (
+        ("--trainer.strategy.max_num_seqs", "1"),
+        ("Did you mean trainer.strategy.server.max_num_seqs?",),
+    ),
     "a key without its group": (("--max_lag", "1"), ("Did you mean --data.max_lag?",)),
     "a misspelt group": (("--modle.lr", "1"), ("Did you mean --model.lr?",)),
     "a key without a value": (("--model.lr",), ("--model.lr: no value",)),
@@ -152,6 +156,56 @@ SETTINGS: dict[str, Case] = {
         ("trainer is 'gone.yaml': there is no such file",),
     ),
     "a config of a config in another encoding": (("--config", "{in}/data-of-latin.yaml"), ("data", "Save", "UTF-8")),
+    "a strategy in lower case": (("--trainer.strategy", "asyncddp"), ("Did you mean AsyncDDP?",)),
+    "a launcher in lower case": (("--trainer.strategy.launcher", "ray"), ("Did you mean Ray?",)),
+    "the beginning of a class": (("--trainer.logger", "wandb"), ("Did you mean WandbLogger?",)),
+    "a class that is like none": (("--trainer.logger", "Neptune"), ("There are CSVLogger, CometLogger, MLFlowLogger",)),
+    "an objective of another library": (
+        ("--model.objective", "grpo"),
+        ("model.objective", "--model.objective PPO --data.advantages GRPO"),
+    ),
+    "that objective with a module": (("--model.objective", "lrl.objectives.DAPO"), ("model.objective PPO", "0.28")),
+    "a setting of another library": (("--data.num_generations", "8"), ("Here it is data.rollouts_per_group.",)),
+    "a launcher without its jobs": (
+        ("--trainer.strategy.launcher", "Ray"),
+        ("trainer.strategy.launcher.jobs must be given: lrl.generators.launchers.Ray has no default for it.",),
+    ),
+    "a callback without its data": (
+        ("--trainer.callbacks+", "Evaluation"),
+        ("trainer.callbacks.prompts must be given",),
+    ),
+    "devices in words": (("--trainer.devices", "two"), ("trainer.devices is 'two'", "a list of indices")),
+    "devices that a CPU has not": (("--trainer.devices", "[0, 1]"), ("`devices`", "trainer.devices is [0, 1]")),
+    "an accelerator that is not installed": (("--trainer.accelerator", "tpu"), ("trainer.accelerator is 'tpu'", "xla")),
+    "null for a number": (("--model.lr", "null"), ("model.lr is null", "its default, 1e-06")),
+    "null for a choice": (("--data.stragglers", "null"), ("data.stragglers is null", "'wait'")),
+    "null within a group": (
+        ("--trainer.strategy.server", "{max_num_seqs: null}"),
+        ("server.max_num_seqs is null", "256"),
+    ),
+    "null for what has no default": (("--model.model", "null"), ("model.model must be given",)),
+    "a strategy of Lightning's by its word": (
+        ("--trainer.strategy", "fsdp"),
+        ("trainer.strategy is fsdp, which has no generators", "lrl.AsyncFSDP"),
+    ),
+    "a group that is a number": (("--config", "{trainer: 5}"), ("trainer is 5; it must be a mapping",)),
+    "a list on the command line that is cut": (
+        ("--model.betas", "[0.9, 0.95"),
+        ("model.betas, line 1", "Close the bracket"),
+    ),
+    "a list that is too short": (("--model.betas", "[0.9]"), ("model.betas is [0.9]", "2 values")),
+    "a seed below 0": (("--seed_everything", "-1"), ("seed_everything is -1",)),
+    "a setting without its dashes": (("data.max_lag=2",), ("Did you mean --data.max_lag 2?",)),
+    "an interpolation of a class's setting that leads nowhere": (
+        ("--model.lr", "${data.nope}"),
+        ("model.init_args.lr: ${data.nope} leads to no setting",),
+    ),
+    "an interpolation into the same class": (("--model.lr", "${model.nope}"), ("${model.nope} leads to no setting",)),
+    "an interpolation without init_args": (
+        ("--trainer.max_steps", "${data.max_lag}"),
+        ("Write the whole path: ${data.init_args.max_lag}.",),
+    ),
+    "an interpolation that is not closed": (("--model.lr", "${data.nope"), ("model.init_args.lr", "no interpolation")),
     "an interpolation that leads nowhere": (
         ("--trainer.max_steps", "${data.init_args.max_lagg}"),
         ("trainer.max_steps", "${data.init_args.max_lagg} leads to no setting"),

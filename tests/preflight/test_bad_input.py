@@ -117,6 +117,9 @@ HEALTHY = {
     "a model that brings code which is not needed": ("--model.model", "{in}/models/code-unused"),
     "added tokens that no prompt has": ("--model.model", "{in}/models/added-tokens"),
     "a strategy by the name of its class": ("--trainer.strategy", "lrl.AsyncSingleDevice"),
+    "a strategy by its bare name": ("--trainer.strategy", "AsyncSingleDevice"),
+    "a class's setting that is that of another one": ("--model.warmup_steps", "${data.init_args.max_lag}"),
+    "a class's setting that is one of the trainer's": ("--data.groups_per_step", "${trainer.max_steps}"),
     "one reward that is no list": ("--data.rewards", "lrl.quickstart.task:correct"),
     "one reward by the name of its class": ("--data.rewards", "ExactMatch"),
     "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
@@ -161,7 +164,7 @@ def test_no_rank_is_started_for_a_strategy_without_generators(run: Run, monkeypa
     monkeypatch.setattr(f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started"))
     status, said = run(*FIT, "--trainer.strategy", "ddp", "--model.model", "{in}/models/no-weights")
     assert status == 2
-    assert "trainer.strategy is DDPStrategy, which has no generators" in said and "has no weights" in said
+    assert "trainer.strategy is ddp, which has no generators" in said and "has no weights" in said
 
 
 LOGGED = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{tmp}", "--trainer.logger.name", "mine")

@@ -1,0 +1,35 @@
+"""`${...}` on the command line, and the errors about it."""
+
+import re
+from collections.abc import Iterable
+
+from lrl.cli import fit_help
+
+ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
+
+
+def from_the_root(words: Iterable[str], verb: str) -> list[str]:
+    """Returns the words with interpolations that begin at the root of the parsed config.
+
+    jsonargparse reads the value of a class's setting apart from the rest, and would take a path in it for one within
+    the class. It leaves a path with spaces around it as it is.
+    """
+    return [ABSOLUTE.sub(rf"${{ {verb}.\1 }}", word) for word in words]
+
+
+def explain(error: Exception) -> str:
+    """Returns the text for OmegaConf's error about a `${...}`."""
+    said = str(error)
+    key = re.search(r"full_key: (?:fit\.|validate\.)?(\S+)", said)
+    where = f"{key[1]}: " if key else ""
+    if broken := re.search(r"at input '(.+?)'", said):
+        return f"{where}{broken[1]!r} is no interpolation; one looks like ${{data.init_args.max_lag}}."
+    wanted = re.search(r"(?:resolved to|Interpolation key) '(\w[^']+)'|trying to access (\S+):", said)
+    if wanted is None:
+        return said
+    path = re.sub(r"^(fit|validate)\.", "", wanted[1] or wanted[2])
+    known = re.sub(r"^(model|data|trainer\.strategy)\.", r"\1.init_args.", path)
+    remedy = "Write the whole path, as --print_config shows it."
+    if path in fit_help.all_settings() and known != path:
+        remedy = f"Write the whole path: ${{{known}}}."
+    return f"{where}${{{path}}} leads to no setting. {remedy}"

@@ -34,6 +34,7 @@ class Policy(Protocol):
     objective: Objective
     lora: LoRA | None
     reference: Reference | None
+    lr: float
     warmup_steps: int
     schedule: Schedule
     dtype_name: Any

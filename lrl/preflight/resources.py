@@ -22,6 +22,7 @@ from lrl.preflight.model_folder import Shape
 from lrl.preflight.run_folder import check_disk
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
+from lrl.runtime.byte_counts import GIB, in_gib
 from lrl.runtime.config_errors import ConfigError, fault
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BESIDE = 3
 """Numbers beside each one that is trained: its gradient and AdamW's two moments."""
@@ -92,19 +92,17 @@ def _check_library() -> None:
 
 
 def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> None:
-    needed, here = trainer + generators + kv_cache + ranker, memory_here()
-    parts = (
-        f"trainer {trainer / GIB:.1f}, generators' weights {generators / GIB:.1f}, their keys and values "
-        f"{kv_cache / GIB:.1f}{_and_ranker(ranker)}"
-    )
+    needed = trainer + generators + kv_cache + ranker
+    here, free = memory_here(), psutil.virtual_memory().available
+    needs, has, left, *parts = in_gib(needed, here, free, trainer, generators, kv_cache)
+    said = f"trainer {parts[0]}, generators' weights {parts[1]}, their keys and values {parts[2]}{_and_ranker(ranker)}"
     if needed > here:
         fault(
-            f"Memory: at least {needed / GIB:.1f} GiB are needed ({parts}), and there are {here / GIB:.1f}. Take a "
-            "smaller model.model, model.dtype bfloat16, fewer strategy.generator_devices or a smaller "
-            "strategy.server.kv_cache_gib."
+            f"Memory: at least {needs} GiB are needed ({said}), and there are {has}. Take a smaller model.model, "
+            "model.dtype bfloat16, fewer strategy.generator_devices or a smaller strategy.server.kv_cache_gib."
         )
-    elif needed > (free := psutil.virtual_memory().available):
-        log.warning("Memory: at least %.1f GiB are needed (%s), and %.1f are free.", needed / GIB, parts, free / GIB)
+    elif needed > free:
+        log.warning("Memory: at least %s GiB are needed (%s), and %s are free.", needs, said, left)
 
 
 def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
@@ -144,31 +142,36 @@ def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.dev
         shared, ranker = strategy.shares_device and device == root, beside.get(device, 0)
         sends = buffers * (device == root)
         if trainer + ranker + shared * generator + sends > total:
-            beside_it = f" beside the generator's {generator / GIB:.1f} (strategy.server.gpu_memory_utilization)"
-            parts = f"{trainer / GIB:.1f} GiB{_and_ranker(ranker)}{_and_buffers(sends)}{beside_it if shared else ''}"
+            takes, has, share = in_gib(trainer, total, generator)
+            beside_it = f" beside the generator's {share} (strategy.server.gpu_memory_utilization)"
+            parts = f"{takes} GiB{_and_ranker(ranker)}{_and_buffers(sends)}{beside_it if shared else ''}"
             fault(
                 f"GPU memory: weights, gradients and moments take {parts}, "
-                f"and the GPU has {total / GIB:.1f}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
+                f"and the GPU has {has}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
             )
     for device in strategy.generator_devices:
-        if (ranker := beside.get(device, 0)) + generator + buffers > total:
-            parts = f"data.length_predictor.ranker takes {ranker / GIB:.1f} GiB of {device}" if ranker else ""
-            needs = f"buffers of strategy.weight_transfer take {buffers / GIB:.1f} GiB of {device}" if buffers else ""
+        ranker = beside.get(device, 0)
+        if ranker + generator + buffers > total:
+            share, has = in_gib(generator, total)
+            parts = f"data.length_predictor.ranker takes {in_gib(ranker)[0]} GiB of {device}" if ranker else ""
+            needs = f"buffers of strategy.weight_transfer take {in_gib(buffers)[0]} GiB of {device}" if buffers else ""
             fault(
-                f"GPU memory: {' and '.join(filter(None, (parts, needs)))}, where a generator has "
-                f"{generator / GIB:.1f} of {total / GIB:.1f} (strategy.server.gpu_memory_utilization): lower that"
+                f"GPU memory: {' and '.join(filter(None, (parts, needs)))}, where a generator has {share} of {has} "
+                "(strategy.server.gpu_memory_utilization): lower that"
                 f"{', or set data.length_predictor.ranker.device' if ranker else ''}."
             )
-    if copy // server.tensor_parallel_size > generator:
+    of_each = copy // server.tensor_parallel_size
+    if of_each > generator:
+        takes, share = in_gib(of_each, generator)
         fault(
-            f"GPU memory: a generator's weights take {copy / server.tensor_parallel_size / GIB:.1f} GiB on each GPU, "
-            f"of {generator / GIB:.1f}. Raise strategy.server.gpu_memory_utilization or tensor_parallel_size."
+            f"GPU memory: a generator's weights take {takes} GiB on each GPU, of {share}. Raise "
+            "strategy.server.gpu_memory_utilization or tensor_parallel_size."
         )
 
 
 def _and_buffers(buffers: int) -> str:
-    return f", buffers of strategy.weight_transfer {buffers / GIB:.1f}" if buffers else ""
+    return f", buffers of strategy.weight_transfer {in_gib(buffers)[0]}" if buffers else ""
 
 
 def _and_ranker(ranker: int) -> str:
-    return f", data.length_predictor.ranker {ranker / GIB:.1f}" if ranker else ""
+    return f", data.length_predictor.ranker {in_gib(ranker)[0]}" if ranker else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lrl.runtime.byte_counts import in_gib
 from lrl.runtime.config_errors import fault
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GIB = 2**30
 SAVED = 3
 """Copies of the weights in a checkpoint: themselves and the two moments."""
 
@@ -78,10 +78,11 @@ def check_disk(trainer: L.Trainer, weights: int) -> None:
     needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
     setting, folder = next(iter(folders(trainer)))
     disk = shutil.disk_usage(nearest(folder))
+    free, taken = in_gib(disk.free, needed)
     if disk.total and needed > disk.free:
         fault(
-            f"{setting} is {str(folder)!r}, where {disk.free / GIB:.2f} GiB are free, and a checkpoint takes "
-            f"{needed / GIB:.2f}. Free some, choose another folder, or set ModelCheckpoint.save_weights_only."
+            f"{setting} is {str(folder)!r}, where {free} GiB are free, and a checkpoint takes {taken}. Free some, "
+            "choose another folder, or set ModelCheckpoint.save_weights_only."
         )
     elif disk.total and 2 * needed > disk.free:
-        log.warning("A checkpoint takes %.2f GiB and %.2f are free in %s.", needed / GIB, disk.free / GIB, folder)
+        log.warning("A checkpoint takes %s GiB and %s are free in %s.", taken, free, folder)

@@ -54,8 +54,11 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size} and model.lora is set: the plans that "
             "divide a layer do not know its adapters. Set it to 1: the layers are then sharded alone."
         )
-    if trainer.limit_train_batches == 0:
-        fault("trainer.limit_train_batches is 0: nothing would be trained. Leave it out, or use `lrl validate`.")
+    for flag in ("max_steps", "max_epochs", "limit_train_batches"):
+        if getattr(trainer, flag) == 0:
+            fault(f"trainer.{flag} is 0: nothing would be trained. Leave it out, or use `lrl validate`.")
+    if policy.lr == 0:
+        log.warning("model.lr is 0: the policy stays as it is.")
     if 0 < trainer.max_steps < policy.warmup_steps:
         log.warning(
             "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches model.lr.",

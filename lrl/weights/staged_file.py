@@ -16,6 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from lrl.runtime.byte_counts import GIB, in_gib
 from lrl.weights.checksum import checksum
 from lrl.weights.wire import Described
 
@@ -85,7 +86,8 @@ def stage_unnamed(described: Sequence[Described], tensors: Iterable[tuple[str, T
     head = header(described)
     needed, free = len(head) + sum(one.nbytes for one in described), psutil.virtual_memory().available
     if needed > free:
-        raise OSError(f"the weights take {needed / 2**30:.2f} GiB of memory, and {free / 2**30:.2f} GiB are free.")
+        takes, has = in_gib(needed, free)
+        raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
     _write(head, described, tensors, file.path)
     return checksum(file.path)
 
@@ -124,9 +126,10 @@ def require_room(folder: Path, needed: int) -> None:
     """Raises OSError if `folder` has not `needed` bytes free."""
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     if needed > free:
+        takes, has = in_gib(needed, free)
         raise OSError(
-            f"{folder} has {free / 2**30:.2f} GiB free and the weights take {needed / 2**30:.2f} GiB (twice that while "
-            "a new version replaces the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
+            f"{folder} has {has} GiB free and the weights take {takes} GiB (twice that while a new version replaces "
+            "the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
         )
 
 
@@ -135,8 +138,8 @@ def too_little_room(transport: str, needed: int, free: int) -> str:
     enough."""
     if needed <= free:
         return ""
+    takes, has = in_gib(needed, free)
     return (
-        f"{SHARED_MEMORY} has {free / 2**30:.2f} GiB free, and strategy.weight_transfer {transport} takes "
-        f"{needed / 2**30:.2f}. Enlarge it: `mount -o remount,size={needed // 2**30 + 1}G {SHARED_MEMORY}`, or "
-        "`docker run --shm-size` for a container."
+        f"{SHARED_MEMORY} has {has} GiB free, and strategy.weight_transfer {transport} takes {takes}. Enlarge it: "
+        f"`mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or `docker run --shm-size` for a container."
     )

@@ -318,6 +318,8 @@ TRAINER: dict[str, Case] = {
     "half-precision weights": setting("trainer.precision", "16-true", "model.dtype"),
     "two types for the weights": setting("trainer.precision", "bf16-true", "model.dtype is float32"),
     "no batch to train": setting("trainer.limit_train_batches", 0, "lrl validate"),
+    "no step to train": setting("trainer.max_steps", 0, "trainer.max_steps", "lrl validate"),
+    "no epoch to train": setting("trainer.max_epochs", 0, "trainer.max_epochs", "lrl validate"),
     "two syncs": (only(SYNC, SYNC), ("trainer.callbacks", "keep one")),
     "syncs too rare for the lag": (
         ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 4}}])),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from lrl.generators.server import Server
 from lrl.preflight import resources, settings
 from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
+from lrl.runtime.byte_counts import in_gib
 from lrl.runtime.run_folder import RunFolderLock
 from tests.preflight.bad_files import DATA, MODELS, RESUMES
 from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
@@ -268,13 +270,25 @@ def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> Non
 NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
 
 
+def test_numbers_that_are_compared_differ_in_the_message(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 800_000  # bytes, of the megabyte that the checkpoint takes
+    disk = SimpleNamespace(total=2**40, used=0, free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
+    status, said = run(*FIT)
+    found = re.search(r"where (\S+) GiB are free, and a checkpoint takes (\S+)\. Free some", said)
+    assert status == 2 and found is not None, said
+    assert float(found[1]) == pytest.approx(free / 2**30, rel=0.1) and float(found[2]) > float(found[1])
+    assert in_gib(0.0101 * 2**30, 0.0099 * 2**30, 0) == ["0.0101", "0.0099", "0.0000"]
+    assert in_gib(3 * 2**30, 10 * 2**30) == ["3.0", "10.0"]
+
+
 @pytest.mark.parametrize(
     ("patched", "found", "named"),
     [
         (
             "lrl.preflight.resources.memory_here",
             lambda: 2**20,
-            ("Memory", "trainer 0.0", "keys and values 1.0", "model.model", "kv_cache_gib"),
+            ("Memory", "trainer 0.00", "keys and values 1.0", "there are 0.0010", "model.model", "kv_cache_gib"),
         ),
         (
             "shutil.disk_usage",
@@ -367,9 +381,16 @@ def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
 def test_a_tight_or_odd_setting_gives_a_warning(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     sizes = ("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2")
     words = (*FIT, *sizes, "--model.warmup_steps", "9", "--data.prompts.source", "{in}/data/twins.jsonl")
+    words = (*words, "--model.lr", "0")
     with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
         run(*words)
-    for name in ("data.micro_batch_tokens is 8", "max_num_seqs 2", "model.warmup_steps is 9", "8 of the 16 prompts"):
+    for name in (
+        "data.micro_batch_tokens is 8",
+        "max_num_seqs 2",
+        "model.warmup_steps is 9",
+        "8 of the 16 prompts",
+        "lr is 0",
+    ):
         assert name in caplog.text
 
 

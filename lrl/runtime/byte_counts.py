@@ -1,0 +1,17 @@
+"""Numbers of bytes in messages that compare them."""
+
+GIB = 2**30
+MOST_DECIMALS = 9
+
+
+def in_gib(*counts: float) -> list[str]:
+    """Returns numbers of bytes in GiB, with as many decimals as tell them from one another and from 0.
+
+    Otherwise a message says that 0.01 GiB are free and 0.01 are needed.
+    """
+    different = len({*counts, 0.0})
+    for decimals in range(1, MOST_DECIMALS):
+        texts = [f"{count / GIB:.{decimals}f}" for count in (*counts, 0.0)]
+        if len(set(texts)) == different:
+            break
+    return texts[:-1]

@@ -7,6 +7,7 @@ finished evaluation, and an EarlyStopping on another metric after every step tha
 Rewards and evaluations are known on rank 0 alone, but all ranks save and stop together: rank 0 broadcasts the values.
 """
 
+import logging
 from typing import Any
 
 import lightning as L
@@ -15,6 +16,9 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.callbacks.base import NewMetrics
 from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.import_by_name import did_you_mean
+
+log = logging.getLogger(__name__)
 
 EVALUATION = "eval/"
 """Prefix of an evaluation's metrics."""
@@ -27,6 +31,7 @@ class Monitors(L.Callback):
     def __init__(self) -> None:
         self._monitors: list[Monitor] = []
         self._metrics = NewMetrics()
+        self._looked = False
 
     def prepare(self, trainer: L.Trainer) -> None:
         """Finds the callbacks with a monitor, before their `setup` decides when Lightning calls them."""
@@ -56,6 +61,9 @@ class Monitors(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Calls the monitors of what the step, and the evaluations that ended in it, have logged."""
+        if not self._looked:
+            self._looked = True
+            self._warn_of_unknown(trainer)
         for one in self._with_new_metric(trainer):
             if isinstance(one, EarlyStopping) or _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
@@ -65,6 +73,16 @@ class Monitors(L.Callback):
         for one in self._with_new_metric(trainer):
             if isinstance(one, ModelCheckpoint) and _of_evaluation(one):
                 one.on_validation_end(trainer, pl_module)
+
+    def _warn_of_unknown(self, trainer: L.Trainer) -> None:
+        """Warns of metrics that the first step has not logged: Lightning would wait for them in silence."""
+        shown = trainer.callback_metrics
+        for one in self._monitors if trainer.is_global_zero else ():
+            if one.monitor not in shown and not _of_evaluation(one):
+                log.warning(
+                    "%s.monitor is %r, which the first step has not logged.%s",
+                    *(type(one).__name__, one.monitor, did_you_mean(str(one.monitor), shown)),
+                )
 
     def _with_new_metric(self, trainer: L.Trainer) -> list[Monitor]:
         """Gives every rank the monitored metrics that are new; returns their monitors."""

@@ -18,6 +18,9 @@ from typing import Any
 
 from lrl.types import Group
 
+ALWAYS = ("accuracy", "accuracy_low", "accuracy_high", "version")
+SOMETIMES = ("failures", "truncated", "version_high")
+"""Metrics of an evaluation that begin when they are not constant for the first time."""
 Z95 = 1.959964
 """Standard normal deviate of a two-sided 95 % interval."""
 
@@ -126,6 +129,23 @@ def evaluate(dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequenc
     )
 
 
+def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) -> bool:
+    """Returns whether `Report.metrics` of a data set may have a metric of this name.
+
+    Args:
+        metric: Its name, `eval/...`.
+        dataset: The data set's name.
+        samples: Responses to each problem.
+        by: Columns by which the accuracy is broken down; their values are not known.
+    """
+    prefix = f"eval/{dataset}/"
+    name = metric.removeprefix(prefix)
+    if name == metric:
+        return False
+    chances = [f"pass@{k}" for k in _powers(samples) if k > 1]
+    return name in (*ALWAYS, *SOMETIMES, *chances) or name.startswith(tuple(f"{column}/" for column in by))
+
+
 def wilson_interval(share: float, n: float) -> tuple[float, float]:
     """Returns the 95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and 1 and for small n.
 
@@ -216,10 +236,15 @@ def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, f
     if not _binary(scores):
         return {}
     found: dict[int, float] = {}
-    for k in sorted({2**power for power in range(most.bit_length())} | {most}):
+    for k in _powers(most):
         chances = [pass_at_k(len(problem), int(sum(problem)), k) for problem in scores if len(problem) >= k]
         found |= {k: fmean(chances)} if chances else {}
     return found
+
+
+def _powers(most: int) -> list[int]:
+    """Returns 1, 2, 4, ... and `most`."""
+    return sorted({2**power for power in range(most.bit_length())} | {most})
 
 
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:

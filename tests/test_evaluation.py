@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from lrl.evaluation import Report, evaluate, mean_interval, pass_at_k, wilson_interval, write_responses
+from lrl.evaluation import (
+    ALWAYS,
+    SOMETIMES,
+    Report,
+    evaluate,
+    may_give,
+    mean_interval,
+    pass_at_k,
+    wilson_interval,
+    write_responses,
+)
 from lrl.types import Group, Prompt, Rollout
 
 
@@ -179,6 +189,17 @@ def test_a_count_of_an_evaluation_is_logged_from_its_first_nonzero_value_on() ->
     assert after_failed["eval/sums/failures"] == after_failed["eval/sums/truncated"] == 0.0
     assert (moved.metrics()["eval/sums/version"], moved.metrics()["eval/sums/version_high"]) == (4.0, 8.0)
     assert after_moved["eval/sums/version_high"] == 3.0 and "eval/sums/failures" not in after_moved
+
+
+def test_every_metric_of_an_evaluation_is_one_that_it_may_give() -> None:
+    groups = [group(0, [1.0, 0.0, 1.0, 1.0], level=3), group(1, [1.0], level=4)]
+    found = evaluate("sums", groups, greedy=False, by=["level"])
+    found.versions, found.failures, found.truncated = [3, 8], 1, 1
+    metrics = found.metrics()
+    assert len(metrics) == len({*ALWAYS, *SOMETIMES}) + 2 + 2, "pass@2 and pass@4, two levels"
+    assert all(may_give(metric, "sums", 4, ["level"]) for metric in metrics)
+    others = ("eval/sum/accuracy", "eval/sums/pass@3", "eval/sums/pass@1", "eval/sums/subject/x", "reward/mean")
+    assert not any(may_give(metric, "sums", 4, ["level"]) for metric in others)
 
 
 def test_the_table_names_versions_and_sampling() -> None:

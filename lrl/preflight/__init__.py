@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.preflight.checkpoint import check_checkpoint_contents, check_checkpoint_path
 from lrl.preflight.datasets import check_datasets
+from lrl.preflight.monitors import check_monitors
 from lrl.preflight.policy import check_policy, check_ranker
 from lrl.preflight.resources import check_resources
 from lrl.preflight.run_folder import check_folders
@@ -75,6 +76,8 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     evaluations = find_all(trainer, Evaluation)
     check_settings(trainer, policy, data)
     check_evaluations(trainer, evaluations)
+    if data.trains:
+        check_monitors(trainer, evaluations)
     check_folders(trainer, policy)
     check_checkpoint_path(data.resumes_from, trainer.strategy.resumes_parts)
     read = check_datasets(data, evaluations)

@@ -95,3 +95,13 @@ def test_a_callback_that_asks_for_the_end_of_an_epoch_gets_it(folder: str) -> No
 def test_a_figure_that_no_evaluation_gives_is_refused(folder: str, kind: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"monitor is 'eval/hold/accuracy'.*There is eval/held/accuracy"):
         fit(folder, kind(monitor="eval/hold/accuracy", **({"dirpath": tmp_path} if kind is ModelCheckpoint else {})))
+
+
+def test_a_figure_that_the_first_step_does_not_log_is_said_with_the_nearest(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(folder, EarlyStopping("reward/maen", patience=1, strict=False))
+    said = [record.getMessage() for record in caplog.records if record.name == "lrl.callbacks.monitors"]
+    assert said == [
+        "EarlyStopping.monitor is 'reward/maen', which the first step has not logged. Did you mean reward/mean?"
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.preflight.bad_words import Case, callback, evaluation, extra, only, setting
+from tests.preflight.bad_words import Case, callback, evaluation, extra, monitor, only, setting
 
 SYNC = "lrl.callbacks.WeightSync"
 RANKER = (
@@ -342,6 +342,18 @@ TRAINER: dict[str, Case] = {
     "an evaluation by a column that is not there": evaluation({"by": "[level]"}, "Evaluation.by", "level", "answer"),
     "an evaluation of a file that is not there": callback(
         "Evaluation", {"prompts": "{tmp}/none.jsonl"}, "Evaluation.prompts", "none.jsonl"
+    ),
+    "a checkpoint by an evaluation that is not there": (
+        monitor("ModelCheckpoint", "eval/rows/accuracy"),
+        ("ModelCheckpoint.monitor is 'eval/rows/accuracy'", "Add lrl.callbacks.Evaluation"),
+    ),
+    "a checkpoint by an evaluation of another name": (
+        (*evaluation({})[0], *monitor("ModelCheckpoint", "eval/row/accuracy")),
+        ("ModelCheckpoint.monitor is 'eval/row/accuracy'", "Did you mean eval/rows/accuracy?"),
+    ),
+    "an end by a number that no evaluation has": (
+        (*evaluation({})[0], *monitor("EarlyStopping", "eval/rows/pass@2")),
+        ("EarlyStopping.monitor is 'eval/rows/pass@2'", "eval/rows/accuracy"),
     ),
     "two evaluations of one name": (
         (*evaluation({})[0], *evaluation({})[0]),

@@ -33,6 +33,10 @@ def callback(name: str, settings: dict[str, object], *named: str) -> Case:
     return ("--trainer.callbacks+", f"lrl.callbacks.{name}", *words), named
 
 
+def monitor(kind: str, metric: str) -> Words:
+    return "--trainer.callbacks+", kind, "--trainer.callbacks.monitor", metric
+
+
 def evaluation(settings: dict[str, object], *named: str) -> Case:
     prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "{in}/data/rows.jsonl", "name": "rows"}}
     return callback("Evaluation", {"prompts": json.dumps(prompts)} | settings, *named)

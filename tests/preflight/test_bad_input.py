@@ -32,7 +32,7 @@ from lrl.runtime.byte_counts import in_gib
 from lrl.runtime.run_folder import RunFolderLock
 from tests.preflight.bad_files import DATA, MODELS, RESUMES
 from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
-from tests.preflight.bad_words import only
+from tests.preflight.bad_words import evaluation, monitor, only
 from tests.preflight.broken_inputs import make
 
 CASES = SETTINGS | TRAINER | SERVERS | DATA | MODELS | RESUMES
@@ -392,6 +392,19 @@ def test_a_tight_or_odd_setting_gives_a_warning(run: Run, caplog: pytest.LogCapt
         "lr is 0",
     ):
         assert name in caplog.text
+
+
+def test_a_checkpoint_that_would_keep_the_worst_accuracy_gives_a_warning(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = (*evaluation({})[0], *monitor("ModelCheckpoint", "eval/rows/accuracy"))
+    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
+        run(*FIT, *words)
+    assert "ModelCheckpoint.monitor is 'eval/rows/accuracy' with mode min" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
+        run(*FIT, *words, "--trainer.callbacks.mode", "max")
+    assert "with mode min" not in caplog.text
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -1,0 +1,41 @@
+"""Checks of the callbacks that monitor a metric of an evaluation: one of the run's evaluations gives it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from lrl.evaluation import may_give
+from lrl.runtime.config_errors import fault
+from lrl.runtime.import_by_name import did_you_mean
+
+if TYPE_CHECKING:
+    from lrl.callbacks.evaluation import Evaluation
+
+log = logging.getLogger(__name__)
+
+GROWING = ("/accuracy", "/accuracy_low", "/accuracy_high", "reward/mean")
+"""Ends of the metrics of which more is better."""
+
+
+def check_monitors(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> None:
+    """Checks every ModelCheckpoint and EarlyStopping before the first evaluation, which takes minutes."""
+    accuracies = [f"eval/{one.prompts.name}/accuracy" for one in evaluations]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not isinstance(callback, ModelCheckpoint | EarlyStopping) or callback.monitor is None:
+            continue
+        name, metric = type(callback).__name__, callback.monitor
+        given = any(may_give(metric, one.prompts.name, one.sampling.n, one.by) for one in evaluations)
+        if metric.startswith("eval/") and not given:
+            known = f"There is {', '.join(accuracies)}." if accuracies else "Add lrl.callbacks.Evaluation."
+            near = did_you_mean(metric, accuracies)
+            fault(f"{name}.monitor is {metric!r}, which no evaluation of this run gives.{near or f' {known}'}")
+        elif metric.endswith(GROWING) and callback.mode == "min":
+            log.warning(
+                "%s.monitor is %r with mode min, which takes the smallest one for the best. Set its mode to max.",
+                *(name, metric),
+            )

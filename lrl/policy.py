@@ -5,7 +5,6 @@ adds the gradient of its *sum* of token losses when it arrives, and the whole is
 tokens of the step. Therefore packing, number of ranks and order of arrival cannot change the gradient.
 """
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -54,8 +53,6 @@ from lrl.training.schedule import Schedule, lr_factor
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch, Step
 from lrl.weights.adapters import named
-
-log = logging.getLogger(__name__)
 
 
 class PolicyModule(L.LightningModule):
@@ -258,8 +255,6 @@ class PolicyModule(L.LightningModule):
         if step.num_tokens and self.sharding is not None and self.sharding.reduce_gradients == "once":
             with self.sharding.reduces(self):
                 self._add_gradient(blank())
-        if not step.num_tokens:
-            log.warning("step %d has no trained token: the policy stays as it is", self.trainer.global_step)
         trained = [weight for group in self.trainer.optimizers[0].param_groups for weight in group["params"]]
         average_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)

@@ -3,7 +3,6 @@
 import csv
 import importlib
 import json
-import logging
 import math
 import random
 import shutil
@@ -413,12 +412,10 @@ def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
     assert set(metrics) == {f"policy/{name}" for name in names}
 
 
-def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str) -> None:
     policy = PolicyModule(folder, lr=1e-2, warmup_steps=3)
-    with caplog.at_level(logging.WARNING):
-        running = fit(policy, [FakeStep(pack(GROUPS)), FakeStep([]), FakeStep(pack(GROUPS))])
+    running = fit(policy, [FakeStep(pack(GROUPS)), FakeStep([]), FakeStep(pack(GROUPS))])
     assert running.global_step == 3
-    assert "step 1 has no trained token" in caplog.text
     assert running.callback_metrics["policy/lr"] == pytest.approx(1e-2)
     assert running.callback_metrics["policy/lag_mean"] == 2
 

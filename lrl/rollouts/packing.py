@@ -62,6 +62,10 @@ class Packer:
         """Responses with at least one token in the loss so far."""
         self.masked_tokens = 0
         """Response tokens left out of the loss because they were too old or their response was cut."""
+        self.cut_rollouts = 0
+        """Responses without a token in the loss because they were cut."""
+        self.old_rollouts = 0
+        """Responses without a token in the loss because all of theirs were too old."""
         self.discarded_rollouts = 0
         """Responses without a reward, and those of discarded groups."""
         self.discarded_groups: list[int] = []
@@ -98,11 +102,28 @@ class Packer:
             if any(trained):
                 self.sequences += 1
                 self._bins.add(Sequence(group.index, group.prompt.token_ids, rollout, advantages, trained))
+            elif self._is_cut(rollout):
+                self.cut_rollouts += 1
+            elif any(rollout.mask):
+                self.old_rollouts += 1
         return map(self._filled, self._bins.full())
 
     def flush(self) -> Iterator[Round]:
         """Returns the rounds of all rollouts that still wait."""
         return map(self._filled, self._bins.flush())
+
+    def why_empty(self) -> str:
+        """Returns why no token is in the loss, in the words of the settings."""
+        causes = {
+            "were cut at data.max_response_tokens, and data.mask_truncated leaves those out": self.cut_rollouts,
+            "have no reward, or too few of their group have one": self.discarded_rollouts,
+            "are older than data.max_lag (data.stragglers: mask)": self.old_rollouts,
+        }
+        found = [f"{count} responses {cause}" for cause, count in causes.items() if count]
+        return ", ".join(found) or "no response has a token"
+
+    def _is_cut(self, rollout: Rollout) -> bool:
+        return self.mask_truncated and rollout.finish_reason == "length"
 
     def _filled(self, each: list[Rows[Sequence]]) -> Round:
         filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]
@@ -114,7 +135,7 @@ class Packer:
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
         """Returns for each token of a rollout whether it is in the loss; an environment's never is."""
-        if self.mask_truncated and rollout.finish_reason == "length":
+        if self._is_cut(rollout):
             return [False] * len(rollout.versions)
         oldest = ENVIRONMENT + 1 if oldest_version is None else oldest_version
         return [version >= oldest for version in rollout.versions]

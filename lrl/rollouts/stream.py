@@ -4,6 +4,7 @@ A step's micro-batches train as soon as the finished groups fill one for every r
 iteration, and scatters the micro-batches to the other ranks; the stopwatch records its waits by their reason.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from lrl.runtime.collective import Command, HasRanks
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Group, MicroBatch, Step
+
+log = logging.getLogger(__name__)
 
 
 class StepCounts(NamedTuple):
@@ -81,6 +84,9 @@ class StepStream:
             yield micro
             ranks.listening = True
             self.passes.append((stopwatch.enter("pack"), micro.lengths))
+        if not self.num_tokens:
+            text = "step %d has no trained token, so the policy stays as it is: %s."
+            log.warning(text, self.step, self.packer.why_empty())
         ranks.scatter([StepCounts(self.num_tokens, self.num_sequences)] * ranks.size)
         ranks.listening = False
         with stopwatch.within("ranks"):

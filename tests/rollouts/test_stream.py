@@ -1,5 +1,7 @@
 """The stream of one optimizer step."""
 
+from typing import Any
+
 import pytest
 
 from lrl.advantages import GroupMean
@@ -169,3 +171,34 @@ def test_replayed_groups_are_trained_first_whatever_their_age_and_are_not_the_st
     assert scene.train() == scene.stream.num_tokens == 48
     assert scene.stream.num_sequences == 4
     assert scene.stream.groups == [fresh] and scene.prepared == [old, fresh]
+
+
+@pytest.mark.parametrize(
+    ("change", "mask", "cause"),
+    [
+        (
+            {"finish_reason": "length"},
+            True,
+            "6 responses were cut at data.max_response_tokens, and data.mask_truncated",
+        ),
+        ({"reward": None}, False, "6 responses have no reward, or too few of their group have one."),
+        ({"versions": [0] * 4}, False, "6 responses are older than data.max_lag (data.stragglers: mask)."),
+        ({"finish_reason": "length"}, False, ""),
+    ],
+)
+def test_a_step_without_a_token_names_the_cause(
+    change: dict[str, Any], mask: bool, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = [make_group(index, 4, [4, 4]) for index in range(3)]
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        for name, value in change.items():
+            setattr(rollout, name, value)
+    scene = Scene(groups)
+    scene.stream.packer.mask_truncated = mask
+    if "versions" in change:
+        scene.stream.packer.oldest_version = 1
+    assert bool(scene.train()) == (not cause)
+    said = [record.getMessage() for record in caplog.records if record.name == "lrl.rollouts.stream"]
+    assert len(said) == bool(cause)
+    if cause:
+        assert said[0].startswith(f"step 0 has no trained token, so the policy stays as it is: {cause}")

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lrl.runtime.quick_imports import quick_imports
+
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -60,10 +62,11 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
             f"{folder} holds no policy (there is no {folder / 'config.json'}).\n"
             "Give the folder that the end of a run names; lrl.callbacks.Export writes it."
         )
-    import torch
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
+    with quick_imports():
+        import torch
+        from huggingface_hub.errors import StrictDataclassError
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
 
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrl.runtime.quick_imports import quick_imports
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -59,8 +61,9 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         ValueError: There is no checkpoint of a policy, it is of another model, or the target holds something.
         OSError: The target cannot be written.
     """
-    from lrl.training.lora import LoRA, is_adapter, whole_adapters
-    from lrl.training.model import open_meta_model, open_network, open_tokenizer, unique_tensors, whole_tensors
+    with quick_imports():
+        from lrl.training.lora import LoRA, is_adapter, whole_adapters
+        from lrl.training.model import open_meta_model, open_network, open_tokenizer, unique_tensors, whole_tensors
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something already: give a new folder.")

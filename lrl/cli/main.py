@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lrl.cli.interpolation import from_the_root
 from lrl.cli.recipes import recipes, with_recipe_paths
 from lrl.runtime.import_by_name import nearest, with_current_folder
 from lrl.runtime.quick_imports import quick_imports
@@ -48,16 +47,20 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0, 2 for bad input, 130 after Ctrl-C. A run that a signal ends raises SystemExit with 130 or 143.
     """
-    words = list(sys.argv[1:] if args is None else args)
+    try:
+        return run_command(list(sys.argv[1:] if args is None else args))
+    except KeyboardInterrupt:  # there is nothing to save, and a traceback would say nothing
+        sys.stderr.write("\n")
+        return 128 + signal.SIGINT
+
+
+def run_command(words: list[str]) -> int:
+    """Runs the command of these words; returns its exit status."""
     if not words or words[0] in {"-h", "--help", "help"}:
         sys.stdout.write(USAGE.format(recipes=", ".join(sorted(recipes()))))
         return 0
     if words[0] in OTHERS:
-        try:
-            return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
-        except KeyboardInterrupt:  # there is nothing to save, and a traceback would say nothing
-            sys.stderr.write("\n")
-            return 128 + signal.SIGINT
+        return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
         near = nearest(words[0], (*COMMANDS, *MEANT))
         meant = f" Did you mean {MEANT.get(near, near)}?" if near else ""
@@ -84,6 +87,7 @@ def run_lightning(words: Sequence[str]) -> int:
     """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and data."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.runtime.cpu_affinity
     with quick_imports():
+        from lrl.cli.interpolation import from_the_root
         from lrl.cli.lightning import LrlCLI
         from lrl.runtime import config_errors
         from lrl.runtime.signals import exit_status

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lrl
-from lrl.cli.config_file import check_files
 from lrl.runtime.import_by_name import did_you_mean
 
 FOLDER = Path(lrl.__file__).parent / "recipes"
@@ -22,6 +21,8 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
         FileNotFoundError: There is neither; names the nearest one.
         ValueError: A file is no YAML of settings.
     """
+    from lrl.cli.config_file import check_files  # it imports yaml, which no reward worker needs
+
     known = recipes()
 
     def path(name: str) -> str:

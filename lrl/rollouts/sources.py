@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
+from lrl.runtime import hub
 from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.import_by_name import function, is_name
 
@@ -123,4 +124,6 @@ def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> It
         if isinstance(saved, DatasetDict) and split not in saved:
             raise ConfigError(f"The folder has the splits {', '.join(saved)}.")
         return saved[split] if isinstance(saved, DatasetDict) else saved
+    if not path.exists():
+        hub.reach()
     return load_dataset(source, subset, split=split)

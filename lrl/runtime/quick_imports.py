@@ -1,6 +1,8 @@
-"""Large imports without Python's garbage collector."""
+"""Large imports: without Python's garbage collector, and ended by Ctrl-C at once."""
 
 import gc
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,12 +13,20 @@ def quick_imports() -> Iterator[None]:
 
     torch, transformers and vLLM make a million objects that stay, and the collector looks at them again and again: of
     the seconds until `lrl fit` knows its settings it took a third, of the start of a generator on a CPU a quarter.
+
+    Ctrl-C ends the process: numpy and matplotlib turn a KeyboardInterrupt within their import into other errors.
     """
     enabled = gc.isenabled()
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    ends = on_interrupt is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     gc.disable()
+    if ends:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
+        if ends:
+            signal.signal(signal.SIGINT, on_interrupt)
         gc.freeze()
         if enabled:
             gc.enable()

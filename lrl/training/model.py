@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from lrl.runtime import import_by_name
+from lrl.runtime import hub, import_by_name
 from lrl.runtime.config_errors import ConfigError
 from lrl.training import lora
 from lrl.training.collate import fill_rows, text_sequence
@@ -241,6 +241,8 @@ def named_model_errors(network: PreTrainedModel) -> Iterator[None]:
 
 
 def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
+    if not Path(folder).exists():
+        hub.reach()
     with _opening(kind, folder, settings.get("attn_implementation")):
         return kind.from_pretrained(folder, trust_remote_code=False, **settings)
 
@@ -254,6 +256,10 @@ def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
         reason = " ".join(str(error).split())
         if "custom code" in reason:
             reason = "It brings code of its own, which is never run."
+        elif not Path(folder).exists() and hub.offline():
+            reason = (
+                "There is no such folder, and no model of that name on this machine; the hub is not asked (offline)."
+            )
         elif "/" in folder and not Path(folder).exists() and Path(folder).parent.is_dir():
             reason = f"There is no such folder in {Path(folder).parent}, and as a name on the hub: {reason}"
         raise ConfigError(

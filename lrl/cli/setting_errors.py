@@ -136,15 +136,15 @@ def _no_setting(found: Found) -> str:
 
 def _no_option(found: Found) -> str:
     dashes, name = found.match[1], found.match[2].replace(".init_args.", ".")
-    return f"{dashes}{name}: there is no such setting.{_instead(name, [], '--')}"
+    return f"{dashes}{name}: there is no such setting.{_instead(name, None, '--')}"
 
 
-def _instead(name: str, own: list[str], dashes: str = "") -> str:
+def _instead(name: str, own: list[str] | None, dashes: str = "") -> str:
     """Returns what to write in the place of a setting's name; empty if that is not certain.
 
     Args:
         name: A name without dashes.
-        own: Names of the settings of the class that it was meant for; empty if it names no group.
+        own: Names of the settings of the class that it was meant for; None if it names no class.
         dashes: What a setting begins with, as the name that was written did.
     """
     if meant := aliases.setting(name):
@@ -152,9 +152,9 @@ def _instead(name: str, own: list[str], dashes: str = "") -> str:
     last = name.rpartition(".")[2]
     others = fit_help.all_settings()
     same = [one for one in others if one.rpartition(".")[2] == last]
-    words = {one.rpartition(".")[2]: one for one in own or others}
+    words = {one.rpartition(".")[2]: one for one in (others if own is None else own)}
     near = words.get(import_by_name.nearest(last, words) or "")
-    if same and (near is None or not own):
+    if same and (near is None or own is None):
         near = f" or {dashes}".join(same)
     return f" Did you mean {dashes}{near}?" if near else ""
 
@@ -168,7 +168,7 @@ def _no_words(found: Found) -> str:
         return f"{word!r} belongs to no setting; a setting is written --NAME VALUE."
     if name in fit_help.all_settings():
         return f"{word!r} belongs to no setting. Did you mean --{name} {value}?"
-    return f"{word!r} belongs to no setting; a setting is written --NAME VALUE.{_instead(name, [], '--')}"
+    return f"{word!r} belongs to no setting; a setting is written --NAME VALUE.{_instead(name, None, '--')}"
 
 
 def _no_value(found: Found) -> str:

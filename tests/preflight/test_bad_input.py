@@ -98,6 +98,13 @@ def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run
     assert "cannot work:" not in said, "one fault is said once"
 
 
+def test_a_setting_of_another_class_is_not_taken_for_one_that_it_is_only_like(run: Run) -> None:
+    words = ("--trainer.callbacks+", "Throughput", "--trainer.callbacks.every_n_steps", "5")
+    status, said = run(*FIT, *words)
+    assert status == 2
+    assert said == "lrl: error: trainer.callbacks.every_n_steps: lrl.callbacks.Throughput has no such setting."
+
+
 def test_there_are_eighty_cases() -> None:
     assert len(CASES) == sum(map(len, (SETTINGS, TRAINER, SERVERS, DATA, MODELS, RESUMES))) >= 80
 

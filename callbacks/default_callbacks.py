@@ -3,7 +3,7 @@
 from itertools import groupby
 
 import lightning as L
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import Logger
 
 from lrl.callbacks.base import FollowRankZero, OnRankZero, find
@@ -36,6 +36,9 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
         if isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
             callbacks.insert(0, WeightSync())  # without it the generators would keep the first weights for ever
         put_in_order(callbacks)
+        if (bar := find(trainer, RichProgressBar)) is not None and trainer.max_epochs == -1:
+            # Lightning's usual bar: it would show "Epoch 0/-2", as it subtracts 1 from a number that means no end
+            bar._get_train_description = "Epoch {}".format  # type: ignore[method-assign]
         if trainer.world_size > 1:
             let_others_follow(callbacks, trainer.is_global_zero)
     monitors = find(trainer, Monitors) or Monitors()

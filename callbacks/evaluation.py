@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from rich.console import Console
 
 from lrl.callbacks.base import OnRankZero, find
@@ -30,6 +31,7 @@ from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import above, at_least, fault
+from lrl.runtime.progress_bar import progress_bar
 from lrl.runtime.run_folder import run_folder
 from lrl.types import Group, Prompt, Rollout, Sampling
 
@@ -128,8 +130,10 @@ class Evaluation(OnRankZero):
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
         """Evaluates the policy that the generators hold now; waits for the metrics, logs and returns them."""
-        self._begin(trainer, beside_rollouts=False)
-        return self._report(trainer)
+        bar = progress_bar(f"evaluating {self.prompts.name}", "problem", len(self.prompts))
+        with bar:
+            self._begin(trainer, beside_rollouts=False, done=bar.update)
+            return self._report(trainer, waited=bar.close)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prints the report and the path of the responses (`trainer.validate`)."""
@@ -147,7 +151,8 @@ class Evaluation(OnRankZero):
             self._pool.close()
             self._pool = None
 
-    def _begin(self, trainer: L.Trainer, *, beside_rollouts: bool) -> None:
+    def _begin(self, trainer: L.Trainer, *, beside_rollouts: bool, done: Callable[[], Any] = lambda: None) -> None:
+        """Sends the problems to the generators; `done` is called for each that has its responses and rewards."""
         data = _data(trainer)
         weight_sync = find(trainer, WeightSync)
         assert self._pool is not None and weight_sync is not None, "set up; every run has a WeightSync"
@@ -157,10 +162,12 @@ class Evaluation(OnRankZero):
             weight_sync.move(trainer, trainer.lightning_module, pool)
         generate = pool.generate_spare if beside_rollouts else pool.generate
         slots = self.concurrency if beside_rollouts else pool.capacity
-        groups = self._generate_all(data, generate, slots // self.sampling.n)
+        groups = self._generate_all(data, generate, slots // self.sampling.n, done)
         self._running = version, data.fleet.loop.submit(groups)
 
-    async def _generate_all(self, data: RolloutDataModule, generate: Callable[..., Any], at_once: int) -> list[Group]:
+    async def _generate_all(
+        self, data: RolloutDataModule, generate: Callable[..., Any], at_once: int, done: Callable[[], Any]
+    ) -> list[Group]:
         slots = asyncio.Semaphore(max(1, at_once))
 
         async def group_of(prompt: Prompt) -> Group:
@@ -168,17 +175,19 @@ class Evaluation(OnRankZero):
             async with slots:
                 await generate(prompt, rollouts, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
             await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]
+            done()
             return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 
         return list(await asyncio.gather(*(group_of(prompt) for prompt in self.prompts)))
 
-    def _report(self, trainer: L.Trainer) -> dict[str, float]:
-        """Waits for the running evaluation, writes its responses and logs its metrics."""
+    def _report(self, trainer: L.Trainer, waited: Callable[[], Any] = lambda: None) -> dict[str, float]:
+        """Waits for the running evaluation, calls `waited`, writes its responses and logs its metrics."""
         assert self._running is not None
         step, future = self._running
         self._running = None
         data = _data(trainer)
         groups = data.fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}", data.poll)
+        waited()
         report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
         metrics = report.metrics(before=(earlier for _, earlier in self.reports))
         self.reports.append((step, report))
@@ -186,6 +195,7 @@ class Evaluation(OnRankZero):
         with best_effort(f"The responses to {self.prompts.name}", path):
             write_responses(path, self.prompts.name, groups)
         if trainer.training:
+            rank_zero_info(f"step {step}: {report.as_line()}")
             # `log` is not allowed in every hook that calls this, and it would use the trainer's step.
             trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
             for logger in trainer.loggers:

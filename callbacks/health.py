@@ -1,7 +1,7 @@
-"""Warnings about metrics that leave their healthy range, with the remedy; one line out, one line back.
+"""Warnings about metrics that leave their healthy range, with the remedy: a short line each, said once in a run.
 
 One step proves nothing: a metric counts as outside after several steps in a row, and as back after as many. A step that
-does not log it does not count.
+does not log it does not count. The summary of a run says for how many steps each was outside.
 """
 
 import logging
@@ -50,6 +50,11 @@ class Health(OnRankZero):
         for report in self._reports:
             report.add(metrics, step=trainer.global_step - 1)  # as on the axis of the metrics
 
+    @property
+    def outside(self) -> dict[str, int]:
+        """Steps outside its range of each metric that was warned of."""
+        return {report.rule.metric: report.steps_outside for report in self._reports if report.smallest is not None}
+
 
 def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
     """Returns `RULES` with some ranges replaced, and without those whose range is None."""
@@ -68,7 +73,7 @@ def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
 
 @dataclass
 class _Report:
-    """Log lines about one rule: one when it is broken, one for each smaller lag that breaks it, one when it holds."""
+    """Log lines about one rule: one when it is first broken, and one for each smaller lag that breaks it."""
 
     rule: Rule
     steps: int
@@ -76,28 +81,26 @@ class _Report:
     """Lags outside the range, by the last `steps` values that agree; a rule that is not about lags has lag 0."""
     against: Counter[int] = field(default_factory=Counter)
     """Last values in a row that disagree with `outside`, by lag."""
-    reported: int | None = None
-    """Smallest lag that was reported since the rule held."""
+    smallest: int | None = None
+    """Smallest lag that was warned of in this run."""
+    steps_outside: int = 0
+    """Steps with a value outside the range."""
 
     def add(self, metrics: Mapping[str, Tensor], step: int) -> None:
-        """Adds a step's metrics and logs a line where the rule breaks or holds again."""
+        """Adds a step's metrics; logs a line where the rule is broken as it has not been before."""
         values = _values(self.rule.metric, metrics)
+        self.steps_outside += not all(map(self.rule.holds, values.values()))
         for lag, value in values.items():
             self.against[lag] = self.against[lag] + 1 if self.rule.holds(value) == (lag in self.outside) else 0
             if self.against[lag] == self.steps:
                 self.outside ^= {lag}
                 self.against[lag] = 0
-        smallest = min(self.outside, default=None)
-        if smallest is None:
-            if self.reported is not None:
-                now = "" if LAG in self.rule.metric else f"{values[0]:.3g}, "
-                log.info("step %d: %s is %sback in its range (%s).", step, self.rule.metric, now, self.rule.range)
-            self.reported = None
-        elif self.reported is None or smallest < self.reported:
-            self.reported = smallest
-            tag = self.rule.metric.replace(LAG, str(smallest))
-            advice = self.rule.advice.format(lag=smallest, below=smallest - 1, percent=f"{values[smallest]:.0%}")
-            log.warning("step %d: %s is %.3g; healthy is %s. %s", step, tag, values[smallest], self.rule.range, advice)
+        if not self.outside or (self.smallest is not None and min(self.outside) >= self.smallest):
+            return
+        lag = self.smallest = min(self.outside)
+        tag = self.rule.metric.replace(LAG, str(lag))
+        advice = self.rule.advice.format(below=lag - 1)
+        log.warning("step %d: %s is %.3g (healthy: %s). %s", step, tag, values[lag], self.rule.range, advice)
 
 
 def _values(metric: str, metrics: Mapping[str, Tensor]) -> dict[int, float]:

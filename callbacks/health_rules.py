@@ -14,8 +14,7 @@ class Rule:
     metric: str
     """Its tag, `<k>` for any lag."""
     advice: str
-    """The cause and the settings that help; `{lag}` is the smallest unhealthy lag, `{below}` the one before, and
-    `{percent}` the value."""
+    """The settings that help, in one short sentence; `{below}` is the lag before the smallest unhealthy one."""
     low: float | None = None
     """Smallest healthy value; None is no bound."""
     high: float | None = None
@@ -34,8 +33,9 @@ class Rule:
         return f"at least {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
 
 
-_TOO_FAR = "From lag {lag} on, tokens are too far from the policy: lower data.max_lag to {below}, or model.lr."
-_SYNC_LESS = "sync less often (WeightSync.every_n_steps above 1, with data.max_lag at least one less)."
+_TOO_FAR = "Lower data.max_lag to {below}, or model.lr."
+_SYNC_LESS = "Sync less often: WeightSync.every_n_steps above 1, data.max_lag at least one less."
+_COMPARE = "Compare model.dtype with trainer.strategy.server.dtype, and look at model.attention."
 
 RANGES: dict[str, tuple[float | None, float | None]] = {
     "policy/ess": (0.5, None),
@@ -53,48 +53,28 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
 TIME_SHARE = (None, 0.2)
 
 ADVICE = {
-    "policy/ess": "The tokens are too far from the policy that learns from them: lower data.max_lag or model.lr.",
-    "policy/kl_behaviour": "The policy moves too far between the writing and the training of a token: lower model.lr "
-    "or data.max_lag.",
-    "policy/clip_fraction": "The objective limits the ratio of too many tokens: lower data.max_lag or model.lr, or "
-    "widen its clip (AIPO: model.objective.rho).",
-    "policy/mismatch_kl": "Trainer and generators compute different things with the same weights: compare model.dtype "
-    "and trainer.precision with trainer.strategy.server.dtype, look at model.attention, and undo what changes logits "
-    "on one side only.",
-    "policy/mismatch_max": "On single tokens trainer and generators disagree, with the same weights: compare "
-    "model.dtype and trainer.precision with trainer.strategy.server.dtype, and look at model.attention.",
+    "policy/ess": "Lower data.max_lag or model.lr.",
+    "policy/kl_behaviour": "Lower model.lr or data.max_lag.",
+    "policy/clip_fraction": "Lower data.max_lag or model.lr, or widen the clip of model.objective.",
+    "policy/mismatch_kl": _COMPARE,
+    "policy/mismatch_max": _COMPARE,
     "policy/by_lag/<k>/ess": _TOO_FAR,
     "policy/by_lag/<k>/kl_behaviour": _TOO_FAR,
-    "reward/std": "All responses have the same reward, so nothing is learnt: take easier or harder prompts or a finer "
-    "reward, or set data.max_skipped_per_step.",
-    "rollouts/truncated": "Many responses are cut, and a cut response is mostly a wrong one: raise "
-    "data.max_response_tokens, or add lrl.rewards.LengthPenalty to data.rewards.",
-    "rollouts/discarded": "Responses without a reward are not trained: rewards/* counts them by kind, and the first "
-    "failure of each kind is in the log. For timeouts raise data.reward_timeout_s or data.reward_workers.",
-    "trainer/wait_first": "The trainer waited {percent} of its time for a step's first group: generation is the slower "
-    "side. Raise data.max_lag if it is 0, so that generation continues while the trainer trains; otherwise give it "
-    "more devices (strategy.generator_devices), or ask for fewer tokens (data.max_response_tokens).",
-    "trainer/wait_next": "The trainer waited {percent} of its time between a step's first group and its last: "
-    "generation is the slower side. Raise data.max_lag if it is 0; otherwise give it more devices "
-    "(strategy.generator_devices).",
-    "trainer/wait_last": "The trainer waited {percent} of its time for the last group of a step: raise data.max_lag, "
-    "or train without it (data.stragglers: mask).",
-    "trainer/wait_reward": "The trainer waited {percent} of its time for the rewards of finished responses: raise "
-    "data.reward_workers.",
-    "trainer/pack": "Packing took {percent} of the trainer's time: the micro-batches are small; raise "
-    "data.micro_batch_tokens.",
-    "trainer/ranks": "Rank 0 waited {percent} of its time until the other ranks took their last micro-batches: they "
-    "are slower. Give all ranks the same devices; on a CPU, fewer ranks with more cores each.",
-    "trainer/stage": f"Preparing weights for the generators took {{percent}} of the trainer's time: {_SYNC_LESS}",
-    "trainer/transfer": f"Moving weights into the generators took {{percent}} of the trainer's time: {_SYNC_LESS}",
-    "trainer/probe": "Waiting until the last sync is over and verified took {percent} of the trainer's time: "
-    + _SYNC_LESS,
-    "generators/paused": f"Syncs paused the generators for {{percent}} of their time: {_SYNC_LESS}",
-    "generators/starved": "The generators had nothing to write {percent} of their time: pacing started no more. If the "
-    "trainer waits as well, raise data.max_lag, or with several generators name a data.dispatch that knows lengths; "
-    "if it does not, training is the slower side, and fewer strategy.generator_devices are enough.",
-    "generators/idle": "Generators had nothing to write {percent} of their time while requests waited: data.dispatch "
-    "held those back. Take fewer data.rollouts_per_group if a group has no room on one generator, or another "
-    "data.dispatch.",
+    "reward/std": "Equal rewards teach nothing: take other prompts, or set data.max_skipped_per_step.",
+    "rollouts/truncated": "Raise data.max_response_tokens, or reward brevity (lrl.rewards.LengthPenalty).",
+    "rollouts/discarded": "Responses without a reward: see rewards/* and the first failures in the log.",
+    "trainer/wait_first": "Raise data.max_lag if it is 0, or give generation more devices.",
+    "trainer/wait_next": "Raise data.max_lag if it is 0, or give generation more devices.",
+    "trainer/wait_last": "Raise data.max_lag, or set data.stragglers to mask.",
+    "trainer/wait_reward": "Raise data.reward_workers.",
+    "trainer/pack": "Raise data.micro_batch_tokens.",
+    "trainer/ranks": "Rank 0 waits for slower ranks: give all the same devices.",
+    "trainer/stage": _SYNC_LESS,
+    "trainer/transfer": _SYNC_LESS,
+    "trainer/probe": _SYNC_LESS,
+    "generators/paused": _SYNC_LESS,
+    "generators/starved": "Raise data.max_lag if the trainer waits too; otherwise fewer generators do.",
+    "generators/idle": "Take fewer data.rollouts_per_group, or another data.dispatch.",
 }
+"""What to change, in one short sentence; docs/metrics.md has the causes."""
 RULES = tuple(Rule(metric, advice, *RANGES.get(metric, TIME_SHARE)) for metric, advice in ADVICE.items())

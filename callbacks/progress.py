@@ -1,63 +1,133 @@
-"""Progress bar of a run: step, reward, lag, speed, and the trainer's waits."""
+"""Progress of a run: a bar in a terminal, a plain line every few steps without one."""
 
+import sys
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from logging import getLogger
+from math import isfinite
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import Throughput
+from lrl.runtime.config_errors import at_least
+
+FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
+USUAL_COLUMNS = 80
+LOGGERS = ("", "lightning.pytorch", "lightning.fabric")
+"""Loggers with handlers of their own: their lines would stand behind the bar and not above it."""
 
 
 class Progress(ProgressBar):
-    """One bar over all optimizer steps (Lightning's own counts an epoch's batches), with the times of `Throughput`."""
+    """One bar over all optimizer steps (Lightning's own counts an epoch's batches), with the times of `Throughput`.
 
-    def __init__(self) -> None:
+    Args:
+        every_n_steps: Optimizer steps between two lines, where there is no terminal for a bar.
+    """
+
+    def __init__(self, every_n_steps: int = 10) -> None:
         super().__init__()
+        at_least(1, "Progress", every_n_steps=every_n_steps)
+        self.every_n_steps = every_n_steps
         self._bar: tqdm[Any] | None = None
         self._above_the_bar = ExitStack()
         self._enabled = True
+        self._first_step = self._last_shown = 0
+        self._started = 0.0
 
     def disable(self) -> None:
         """Shows nothing (ranks other than 0)."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Shows the bar."""
+        """Shows the progress."""
         self._enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Opens the bar at the step the run begins with."""
-        total = trainer.max_steps if trainer.max_steps > 0 else None
-        look: dict[str, Any] = {"desc": "step", "unit": "step", "dynamic_ncols": True}
-        self._bar = tqdm(total=total, initial=trainer.global_step, disable=not self._enabled, **look)
-        self._above_the_bar.enter_context(logging_redirect_tqdm())
+        self._first_step = self._last_shown = trainer.global_step
+        self._started = time.monotonic()
+        if self._enabled and sys.stderr.isatty():
+            look: dict[str, Any] = {"desc": "step", "bar_format": FORMAT, "dynamic_ncols": True}
+            self._bar = tqdm(total=total_steps(trainer), initial=trainer.global_step, **look)
+            self._above_the_bar.enter_context(logging_redirect_tqdm([getLogger(name) for name in LOGGERS]))
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Moves the bar by one step."""
-        if self._bar is None:
-            return
-        metrics = trainer.callback_metrics
-        reward, lag = (float(metrics.get(tag, float("nan"))) for tag in ("reward/mean", "policy/lag_mean"))
-        shown = {"reward": f"{reward:.2f}", "lag": f"{lag:.1f}"}
-        throughput = find(trainer, Throughput)
-        if throughput is not None:
-            times = throughput.times
-            shown["tok/s"] = f"{throughput.generated_tokens_per_s:,.0f}"
-            shown["waited"] = f"rollouts {times.wait / times.step:.0%}, sync {times.sync / times.step:.0%}"
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(1)
+        """Moves the bar by one step, or writes a line."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(fitting(self._bar, facts(trainer)), refresh=False)
+            self._bar.update(1)
+        elif trainer.global_step == self._first_step + 1 or trainer.global_step % self.every_n_steps == 0:
+            self._write_line(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Closes the bar, which stays on the screen."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-            self._above_the_bar.close()
+        """Closes the bar, which stays on the screen; without one, writes the line of the last step."""
+        if self._bar is None and trainer.global_step != self._last_shown:
+            self._write_line(trainer)
+        self._close()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Closes the bar, so that the error is below it."""
-        self.on_train_end(trainer, pl_module)
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self._above_the_bar.close()
+
+    def _write_line(self, trainer: L.Trainer) -> None:
+        if not self._enabled:
+            return
+        step, total = trainer.global_step, total_steps(trainer)
+        self._last_shown = step
+        left = ""
+        if total is not None and step > self._first_step:
+            seconds = (time.monotonic() - self._started) / (step - self._first_step)
+            left = f", {tqdm.format_interval(seconds * (total - step))} left"
+        rank_zero_info(f"step {step}{f'/{total}' if total else ''}: {', '.join(facts(trainer))}{left}")
+
+
+def facts(trainer: L.Trainer) -> Iterator[str]:
+    """Yields what is shown of the step that has just ended, the most important first."""
+    for name, tag, form in (("reward", "reward/mean", ".3f"), ("lag", "policy/lag_mean", ".1f")):
+        value = float(trainer.callback_metrics.get(tag, float("nan")))
+        if isfinite(value):
+            yield f"{name} {value:{form}}"
+    throughput = find(trainer, Throughput)
+    if throughput is None or not throughput.times.step:
+        return
+    times = throughput.times
+    yield f"waited {(times.wait + times.sync) / times.step:.0%}"
+    yield f"{throughput.generated_tokens_per_s:,.0f} tok/s"
+    yield f"{times.step:.1f} s/step"
+    yield f"waits: rollouts {times.wait / times.step:.0%}, sync {times.sync / times.step:.0%}"
+
+
+def fitting(bar: "tqdm[Any]", shown: Iterator[str]) -> str:
+    """Returns as many of the facts as have room in the bar's line, beside a short bar."""
+    look = bar.format_dict
+    room = look["ncols"] or USUAL_COLUMNS
+    taken = len(tqdm.format_meter(**look | {"ncols": None, "postfix": None}))
+    kept: list[str] = []
+    for fact in shown:
+        taken += len(fact) + len(", ")
+        if taken > room:
+            break
+        kept.append(fact)
+    return ", ".join(kept)
+
+
+def total_steps(trainer: L.Trainer) -> int | None:
+    """Returns the step at which the run ends; None if that is not known."""
+    if trainer.max_steps > 0:
+        return trainer.max_steps
+    steps = trainer.num_training_batches  # of an epoch
+    epochs = trainer.max_epochs or -1
+    return epochs * int(steps) if epochs > 0 and isfinite(steps) else None

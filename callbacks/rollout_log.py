@@ -12,15 +12,14 @@ from torch import Tensor
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
+from lrl.callbacks.samples import log_samples, sample
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import KINDS
 from lrl.rollouts.serialisation import Resumed
 from lrl.runtime.best_effort import may_not_log
 from lrl.runtime.config_errors import at_least
-from lrl.types import Group, Rollout
+from lrl.types import Rollout
 
-MAX_TEXT = 2000
-"""Characters of a prompt or a response that are shown."""
 Layout = dict[str, dict[str, list[object]]]
 """Category -> chart -> its kind and tags, as `SummaryWriter.add_custom_scalars` takes it."""
 CHARTS = {
@@ -94,13 +93,15 @@ class RolloutLog(OnRankZero):
             batch_size=1,
         )
         if stream.step % self.every_n_steps == 0:
-            text = "\n\n---\n\n".join(as_markdown(group, stream.step) for group in stream.groups[: self.samples])
-            for logger in _boards(trainer):
-                with may_not_log(logger):
+            for board in _boards(trainer):
+                with may_not_log(board):
                     for name, values in histograms(rollouts, stream.step).items():
                         if values.numel():
-                            logger.experiment.add_histogram(name, values, stream.step)
-                    logger.experiment.add_text("rollouts/samples", text, stream.step)
+                            board.experiment.add_histogram(name, values, stream.step)
+            samples = [sample(group, stream.step) for group in stream.groups[: self.samples]]
+            for logger in trainer.loggers if samples else ():
+                with may_not_log(logger):
+                    log_samples(logger, samples, stream.step)
 
 
 def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
@@ -159,20 +160,6 @@ def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
         "reward/all": torch.tensor([rollout.reward for rollout in rollouts if rollout.reward is not None]),
         "rollouts/lag": torch.tensor([float(step - v) for rollout in rollouts for v in rollout.policy_versions]),
     }
-
-
-def as_markdown(group: Group, step: int) -> str:
-    """Returns the first response of a group with its prompt, reward and versions."""
-    rollout = group.rollouts[0]
-    versions = sorted(set(rollout.policy_versions))
-    reward = f"reward {rollout.reward:.3g}" if rollout.reward is not None else f"no reward ({rollout.reward_failure})"
-    facts = f"{reward}, {len(rollout.token_ids)} tokens, {rollout.finish_reason}, versions {versions}, step {step}"
-    prompt, response = _quoted(group.prompt.text), _quoted(rollout.text)
-    return f"**Prompt {group.prompt.id}** · {facts}\n\n{prompt}\n\n**Response**\n\n{response}"
-
-
-def _quoted(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text[:MAX_TEXT].splitlines() or [""])
 
 
 def overview(logged: Collection[str], datasets: Iterable[str]) -> Layout:

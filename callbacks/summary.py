@@ -12,6 +12,7 @@ from rich.table import Table
 from lrl.callbacks.base import OnRankZero, find, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
+from lrl.callbacks.health import Health
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
@@ -78,6 +79,9 @@ class Summary(OnRankZero):
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if find(trainer, WeightSync) is not None:
             table.add_row("sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s")
+        if (health := find(trainer, Health)) is not None and health.outside:
+            steps = (f"{metric} ({count} steps)" for metric, count in health.outside.items())
+            table.add_row("outside their range", ", ".join(steps))
         if self.times.step:
             table.add_row("time of the trainer", _trainer_time(self.times))
             parts = shares(self.times.generators, GENERATOR).items()

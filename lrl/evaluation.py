@@ -77,6 +77,12 @@ class Report:
                 numbers["version_high"] = self.versions[-1]
         return {f"eval/{self.dataset}/{name}": float(number) for name, number in numbers.items()}
 
+    def as_line(self) -> str:
+        """Returns the accuracy in one line, with what is missing from it."""
+        line = f"accuracy on {self.dataset} {self.accuracy:.3f} ({self.low:.3f} to {self.high:.3f}, problems: {self.n})"
+        lacks = {"without a reward": self.failures, "cut at the token limit": self.truncated}
+        return ", ".join([line, *(f"{what}: {count}" for what, count in lacks.items() if count)])
+
     def as_table(self) -> str:
         """Returns the report as lines of text."""
         how = "greedy" if self.greedy else "sampled"

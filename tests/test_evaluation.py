@@ -215,6 +215,14 @@ def test_the_table_names_versions_and_sampling() -> None:
     assert "without a reward 1" in table
 
 
+def test_the_line_of_an_evaluation_names_what_is_missing_from_it() -> None:
+    whole = evaluate("sums", [group(0, [1.0]), group(1, [0.0])], greedy=True)
+    whole.truncated = 0
+    assert whole.as_line() == "accuracy on sums 0.500 (0.095 to 0.905, problems: 2)"
+    lacking = evaluate("sums", [group(0, [1.0, None])], greedy=False)
+    assert lacking.as_line().endswith(", without a reward: 1, cut at the token limit: 1")
+
+
 def test_every_response_is_written_once_with_its_reward(tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.jsonl"
     write_responses(path, "sums", [group(7, [1.0, None], day=Path("x"))])

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lrl import preflight
 from lrl.callbacks import Progress
 from lrl.cli import interpolation, null_values, setting_errors
+from lrl.cli.run_config import RunConfig
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
 from lrl.runtime import config_errors
@@ -68,6 +69,7 @@ class LrlCLI(LightningCLI):
             trainer_defaults={"strategy": {"class_path": "lrl.AsyncSingleDevice"}, "log_every_n_steps": 1},
             parser_class=ShortErrorParser,
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False},
+            save_config_callback=RunConfig,
             save_config_kwargs={"overwrite": True},
         )
 

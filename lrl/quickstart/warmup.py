@@ -20,9 +20,9 @@ import torch
 import transformers
 from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from tqdm import tqdm
 
 from lrl.quickstart.task import problems, worked
+from lrl.runtime.progress_bar import progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
     recent = deque([math.inf] * 20, maxlen=20)
-    with tqdm(desc="warm-up of the quickstart's policy", unit="step") as bar:
+    with progress_bar("warming up the quickstart's policy, about a minute", "step") as bar:
 
         def step(worked_share: float, lr: float) -> float:
             for group in optimizer.param_groups:

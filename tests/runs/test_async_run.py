@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -346,12 +347,16 @@ def test_a_resumed_run_trains_the_remaining_steps_at_the_same_learning_rates(
 
 
 def test_the_exported_policy_writes_the_responses_that_were_evaluated(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
     evaluation = Evaluation(held_out, every_n_steps=3, rewards=["tests.odd_lengths:brevity"])
-    fit(lent_server, policy_folder, tmp_path, callbacks=[evaluation, Export(str(tmp_path / "policy"))])
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        fit(lent_server, policy_folder, tmp_path, callbacks=[evaluation, Export(str(tmp_path / "policy"))])
     assert [step for step, _ in evaluation.reports] == [0, 3, STEPS]
+    for step, report in evaluation.reports:
+        assert f"step {step}: {report.as_line()}" in caplog.messages, "each prints a line when it ends"
+    assert caplog.messages.count("evaluating held_out: 12 problems") == 2, "the user waits for the first and the last"
     assert evaluation.reports[-1][1].versions == [STEPS]
     rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()

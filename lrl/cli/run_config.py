@@ -1,0 +1,66 @@
+"""The config of a run, where it is kept: `config.yaml` in the run's folder, and the hyperparameters of every logger."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import yaml
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lrl.callbacks.base import find_all
+from lrl.callbacks.evaluation import Evaluation
+from lrl.runtime.best_effort import may_not_log
+
+REWARD = "reward/mean"
+
+
+class RunConfig(SaveConfigCallback):
+    """Saves the resolved config, as Lightning's own callback does, and logs it."""
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Logs the settings by the names that a user types; called on rank 0."""
+        text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
+        settings = dict(flat(yaml.safe_load(text)))
+        for logger in trainer.loggers:
+            with may_not_log(logger):
+                if not isinstance(logger, TensorBoardLogger):
+                    logger.log_hyperparams(settings)
+                    continue
+                logger.log_hyperparams(settings, metrics={})  # for hparams.yaml alone
+                accuracies = [f"eval/{one.prompts.name}/accuracy" for one in find_all(trainer, Evaluation)]
+                add_hparams(logger, settings, accuracies)
+
+
+def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields each setting with its whole name, without `class_path` and `init_args`.
+
+    An element of a list, such as a callback, has its number for a name.
+
+    Args:
+        settings: The config, or a part of it, as plain YAML.
+        name: Name of the part.
+    """
+    if isinstance(settings, list) and any(isinstance(one, dict) for one in settings):
+        settings = {str(number): one for number, one in enumerate(settings)}
+    if not isinstance(settings, dict):
+        yield name, settings
+        return
+    if "class_path" in settings:
+        yield name, settings["class_path"]
+        settings = settings.get("init_args") or {}
+    for key, value in settings.items():
+        yield from flat(value, f"{name}.{key}".lstrip("."))
+
+
+def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], accuracies: list[str]) -> None:
+    """Enters a run into TensorBoard's tab HPARAMS, which shows the last value of each of its metrics.
+
+    Lightning's `log_hyperparams` would log a first value of each as well, which nobody has measured.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    kinds = (bool, int, float, str)
+    plain = {name: value if isinstance(value, kinds) else str(value) for name, value in settings.items()}
+    for summary in hparams(plain, dict.fromkeys([*accuracies, REWARD], 0.0)):
+        logger.experiment.file_writer.add_summary(summary)

@@ -1,0 +1,157 @@
+"""Progress of a run in a terminal of 80 columns, and without one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import pty
+import re
+import struct
+import sys
+import threading
+from fcntl import ioctl
+from termios import TIOCSWINSZ
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lrl.callbacks import Progress, Throughput
+from lrl.callbacks.default_callbacks import default_callbacks
+from lrl.callbacks.progress import total_steps
+from lrl.callbacks.throughput import StepTimes
+
+
+class Measured(Throughput):
+    """The times of steps of which a quarter was waiting."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.generated_tokens_per_s = 12_345.6
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        self.times = StepTimes({"train": 3.0, "wait_first": 0.8, "transfer": 0.2})
+
+
+class Policy(L.LightningModule):
+    """Logs a reward and, but for the first step, a lag; says something once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: int, number: int) -> torch.Tensor:
+        self.log("reward/mean", 0.5, batch_size=1)
+        if number:
+            self.log("policy/lag_mean", 0.25, batch_size=1)
+        if number == 1:
+            rank_zero_info("said by Lightning")
+            logging.getLogger("lrl.of_a_test").warning("said by lrl")
+        return self.weight * 1.0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(progress: L.Callback, steps: int) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu",
+        callbacks=[Measured(), progress],
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        log_every_n_steps=1,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(Policy(), torch.utils.data.DataLoader(list(range(1000))))
+
+
+class Terminal:
+    """A terminal of a number of columns in the place of stderr, whose reader never waits."""
+
+    def __init__(self, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._reads, here = pty.openpty()
+        ioctl(here, TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self._stream = os.fdopen(here, "w")
+        self._written = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        monkeypatch.setattr(sys, "stderr", self._stream)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while read := os.read(self._reads, 65536):
+                self._written += read
+
+    def close(self) -> list[str]:
+        """Returns what stood in each line at last."""
+        self._stream.close()
+        self._reader.join()
+        os.close(self._reads)
+        text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", self._written.decode())
+        return [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_a_narrow_terminal_keeps_reward_lag_and_waits(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(columns, monkeypatch)
+    fit(Progress(), 12)
+    (bar,) = (line for line in terminal.close() if line.startswith("step"))
+    assert bar.startswith("step 12/12 |") and len(bar) <= columns
+    assert "reward 0.500, lag 0.2, waited 25%" in bar
+    assert ("12,346 tok/s" in bar) == (columns >= 100) and ("rollouts 20%, sync 5%" in bar) == (columns >= 160)
+
+
+def test_what_is_logged_stands_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(80, monkeypatch)
+    handler = logging.StreamHandler(sys.stderr)  # as Lightning's, which was made before
+    lightnings = logging.getLogger("lightning.pytorch")
+    monkeypatch.setattr(lightnings, "handlers", [handler])
+    fit(Progress(), 3)
+    lines = terminal.close()
+    assert "said by Lightning" in lines and "said by lrl" in lines
+    assert max(lines.index("said by Lightning"), lines.index("said by lrl")) < next(
+        number for number, line in enumerate(lines) if line.startswith("step 3/3")
+    )
+
+
+def test_without_a_terminal_there_is_a_line_every_few_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        fit(Progress(every_n_steps=5), 12)
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("step ")]
+    assert [line.split(":")[0] for line in said] == ["step 1/12", "step 5/12", "step 10/12", "step 12/12"]
+    assert "lag" not in said[0], "it was not logged, and nan says nothing"
+    what = "reward 0.500, lag 0.2, waited 25%, 12,346 tok/s, 4.0 s/step, waits: rollouts 20%, sync 5%"
+    assert re.fullmatch(rf"step 5/12: {re.escape(what)}, \d\d:\d\d left", said[1])
+    assert "\r" not in stream.getvalue()
+
+
+def test_a_run_of_epochs_has_an_end() -> None:
+    trainer: Any = SimpleNamespace(max_steps=-1, max_epochs=3, num_training_batches=40)
+    assert total_steps(trainer) == 120
+    trainer.num_training_batches = float("inf")
+    assert total_steps(trainer) is None
+
+
+def test_lines_at_every_zeroth_step_are_refused() -> None:
+    with pytest.raises(ValueError, match="Progress.every_n_steps is 0; it must be at least 1."):
+        Progress(every_n_steps=0)
+
+
+def test_lightnings_usual_bar_does_not_count_down_from_an_endless_number_of_epochs() -> None:
+    trainer = L.Trainer(accelerator="cpu", max_epochs=-1, logger=False, enable_checkpointing=False)
+    (bar,) = (callback for callback in trainer.callbacks if isinstance(callback, RichProgressBar))  # type: ignore[attr-defined]
+    bar._trainer = trainer
+    assert "-2" in bar._get_train_description(0), "otherwise lrl need not change it"
+    default_callbacks(trainer)
+    assert bar._get_train_description(3).strip() == "Epoch 3"

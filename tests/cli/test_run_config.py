@@ -1,0 +1,118 @@
+"""The resolved config of `lrl fit` reaches every logger; no server is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import yaml
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import Logger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from lrl.cli.main import main
+from lrl.cli.run_config import flat
+from tests.preflight import broken_inputs
+from tests.tiny_policies import tiny_llama
+
+LOGGER = "tests.cli.test_run_config.Tracker"
+
+
+class Reached(BaseException):
+    """The run has come to the start of its generators."""
+
+
+class Tracker(Logger):
+    """Stands for W&B and MLflow: keeps what it is given."""
+
+    name, version = "tracker", "0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings: dict[str, Any] = {}
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
+        self.settings |= params
+
+    def log_metrics(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
+    """The trainer of a run with three loggers and an evaluation."""
+    tiny_llama(tmp_path / "models/whole")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/rows.jsonl").write_text(broken_inputs.as_lines(broken_inputs.ROWS))
+    config = broken_inputs.run(tmp_path)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    found: list[L.Trainer] = []
+
+    def start(strategy: Any, trainer: L.Trainer) -> None:
+        found.append(trainer)
+        raise Reached
+
+    monkeypatch.setattr("lrl.strategies.generator_devices.GeneratorDevices.start_generators", start)
+    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, first=None: None)
+    monkeypatch.setattr(sys, "argv", [shutil.which("true") or "true"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+    kinds = {"TensorBoardLogger": {"save_dir": "board"}, "CSVLogger": {"save_dir": "table"}, LOGGER: {}}
+    loggers = json.dumps([{"class_path": kind, "init_args": settings} for kind, settings in kinds.items()])
+    prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "data/rows.jsonl", "name": "held"}}
+    words = ("--trainer.logger", loggers, "--trainer.callbacks+", "Evaluation")
+    words = (*words, "--trainer.callbacks.prompts", json.dumps(prompts), "--model.lr", "3e-5")
+    with pytest.raises(Reached):
+        main(["fit", "--config", "run.yaml", *words])
+    return found[0]
+
+
+def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(trainer: L.Trainer) -> None:
+    board, table, tracker = trainer.loggers
+    assert isinstance(board, TensorBoardLogger) and isinstance(table, CSVLogger) and isinstance(tracker, Tracker)
+    for logger in (board, table):
+        logger.save()
+    saved = [yaml.safe_load((Path(one.log_dir) / "hparams.yaml").read_text()) for one in (board, table)]
+    for settings in (tracker.settings, *saved):
+        assert settings["model.lr"] == 3e-5 and settings["model"] == "lrl.PolicyModule"
+        assert settings["data.groups_per_step"] == 4 and settings["data.max_lag"] == 1, "defaults too"
+        assert settings["trainer.callbacks.1"].endswith("Evaluation")
+        assert settings["trainer.callbacks.1.prompts.name"] == "held"
+        assert not [name for name in settings if "init_args" in name or "class_path" in name]
+
+
+def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody_measured(trainer: L.Trainer) -> None:
+    board = trainer.loggers[0]
+    assert isinstance(board, TensorBoardLogger)
+    board.experiment.flush()
+    events = EventAccumulator(board.log_dir).Reload()
+    assert events.Tags()["scalars"] == []
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
+    assert [one.name.tag for one in experiment.metric_infos] == ["eval/held/accuracy", "reward/mean"]
+    assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= {one.name for one in experiment.hparam_infos}
+
+
+def test_names_lead_through_classes_and_lists() -> None:
+    settings = {
+        "model": {"class_path": "own.Policy", "init_args": {"lr": 1.0, "betas": [0.9, 0.95], "lora": None}},
+        "trainer": {
+            "callbacks": [{"class_path": "own.A"}, {"class_path": "own.B", "init_args": {"n": 3}}],
+            "logger": False,
+        },
+    }
+    assert dict(flat(settings)) == {
+        "model": "own.Policy",
+        "model.lr": 1.0,
+        "model.betas": [0.9, 0.95],
+        "model.lora": None,
+        "trainer.callbacks.0": "own.A",
+        "trainer.callbacks.1": "own.B",
+        "trainer.callbacks.1.n": 3,
+        "trainer.logger": False,
+    }

@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf.errors import OmegaConfBaseException
+from transformers.utils.logging import disable_progress_bar
 
 from lrl import preflight
 from lrl.callbacks import Progress
@@ -59,6 +60,8 @@ class LrlCLI(LightningCLI):
     """Errors of bad input, shown as a message. All others are faults of the program and keep their traceback."""
 
     def __init__(self) -> None:
+        if not sys.stderr.isatty():
+            disable_progress_bar()  # transformers' bars, which would fill a log with their steps
         super().__init__(
             PolicyModule,
             RolloutDataModule,

@@ -181,7 +181,8 @@ class Prompts:
         """Returns all rows as prompts; the error names the first wrong row and counts the others."""
         chat = self._uses_chat_template(tokenizer)
         prompts, wrong = [], []
-        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=len(self.rows) <= LONG)
+        few = len(self.rows) <= LONG
+        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)  # None: no terminal
         for row_id, row in enumerate(bar):
             try:
                 prompts.append(self._prompt(row_id, row, tokenizer, chat))

@@ -56,6 +56,7 @@ def test_the_recipe_for_a_users_own_task_is_short_and_works_unchanged(readers_fo
     assert COMMAND is not None and len(FILES["own.yaml"].splitlines()) <= 15
     done = lrl(readers_folder, *COMMAND[1].split())
     assert "a server would start here" in done.stdout, done.stderr[-3000:]
+    assert "\r" not in done.stderr, "without a terminal no bar fills the log"
 
 
 def test_a_class_and_functions_of_the_current_folder_are_found_also_by_the_reward_workers(

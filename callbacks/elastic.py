@@ -82,7 +82,7 @@ class Elastic(OnRankZero):
             self._ask(fleet, run, generators, times)
         if self._fewer == self.steps:
             advice = "%d generators write faster than the trainer trains: one less would do. Type: lrl serve --leave %s"
-            log.warning(advice, generators, run)
+            log.warning(advice, generators, shlex.quote(str(run)))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Ends the started commands: Lightning does not call `teardown` after an error."""

@@ -3,11 +3,13 @@
 import logging
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from safetensors import SafetensorError
 
 from lrl.callbacks.base import OnRankZero
+from lrl.rollouts import prompt_form
 from lrl.runtime.run_folder import run_folder
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,12 @@ class Export(OnRankZero):
         path = self.path(trainer)
         try:
             path.mkdir(parents=True, exist_ok=True)  # transformers only logs that it is no folder
-            pl_module.export(path)  # type: ignore[operator]
+            self._export(trainer, pl_module, path)
         except (OSError, SafetensorError) as error:
             self.folder = tempfile.mkdtemp(prefix="lrl-policy-")
             log.warning("The policy cannot be written to %s: %s. It goes to %s.", path, error, self.folder)
-            pl_module.export(Path(self.folder))  # type: ignore[operator]
+            self._export(trainer, pl_module, Path(self.folder))
+
+    def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:
+        pl_module.export(folder)
+        prompt_form.save(prompt_form.of(trainer.datamodule), folder)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ loggers and epochs are off by one after a resume.
 """
 
 import logging
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,15 @@ class LastCheckpoint(L.Callback):
         if self._first_step is None or (step == self._first_step and not newest):
             return "No step was trained: there is nothing to save."
         if step == newest_step:
-            return f"All {step} steps are saved. Resume with --ckpt_path {newest}"
+            return f"All {step} steps are saved. Resume with --ckpt_path {shlex.quote(newest)}"
         if not trainer.checkpoint_callbacks or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return f"After {step} steps nothing is saved: checkpoints are off (enable_checkpointing or fast_dev_run)."
-        before = f"resume with --ckpt_path {newest}" if newest else "there is no earlier checkpoint"
+        before = f"resume with --ckpt_path {shlex.quote(newest)}" if newest else "there is no earlier checkpoint"
         if not between_steps(trainer):
             return f"The run ended within the optimizer step after {step}, so its state is not saved; {before}."
         if (path := save(trainer)) is None:
             return f"The state after {step} steps could not be saved anywhere; {before}."
-        return f"Saved after {step} steps. Resume with --ckpt_path {path}"
+        return f"Saved after {step} steps. Resume with --ckpt_path {shlex.quote(path)}"
 
 
 def between_steps(trainer: L.Trainer) -> bool:

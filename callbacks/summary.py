@@ -16,6 +16,7 @@ from lrl.callbacks.health import Health
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.rollouts.prompts import Prompts
 from lrl.runtime.best_effort import best_effort
 from lrl.runtime.run_folder import run_folder
 from lrl.runtime.stopwatch import GENERATOR, shares
@@ -52,14 +53,14 @@ class Summary(OnRankZero):
         picture = run_folder(trainer) / "curve.png"
         with best_effort("The learning curve", picture):
             draw_curve(picture, self.rewards, evaluations)
-        lines = [f"TensorBoard    tensorboard --logdir {picture.parent}"]
+        folder = shlex.quote(str(picture.parent))
+        lines = [f"TensorBoard    tensorboard --logdir {folder}"]
         if find(trainer, RolloutLog) is not None:
             lines.append("  overview     tab Custom Scalars: http://localhost:6006/#custom_scalars")
         lines.append(f"curve          {picture}")
         if (export := find(trainer, Export)) is not None:
-            prompt = shlex.quote(trainer.datamodule.prompts[0].text)  # type: ignore[attr-defined]
             lines.append(f"policy         {export.path(trainer)}")
-            lines.append(f"chat with it   {_command()} chat {export.path(trainer)} {prompt}")
+            lines.append(f"chat with it   {chat_command(export.path(trainer), trainer.datamodule.prompts)}")  # type: ignore[attr-defined]
         console = Console()
         console.print(self._table(trainer, evaluations))
         for line in lines:
@@ -120,7 +121,10 @@ def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[E
     figure.savefig(path, dpi=120)
 
 
-def _command() -> str:
-    """Returns `lrl` as this run was started: the environment's folder may not be on the path of the next shell."""
-    started = Path(sys.argv[0])
-    return str(started) if started.name == "lrl" else "lrl"
+def chat_command(folder: Path, prompts: Prompts) -> str:
+    """Returns the command, quoted for a shell, that asks the policy the run's first prompt."""
+    started = Path(sys.argv[0])  # the environment's folder may not be on the path of the next shell
+    command = str(started) if started.name == "lrl" else "lrl"
+    typed = prompts.typed(prompts[0])
+    question = ["--plain", prompts[0].text] if typed is None else [typed]
+    return shlex.join([command, "chat", str(folder), *question])

@@ -25,6 +25,7 @@ from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
+from lrl.rollouts import prompt_form
 from lrl.runtime.collective import collective
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.lightning_warnings import forget_last_step
@@ -334,9 +335,10 @@ class PolicyModule(L.LightningModule):
                 self.reference.open_sharded(*settings, self.sharding, self.ranks)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves, for `lrl export`, the name of the model and the kind of its adapters; and the reference's state."""
+        """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the reference's state."""
         folder = self.policy_folder
         checkpoint["policy_folder"] = os.path.abspath(folder) if os.path.exists(folder) else folder
+        checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
         if self.lora is not None:
             checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
         if self.reference is not None:

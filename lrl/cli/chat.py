@@ -1,8 +1,8 @@
 """`lrl chat`: responses of an exported policy.
 
-transformers writes them, not vLLM: a folder opens in seconds and needs no server. The prompt is used as typed, without
-`template` and `system_prompt` of a recipe. As in a generator, sampling settings in the folder do not count, only the
-tokens that end a response.
+transformers writes them, not vLLM: a folder opens in seconds and needs no server. A prompt is made of what is typed as
+in the run that made the policy: with its `system_prompt`, its `template` and its `chat`. As in a generator, sampling
+settings in the folder do not count, only the tokens that end a response.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from lrl.rollouts import prompt_form
 from lrl.runtime.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+NO_FORM: Mapping[str, Any] = MappingProxyType({})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lrl chat", description="Chat with a policy that was exported to a folder.")
     parser.add_argument("folder", type=Path, help="the policy, in Hugging Face format")
     parser.add_argument("prompt", nargs="*", default=[], help="what to ask; else a line at a time, until an empty one")
+    parser.add_argument("--plain", action="store_true", help="without the system prompt and the template of the run")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)")
     parser.add_argument("--max_tokens", type=int, default=512, help="longest response, in tokens (512)")
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
@@ -40,14 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 and at least 1"
         )
     try:
+        form = NO_FORM if args.plain else prompt_form.read(args.folder)
         policy, tokenizer = open_policy(args.folder, args.temperature, args.max_tokens)
     except ValueError as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
+    if used := [name.replace("_", " ") for name in ("system_prompt", "template") if form.get(name)]:
+        sys.stderr.write(f"With the {' and the '.join(used)} of the run (--plain leaves them out).\n")
     if args.prompt:
-        return 0 if respond(policy, tokenizer, " ".join(args.prompt)) else 2
+        return 0 if respond(policy, tokenizer, " ".join(args.prompt), form) else 2
     for prompt in typed_lines():
-        respond(policy, tokenizer, prompt)
+        respond(policy, tokenizer, prompt, form)
     return 0
 
 
@@ -89,13 +97,13 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
     return policy.eval(), tokenizer
 
 
-def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> bool:
+def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any]) -> bool:
     """Streams the response to stdout; returns False, with the reason on stderr, if the prompt cannot be encoded."""
     from transformers import TextStreamer
 
     try:
-        inputs = encode(tokenizer, prompt)
-    except Exception as error:  # noqa: BLE001 - errors of tokenizers have no common class
+        inputs = encode(tokenizer, prompt, form)
+    except ValueError as error:
         sys.stderr.write(f"lrl: error: the policy's tokenizer cannot read {prompt!r}: {error}\n")
         return False
     stream = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -103,12 +111,31 @@ def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt:
     return True
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
-    """Encodes the prompt as in training: with the chat template if there is one. Returns input_ids of shape [1, n]."""
-    if not tokenizer.chat_template:
-        return tokenizer(prompt, return_tensors="pt")
-    chat = [{"role": "user", "content": prompt}]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any] = NO_FORM) -> BatchEncoding:
+    """Encodes a typed prompt as in training. Returns input_ids of shape [1, n].
+
+    Args:
+        tokenizer: The policy's.
+        prompt: What is typed.
+        form: `Prompts.form` of the run; empty for a chat if the tokenizer has a template, else for plain text.
+
+    Raises:
+        ValueError: The tokenizer cannot encode it, or the run's template needs other columns.
+    """
+    from transformers import BatchEncoding
+
+    from lrl.rollouts.prompts import Prompts
+
+    prompts = Prompts([{form.get("prompt_column", "prompt"): prompt}], **form)
+    try:
+        prompts.load(tokenizer, sys.maxsize)
+    except ValueError as error:
+        if "`template` names" in str(error):
+            raise ValueError(f"{str(error).splitlines()[0]} Type a whole prompt, with --plain.") from error
+        raise
+    token_ids = prompts[0].token_ids
+    batch = {"input_ids": [token_ids], "attention_mask": [[1] * len(token_ids)]}
+    return BatchEncoding(batch, tensor_type="pt")
 
 
 def typed_lines() -> Iterator[str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrl.rollouts import prompt_form
 from lrl.runtime.quick_imports import quick_imports
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
-    sys.stdout.write(f"The policy after {steps} steps is in {args.folder}: lrl chat {args.folder}\n")
+    sys.stdout.write(f"The policy after {steps} steps is in {args.folder}: lrl chat {shlex.quote(str(args.folder))}\n")
     return 0
 
 
@@ -84,6 +86,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         lora.save(whole_adapters(network), base, folder / "adapter")
     network.save_pretrained(folder, state_dict=whole)
     open_tokenizer(base).save_pretrained(folder)
+    prompt_form.save(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
     return int(state["global_step"])
 
 

@@ -7,6 +7,7 @@ A message without a match is shown without the lines that every optional setting
 
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
@@ -163,11 +164,11 @@ def _no_words(found: Found) -> str:
     word = found.match[1]
     name, sign, value = word.partition("=")
     if word in recipes() or Path(word).is_file():
-        return f"{word!r} belongs to no setting. A recipe follows --config: did you mean --config {word}?"
+        return f"{word!r} belongs to no setting. A recipe follows --config: did you mean --config {shlex.quote(word)}?"
     if not sign:
         return f"{word!r} belongs to no setting; a setting is written --NAME VALUE."
     if name in fit_help.all_settings():
-        return f"{word!r} belongs to no setting. Did you mean --{name} {value}?"
+        return f"{word!r} belongs to no setting. Did you mean --{name} {shlex.quote(value)}?"
     return f"{word!r} belongs to no setting; a setting is written --NAME VALUE.{_instead(name, None, '--')}"
 
 

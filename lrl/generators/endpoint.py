@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import ipaddress
 import os
+import shlex
 import socket
 import ssl
 import warnings
@@ -28,7 +29,7 @@ OPEN_TO_A_NETWORK = (
 )
 READABLE_KEY = (
     "strategy.server.tls_key={key!r} can be read by other users of this machine, who could then pose as a generator. "
-    "Type: chmod 600 {key}"
+    "Type: chmod 600 {quoted}"
 )
 
 
@@ -83,7 +84,7 @@ class Endpoint:
         if self.insecure and not is_loopback(self.host):
             warnings.warn(OPEN_TO_A_NETWORK.format(host=self.host), stacklevel=1)
         if self.tls_key and Path(self.tls_key).stat().st_mode & 0o077:
-            warnings.warn(READABLE_KEY.format(key=self.tls_key), stacklevel=1)
+            warnings.warn(READABLE_KEY.format(key=self.tls_key, quoted=shlex.quote(self.tls_key)), stacklevel=1)
 
     def reserve_port(self, port: int = 0) -> socket.socket:
         """Returns a socket that reserves a port of `host`, by default a free one; raises ConfigError if `host` is not

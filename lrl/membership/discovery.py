@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def find_generator(folder: Path, number: int) -> Running:
     raise NotRunning(
         f"{folder} has no generator that is running here. Give the folder with the generator-<n>.log of a live run, as "
         "the user who started it, on the machine where it runs. An exported policy answers without a run: "
-        f"lrl chat {folder}/policy"
+        f"lrl chat {shlex.quote(f'{folder}/policy')}"
     )
 
 

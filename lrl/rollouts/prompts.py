@@ -101,6 +101,18 @@ class Prompts:
         """Whether the prompts are tokenised."""
         return bool(self._prompts)
 
+    @property
+    def form(self) -> dict[str, Any]:
+        """The settings by which a row becomes a prompt, in plain types; with the same ones `lrl chat` asks a policy."""
+        return {name: getattr(self, name) for name in ("prompt_column", "template", "system_prompt", "chat")}
+
+    def typed(self, prompt: Prompt) -> str | None:
+        """Returns the text that becomes `prompt` by `form`; None if other columns, or several messages, do."""
+        value = self.rows[prompt.id][self.prompt_column]
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0].get("content")
+        return value if isinstance(value, str) and not self._fields - {self.prompt_column} else None
+
     def read(self) -> None:
         """Reads the rows and runs the checks that need no tokenizer; does nothing the second time.
 

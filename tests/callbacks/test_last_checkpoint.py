@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -194,3 +196,13 @@ def test_a_last_checkpoint_that_its_folder_refuses_goes_elsewhere(
     assert torch.load(path, weights_only=True)["global_step"] == running.global_step
     assert str(path) in caplog.text
     assert "Errno" in caplog.text and str(folder) in caplog.text
+
+
+def test_the_printed_command_is_quoted_for_the_shell(
+    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "the run's"
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"), pytest.raises(RuntimeError, match="a fault"):
+        fit(policy, trainer(folder, EndAt(1, "batch end", RuntimeError("a fault")), never()))
+    (said,) = [message for message in caplog.messages if "Resume with" in message]
+    assert shlex.split(said.partition("Resume with ")[2]) == ["--ckpt_path", str(saved(folder)[0])]

@@ -1,6 +1,8 @@
 """`lrl chat`: responses of an exported policy, from the command line and line by line."""
 
 import io
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,9 +10,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
+from lrl.callbacks.summary import chat_command
 from lrl.cli import chat
 from lrl.cli.main import main
 from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
+from lrl.rollouts import prompt_form
+from lrl.rollouts.prompts import Prompts
+from lrl.types import Prompt
 
 EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
 
@@ -131,3 +137,63 @@ def test_a_chat_template_is_used() -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}>{% endfor %}"
     assert tokenizer.decode(chat.encode(tokenizer, "1+7=")["input_ids"][0]).endswith("1+7=>")
+
+
+FORMS = {
+    "a template": Prompts([{"question": "1+7"}], prompt_column="question", template="{question}="),
+    "a system prompt": Prompts([{"prompt": "1+7"}], system_prompt="2", template="{prompt}=", chat=True),
+    "no chat": Prompts([{"prompt": "1+7="}], chat=False),
+    "nothing": Prompts([{"prompt": "1+7="}]),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_typed_prompt_has_the_tokens_that_the_run_trained_on(kind: str) -> None:
+    tokenizer, prompts = make_tokenizer(), FORMS[kind]
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}>{% endfor %}"
+    prompts.load(tokenizer, 100)
+    typed = prompts.typed(prompts[0])
+    assert typed is not None
+    assert chat.encode(tokenizer, typed, prompts.form)["input_ids"][0].tolist() == prompts[0].token_ids
+
+
+def test_the_system_prompt_and_the_template_of_the_run_are_used_and_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = shutil.copytree(folder, tmp_path / "policy")
+    prompt_form.save(FORMS["a template"].form, policy)
+    assert chat.main([str(policy), "1+7"]) == 0
+    written = capsys.readouterr()
+    assert written.out == "8\n" and written.err == "With the template of the run (--plain leaves them out).\n"
+    assert chat.main([str(policy), "--plain", "1+7="]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_template_with_other_columns_asks_for_a_whole_prompt(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = shutil.copytree(folder, tmp_path / "policy")
+    prompts = Prompts([{"prompt": "1+7", "level": "3"}], template="{level}{prompt}=")
+    prompts.load(make_tokenizer(), 100)
+    prompt_form.save(prompts.form, policy)
+    assert chat.main([str(policy), "1+7"]) == 2
+    said = capsys.readouterr().err
+    assert "`template` names level" in said and "with --plain" in said
+    command = shlex.split(chat_command(policy, prompts))
+    assert command[1:] == ["chat", str(policy), "--plain", "31+7="], "the printed command works"
+
+
+def test_a_damaged_form_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = shutil.copytree(folder, tmp_path / "policy")
+    for text in ("{", "[]"):
+        (policy / prompt_form.FILE).write_text(text)
+        assert chat.main([str(policy), "1+7="]) == 2
+        assert f"{policy / prompt_form.FILE}" in capsys.readouterr().err
+
+
+def test_the_command_of_the_summary_is_quoted_for_the_shell(folder: Path, tmp_path: Path) -> None:
+    prompts = Prompts([{"prompt": "1+7 'or' $HOME="}], template="Q: {prompt}")
+    prompts.read()
+    prompts._prompts = [Prompt(id=0, token_ids=[1], text="Q: 1+7 'or' $HOME=")]
+    command = shlex.split(chat_command(tmp_path / "my policy's", prompts))
+    assert command[1:] == ["chat", str(tmp_path / "my policy's"), "1+7 'or' $HOME="]

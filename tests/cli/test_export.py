@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.cli.main import main
+from lrl.rollouts import prompt_form
+from lrl.rollouts.prompts import Prompts
 from lrl.training.model import open_network, open_tokenizer
 from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama
@@ -41,6 +45,28 @@ def test_the_policy_of_any_step_is_exported_with_its_tokenizer(
     first = next(iter(weights_of(run / "policy")))
     assert not torch.equal(weights_of(tmp_path / "one")[first], weights_of(run / "policy")[first])
     assert open_tokenizer(str(tmp_path / "one")).get_vocab() == open_tokenizer(str(run / "policy")).get_vocab()
+
+
+def test_the_form_of_the_runs_prompts_goes_from_the_checkpoint_into_the_policys_folder(
+    run: Path, tmp_path: Path
+) -> None:
+    assert main(["export", str(run / "step=2.ckpt"), str(tmp_path / "without")]) == 0
+    assert not (tmp_path / "without" / prompt_form.FILE).exists(), "this run had no data set of lrl's"
+    state = torch.load(run / "step=2.ckpt")
+    prompts = Prompts([{"question": "2+2"}], prompt_column="question", template="{question}=")
+    state["prompt_form"] = prompt_form.of(SimpleNamespace(prompts=prompts))
+    torch.save(state, tmp_path / "with.ckpt")
+    assert main(["export", str(tmp_path / "with.ckpt"), str(tmp_path / "with")]) == 0
+    assert prompt_form.read(tmp_path / "with") == prompts.form
+
+
+def test_a_printed_command_is_quoted_for_the_shell(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my policy's"
+    assert main(["export", str(run / "step=2.ckpt"), str(folder)]) == 0
+    command = capsys.readouterr().out.strip().partition(": lrl ")[2]
+    assert shlex.split(command) == ["chat", str(folder)]
 
 
 def test_a_model_that_was_moved_is_given_by_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

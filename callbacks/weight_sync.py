@@ -42,7 +42,7 @@ class WeightSync(OnRankZero):
         deadline_s: Seconds that each phase of a sync may take; those that move nothing (pause, resume) have at most
             twice `strategy.heartbeat_s`.
         probe_tolerance: Largest mean difference in nats between the policy's and a generator's log-probs of the probe's
-            tokens; None takes a few times the rounding that each generator has shown (docs/weights.md).
+            tokens; None takes a few times the rounding that each generator has shown.
         keys_and_values: What a sync does with the keys and values of what is being written. `recompute` has them
             computed again by the new weights, which is exact and costs the reading of every half-written response and
             its prompt; `keep` goes on with those of the older weights, at once.

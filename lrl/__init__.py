@@ -17,7 +17,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrl import advantages, objectives, rewards
+    __version__: str
+
+    from lrl import advantages, callbacks, objectives, rewards
     from lrl.advantages import Advantages, GroupMean
     from lrl.datamodule import RolloutDataModule
     from lrl.generators.settings import ServerSettings
@@ -52,9 +54,9 @@ _HOME = {
     "ServerSettings": "lrl.generators.settings",
 }
 
-_MODULES = ("advantages", "objectives", "rewards")
+_MODULES = ("advantages", "callbacks", "objectives", "rewards")
 
-__all__ = [*_HOME, *_MODULES]
+__all__ = [*_HOME, *_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -62,4 +64,19 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"lrl.{name}")
+    if name == "__version__":
+        return _version()
     raise AttributeError(f"module 'lrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("lrl")
+    except metadata.PackageNotFoundError as error:
+        raise AttributeError("lrl is not installed, so it has no version: pip install -e .") from error

@@ -21,8 +21,8 @@ LINKS = {"callbacks": "lrl/callbacks", "recipes": "lrl/recipes"}
 
 
 def files_a_user_needs() -> set[str]:
-    """Modules and recipes by their path in the wheel."""
-    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lrl").rglob("*.py")}
+    """Modules, recipes and the marker of types by their path in the wheel."""
+    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lrl").rglob("*.py")} | {"lrl/py.typed"}
     linked = {
         f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, inside in LINKS.items()
@@ -49,6 +49,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     inside = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert inside == files_a_user_needs()
+
+
+def test_the_package_says_its_version_and_its_names() -> None:
+    look = "import lrl, sys; print(lrl.__version__, 'torch' in sys.modules, *dir(lrl))"
+    version, torch, *names = subprocess.check_output([sys.executable, "-c", look], text=True).split()
+    assert version == PROJECT["version"] and torch == "False"
+    assert {"PolicyModule", "RolloutDataModule", "AsyncDDP", "rewards", "callbacks", "__version__"} <= set(names)
+    command = "from lrl.cli.main import main; main(['--version'])"
+    said = subprocess.check_output([sys.executable, "-c", command], text=True)
+    assert said == f"lrl {version}\n"
+
+
+@pytest.mark.parametrize("words", [["fit", "--help"], ["fit", "--help", "all"], ["plan", "--help"], []])
+def test_no_help_names_a_page_that_a_wheel_does_not_have(words: list[str]) -> None:
+    code = f"from lrl.cli.main import main; import sys; sys.argv = ['lrl']; main({words!r})"
+    help_text = subprocess.check_output([sys.executable, "-c", code], text=True, stderr=subprocess.STDOUT)
+    assert "usage: lrl" in help_text and not re.findall(r"(?<!/)docs/\w+\.md", help_text)
 
 
 def test_every_command_and_plugin_of_the_wheel_exists(wheel: Path) -> None:

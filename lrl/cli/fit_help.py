@@ -46,7 +46,7 @@ FURTHER = """Further
   lrl {verb} --model.objective.help GSPO                 the settings of a class, for any setting that names one
   lrl {verb} --trainer.callbacks.help lrl.callbacks.Evaluation
   lrl {verb} --help all                                  everything that Lightning's Trainer takes, too
-  docs/own_task.md                                  recipes, lists, interpolation, classes of your own
+  lrl {verb} --config quickstart --print_config          what a run would use; your own config needs only what differs
 """
 WIDEST, NARROWEST = 160, 100
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+import lrl
 from lrl.cli.recipes import recipes, with_recipe_paths
 from lrl.runtime.import_by_name import nearest, with_current_folder
 from lrl.runtime.quick_imports import quick_imports
@@ -27,6 +28,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
              beside what a run took:      lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
              what lies between nodes:     lrl doctor --cluster HOST:PORT
+  --version  lrl's version
 
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
@@ -58,6 +60,9 @@ def run_command(words: list[str]) -> int:
     """Runs the command of these words; returns its exit status."""
     if not words or words[0] in {"-h", "--help", "help"}:
         sys.stdout.write(USAGE.format(recipes=", ".join(sorted(recipes()))))
+        return 0
+    if words[0] in {"--version", "-V", "version"}:
+        sys.stdout.write(f"lrl {lrl.__version__}\n")
         return 0
     if words[0] in OTHERS:
         return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))

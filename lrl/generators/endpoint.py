@@ -168,7 +168,7 @@ class Endpoint:
             raise ConfigError(
                 f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
                 f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid for "
-                f"{self._reached!r} with its own key, not encrypted, both PEM; docs/security.md makes one."
+                f"{self._reached!r} with its own key, not encrypted, both PEM."
             ) from error
 
     def _shake_hands(self) -> None:

@@ -57,7 +57,7 @@ class ServerSettings:
         start_timeout_s: Seconds from the start until the generator must answer.
         stop_timeout_s: Seconds a generator may take to stop before it is killed.
         host: Address of this machine that generators listen on; 0.0.0.0 is all. Any address but loopback needs TLS or
-            `insecure`; see docs/security.md.
+            `insecure`.
         tls_cert: Certificate of the generators, a PEM file; turns HTTPS on.
         tls_key: Private key of the certificate, a PEM file that is not encrypted.
         tls_trust: Certificates that the trainer accepts: `certificate` is exactly `tls_cert`; `system` is any of this

@@ -20,7 +20,7 @@ TRANSPORTS = {
 NOT_DRIVEN = {
     "nccl_m2n": (
         "which lrl does not drive: vLLM's engine needs the packages nccl-extensions and NCCL 2.30.5 or newer, and "
-        "whether a transfer in it can be ended when a member is lost was never tried (docs/weights.md)"
+        "whether a transfer in it can be ended when a member is lost was never tried"
     ),
 }
 """Engines of vLLM that a user may ask for by name, and why they are refused."""

@@ -181,7 +181,7 @@ def test_plans_of_today_come_first_and_the_first_becomes_the_recipe(
     assert (recipe["trainer"]["num_nodes"], recipe["trainer"]["devices"], int(trainers), int(writers)) == (1, 8, 8, 8)
     assert init_args["generator_devices"] == 0 and init_args["server"]["host"] == "0.0.0.0"
     generators = int(row(printed, "generators")[0].split(",")[0])
-    assert init_args["launcher"]["init_args"] == {"jobs": generators} and "docs/cluster.md" in out.read_text()
+    assert init_args["launcher"]["init_args"] == {"jobs": generators} and "Several nodes" in out.read_text()
     assert f"lrl runs today, {row(printed, 'step (s)')[0]} s a step" in printed
 
 

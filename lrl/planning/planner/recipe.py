@@ -15,7 +15,7 @@ from lrl.planning.planner.search import Plan
 from lrl.planning.planner.workload import Workload
 
 SEVERAL_NODES = """\
-# Several nodes: docs/cluster.md says how to start it. The generators are tasks of Ray; SLURM may start them, too.
+# Several nodes: start it by `lrl ray`, torchrun or SLURM. The generators are tasks of Ray; SLURM may start them, too.
 # They are reached in plain HTTP (insecure), which a network of your own allows; else give tls_cert and tls_key.
 """
 THROUGHPUT, TIMELINE = "lrl.callbacks.Throughput", "lrl.callbacks.Timeline"

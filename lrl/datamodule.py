@@ -27,7 +27,7 @@ from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.runtime import lightning_warnings
-from lrl.runtime.config_errors import above, at_least, fault
+from lrl.runtime.config_errors import above, at_least, fault, instances
 from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.strategies.generator_devices import raise_if_stopped
@@ -109,6 +109,14 @@ class RolloutDataModule(L.LightningDataModule):
     ) -> None:
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
         super().__init__()
+        instances(
+            "data",
+            advantages=(Advantages, advantages),
+            replay=(Replay, replay),
+            dispatch=(DispatchPolicy, dispatch),
+            migration=(Migration, migration),
+            length_predictor=(LengthPredictor, length_predictor),
+        )
         self.stopwatch = Stopwatch()
         """Current activity of the trainer (`lrl.runtime.stopwatch.TRAINER`)."""
         self.resumes_from: str | None = None

@@ -27,7 +27,7 @@ from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.rollouts import prompt_form
 from lrl.runtime.collective import collective
-from lrl.runtime.config_errors import ConfigError, above, at_least, fault
+from lrl.runtime.config_errors import ConfigError, above, at_least, fault, instances
 from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.runtime.malloc_trim import trim_heap
 from lrl.runtime.ranks import Ranks, explain_broken_collective
@@ -101,6 +101,7 @@ class PolicyModule(L.LightningModule):
         head_chunk_tokens: int = 1024,
     ) -> None:
         super().__init__()
+        instances("model", objective=(Objective, objective), lora=(LoRA, lora), reference=(Reference, reference))
         self.automatic_optimization = False
         self.model, self.objective = model, objective or AIPO()
         self.normalise_by = check_normalise_by(self.objective.normalise_by if normalise_by is None else normalise_by)

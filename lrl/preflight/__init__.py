@@ -16,7 +16,7 @@ from lrl.preflight.policy import check_policy, check_ranker
 from lrl.preflight.resources import check_resources
 from lrl.preflight.run_folder import check_folders
 from lrl.preflight.settings import check_evaluations, check_settings
-from lrl.preflight.trainer import check_strategy, check_trainer, check_verb, without_generators
+from lrl.preflight.trainer import check_data, check_strategy, check_trainer, check_verb, without_generators
 from lrl.runtime.config_errors import any_noted, collected, noting
 from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -43,7 +43,8 @@ def check(trainer: L.Trainer) -> None:
     policy: Any = trainer.lightning_module
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     ours = isinstance(data, RolloutDataModule)
-    check_verb(trainer.state.fn or "fit")
+    check_data(trainer)
+    check_verb(trainer.state.fn.value if trainer.state.fn else "fit")
     if not trainer.is_global_zero:
         if ours:
             check_strategy(trainer)

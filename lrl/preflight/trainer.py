@@ -49,6 +49,13 @@ def check_verb(verb: str) -> None:
         raise ConfigError(f"trainer.{verb} has nothing to run: an lrl policy is trained and validated. {remedy}.")
 
 
+def check_data(trainer: Any) -> None:
+    """Raises ConfigError at once for a trainer that got the policy alone."""
+    source = trainer.fit_loop._data_source
+    if trainer.state.fn == "fit" and trainer.datamodule is None and not source.is_defined():
+        raise ConfigError("trainer.fit has got no data: give a lrl.RolloutDataModule as its `datamodule`.")
+
+
 def check_strategy(trainer: L.Trainer) -> None:
     """Checks on every rank that the strategy has generators.
 

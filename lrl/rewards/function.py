@@ -55,6 +55,8 @@ def as_reward(reward: OneReward) -> Reward:
     """
     if isinstance(reward, Reward):
         return reward
+    if isinstance(reward, type) and issubclass(reward, Reward):
+        raise ConfigError(f"data.rewards has the class {reward.__name__}: write {reward.__name__}(), an object of it.")
     if callable(reward) or isinstance(reward, str):
         return Function(reward)
     raise TypeError(f"rewards has {reward!r}; each must be a Reward, a function, or its path `module:function`.")

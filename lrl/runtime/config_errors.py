@@ -5,11 +5,13 @@ preflight checks open `collected` first: then the fault is only noted, building 
 error at the end names all faults.
 """
 
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -96,17 +98,36 @@ def _joined(faults: list[str]) -> str:
 
 
 def at_least(least: float, where: str, **values: float | None) -> None:
-    """Calls `fault` for each of these settings of `where` that is below `least` or NaN; None passes."""
+    """Calls `fault` for each of these settings of `where` that is below `least`, NaN, or no number; None passes."""
     for name, value in values.items():
-        if value is not None and not value >= least:
-            fault(f"{where}.{name} is {value}; it must be at least {least}.")
+        if value is not None and not _holds(operator.ge, value, least):
+            fault(f"{where}.{name} is {value!r}; it must be at least {least}.")
 
 
 def above(least: float, where: str, **values: float | None) -> None:
-    """Calls `fault` for each of these settings of `where` that is not above `least`; None passes."""
+    """Calls `fault` for each of these settings of `where` that is not above `least`, or no number; None passes."""
     for name, value in values.items():
-        if value is not None and not value > least:
-            fault(f"{where}.{name} is {value}; it must be above {least}.")
+        if value is not None and not _holds(operator.gt, value, least):
+            fault(f"{where}.{name} is {value!r}; it must be above {least}.")
+
+
+def _holds(compare: Callable[[Any, Any], bool], value: object, least: float) -> bool:
+    try:
+        return compare(value, least)
+    except TypeError:  # a script may give text
+        return False
+
+
+def instances(where: str, **kinds_and_values: tuple[type, object]) -> None:
+    """Calls `fault` for each of these settings of `where` that is not of its class; None passes.
+
+    A script may give a class, or its name, in the place of an object: the command line makes one of either.
+    """
+    for name, (kind, value) in kinds_and_values.items():
+        if value is None or isinstance(value, kind):
+            continue
+        example = f"{value.__name__}()" if isinstance(value, type) else f"an object of the class {kind.__name__}"
+        fault(f"{where}.{name} is {value!r}; give {example}.")
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

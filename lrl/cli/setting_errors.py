@@ -1,15 +1,17 @@
 """jsonargparse's errors in short: the setting, its fault, and the nearest valid name.
 
 jsonargparse nests messages by indentation: one for each class on the way to the setting, and one for each type that the
-setting may have. The first of `REASONS` that matches one of its lines becomes the error, with the setting's whole name.
-A message without a match is shown without the lines that every optional setting repeats.
+setting may have. The first of `REASONS` that matches one of its lines becomes the error, with the setting's whole name;
+of several lines it is the one about the innermost setting. A message without a match is shown without the lines that
+every optional setting repeats.
 """
 
 import inspect
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,9 +35,8 @@ FEW = 12
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"} | dict.fromkeys(
     ("list", "tuple"), "a list, as in [1, 2]"
 )
-
-
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
+"""Python's words for values, and those that a user types."""
 
 
 class Found(NamedTuple):
@@ -67,16 +68,16 @@ class Found(NamedTuple):
         found = []
         for path in re.findall(r"[\w.]+\.[A-Z]\w*", kinds[0] if kinds else ""):
             module, _, name = path.rpartition(".")
-            if not module.startswith(("typing", "collections")):
+            with suppress(ImportError, AttributeError):  # a class within another one
                 found.append(getattr(import_module(module), name))
-        return found
+        return [kind for kind in found if inspect.isclass(kind) and not kind.__module__.startswith("collections")]
 
 
 def explain(message: str) -> str:
     """Returns the text of one error for a parser's message."""
     for pattern, reason in REASONS:
-        found = [match for match in re.finditer(pattern, message)]
-        for one in sorted((_place(match, message) for match in found), key=lambda one: -one.depth):
+        places = [_place(match, message) for match in re.finditer(pattern, message)]
+        for one in sorted(places, key=lambda place: -place.depth):
             if text := reason.format(found=one) if isinstance(reason, str) else reason(one):
                 return text
     return without_noise(message)
@@ -98,7 +99,7 @@ def explain_constructor(message: str) -> str:
 
 def explain_prompt_row(words: Iterable[str]) -> str:
     """Returns the error for the first word that is no setting of `lrl.Prompts`; it was taken for a row of prompts."""
-    known = [f"data.prompts.{name}" for name in settings_of("lrl.Prompts")]
+    known = [f"data.prompts.{name}" for name in sorted(settings_of("lrl.Prompts"))]
     for word in (word.partition("=")[0].replace(".init_args.", ".") for word in words):
         name = word.removeprefix("--")
         if word.startswith("--data.prompts.") and name not in known:
@@ -131,7 +132,7 @@ def _place(match: re.Match[str], message: str) -> Found:
 
 def _no_setting(found: Found) -> str:
     name = f"{found.setting}.{found.match[1]}".lstrip(".")
-    known = [f"{found.setting}.{one}".lstrip(".") for one in settings_of(found.owner)]
+    known = [f"{found.setting}.{one}".lstrip(".") for one in sorted(settings_of(found.owner))]
     return f"{name}: {found.owner} has no such setting.{_instead(name, known)}"
 
 
@@ -188,32 +189,35 @@ def _no_class(found: Found) -> str:
     said = f"{found.setting}: there is no class {name!r}."
     if elsewhere := _objective_elsewhere(found, name):
         return f"{said} {elsewhere}"
-    classes = sorted({one for base in found.bases for one in _subclasses(base)})
+    classes = sorted(set().union(*map(_subclasses, found.bases)))
     word = name.rpartition(".")[2]
     begun = [one for one in classes if one.lower().startswith(word.lower())]
     near = begun[0] if len(begun) == 1 else import_by_name.nearest(word, classes)
     if near is not None:
         return f"{said} Did you mean {near}?"
-    listed = f"There are {', '.join(classes)}; or write module.Class." if 0 < len(classes) <= FEW else ""
-    return f"{said} {listed or 'Write module.Class.'}"
+    if 0 < len(classes) <= FEW:
+        return f"{said} There {'is' if len(classes) == 1 else 'are'} {', '.join(classes)}; or write module.Class."
+    return f"{said} Write module.Class."
 
 
 def _objective_elsewhere(found: Found, name: str) -> str:
     return aliases.objective(name) if found.setting.endswith("model.objective") else ""
 
 
-def _subclasses(base: type) -> Iterator[str]:
-    """Yields the names of the shipped classes that a setting of type `base` takes."""
+def _subclasses(base: type) -> set[str]:
+    """Returns the names of the shipped classes that a setting of type `base` takes."""
     package = base.__module__.rpartition(".")[0]
-    own = f"lrl.{package.rpartition('.')[2]}"
-    for room in {"lrl", own, package, base.__module__}:
-        if room == WITHOUT_GENERATORS or not (room.startswith("lrl") or room == package) or find_spec(room) is None:
-            continue
-        module = import_module(room)
+    rooms = {"lrl", package, f"lrl.{package.rpartition('.')[2]}"} - {"", "lrl.", WITHOUT_GENERATORS}
+    if not package.startswith("lightning"):  # whose file of a base has classes for tests, too
+        rooms.add(base.__module__)
+    found = set()
+    for room in rooms:
+        module = import_module(room) if find_spec(room) else None
         for name in import_by_name.public_names(module):
-            kind = getattr(module, name, None) if name[0].isupper() else None
+            kind = getattr(module, name) if name[0].isupper() else None
             if inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind):
-                yield name
+                found.add(name)
+    return found - {base.__name__} or found
 
 
 def _not_importable(found: Found) -> str:

@@ -53,6 +53,13 @@ def raised_by_lightning(error: Exception) -> bool:
     return "/lightning/" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
+def settings_in(message: str, trainer: Namespace) -> str:
+    """Returns the settings of the trainer whose values a message of Lightning's has; else those of its devices."""
+    named = [name for name, value in vars(trainer).items() if isinstance(value, str) and repr(value) in message]
+    shown = named or ["accelerator", "devices"]
+    return ", ".join(f"trainer.{name} is {trainer[name]!r}" for name in shown)
+
+
 class LrlCLI(LightningCLI):
     """The command line of fit and validate."""
 
@@ -131,8 +138,7 @@ class LrlCLI(LightningCLI):
             if not isinstance(error, self.expected_errors) and not raised_by_lightning(error):
                 raise
             if raised_by_lightning(error):
-                hint = f"trainer.accelerator is {given.accelerator!r}, trainer.devices is {given.devices!r}"
-                error = config_errors.ConfigError(f"{error} ({hint})")
+                error = config_errors.ConfigError(f"{error} ({settings_in(str(error), given)})")
             config_errors.fault(str(error))
             preflight.check_without_trainer(self.model, self.datamodule)
             raise error

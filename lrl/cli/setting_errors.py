@@ -32,9 +32,17 @@ WITHOUT_GENERATORS = "lightning.pytorch.strategies"
 """Lightning's own strategies, which nobody should be led to."""
 FEW = 12
 """Most classes that are listed where none is near."""
-TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"} | dict.fromkeys(
-    ("list", "tuple"), "a list, as in [1, 2]"
-)
+TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list, as in [1, 2]",
+    "tuple": "a list, as in [1, 2]",
+    "dict": "a mapping, as in {name: value}",
+}
+EVERY_CALLBACK = "lightning.Callback"
+"""jsonargparse also tries whether a setting of the last callback is one of this class, which has none."""
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 """Python's words for values, and those that a user types."""
 
@@ -131,6 +139,8 @@ def _place(match: re.Match[str], message: str) -> Found:
 
 
 def _no_setting(found: Found) -> str:
+    if found.owner == EVERY_CALLBACK:
+        return ""
     name = f"{found.setting}.{found.match[1]}".lstrip(".")
     known = [f"{found.setting}.{one}".lstrip(".") for one in sorted(settings_of(found.owner))]
     return f"{name}: {found.owner} has no such setting.{_instead(name, known)}"
@@ -233,16 +243,22 @@ def _not_importable(found: Found) -> str:
 def _not_one_of(found: Found) -> str:
     choices = [choice.strip(" '\"") for choice in found.match[1].split(",")]
     near = import_by_name.did_you_mean(found.value, choices)
-    return f"{found.setting} is {found.value!r}; it must be one of {', '.join(choices)}.{near}"
+    others = "".join(f", or {kind}" for kind in _kinds(found))
+    return f"{found.setting} is {found.value!r}; it must be one of {', '.join(choices)}{others}.{near}"
 
 
 def _wrong_type(found: Found) -> str:
-    lines = re.finditer(r"Expected a <class '(\w+)'>", found.message)
-    kinds = dict.fromkeys(line[1] for line in lines if _place(line, found.message).setting == found.setting)
     if broken := _broken_yaml(found.value):
         return f"{found.setting}{broken}"
     value = found.value if found.value == "null" else repr(found.value)
-    return f"{found.setting} is {value}; it must be {' or '.join(TYPES[one] for one in kinds if one in TYPES)}."
+    return f"{found.setting} is {value}; it must be {' or '.join(_kinds(found))}."
+
+
+def _kinds(found: Found) -> list[str]:
+    """Returns the plain types that the setting may have, in words."""
+    lines = re.finditer(r"Expected a <class '(\w+)'>", found.message)
+    kinds = [line[1] for line in lines if _place(line, found.message).setting == found.setting]
+    return list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
 
 
 def _broken_yaml(value: str) -> str:

@@ -177,6 +177,17 @@ SETTINGS: dict[str, Case] = {
     "devices in words": (("--trainer.devices", "two"), ("trainer.devices is 'two'", "a list of indices")),
     "devices that a CPU has not": (("--trainer.devices", "[0, 1]"), ("`devices`", "trainer.devices is [0, 1]")),
     "an accelerator that is not installed": (("--trainer.accelerator", "tpu"), ("trainer.accelerator is 'tpu'", "xla")),
+    "a setting of a callback that is no mapping": (
+        ("--trainer.callbacks+", "Health", "--trainer.callbacks.ranges", "5"),
+        ("trainer.callbacks.ranges is '5'; it must be a mapping",),
+    ),
+    "a setting of a callback that is no number": (
+        ("--trainer.callbacks+", "Health", "--trainer.callbacks.steps", "few"),
+        ("trainer.callbacks.steps is 'few'; it must be a whole number.",),
+    ),
+    "flags that are no mapping": setting("trainer.strategy.server.extra_args", 5, "must be a mapping"),
+    "neither a choice nor a number": setting("model.normalise_by", "mean", "token, sequence, or a whole number."),
+    "a time that is none": setting("trainer.max_time", "long", "trainer.max_time is 'long'"),
     "null for a number": (("--model.lr", "null"), ("model.lr is null", "its default, 1e-06")),
     "null for a choice": (("--data.stragglers", "null"), ("data.stragglers is null", "'wait'")),
     "null within a group": (

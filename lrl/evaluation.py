@@ -144,7 +144,7 @@ def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) ->
         samples: Responses to each problem.
         by: Columns by which the accuracy is broken down; their values are not known.
     """
-    prefix = f"eval/{dataset}/"
+    prefix = "/".join(["eval", dataset, ""])
     name = metric.removeprefix(prefix)
     if name == metric:
         return False

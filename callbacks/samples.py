@@ -1,4 +1,4 @@
-"""Sample responses of a step, with the reference answer, in the form that each logger has: text, or a table."""
+"""Sample responses of a step, with the reference answer, as text or as a table of the logger."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ SAMPLES = "rollouts/samples"
 
 
 def sample(group: Group, step: int) -> dict[str, Any]:
-    """Returns the first response of a group with its prompt and the reference answer, as a row of a table."""
+    """Returns the first response of a group, with prompt and reference answer, as a row."""
     rollout = group.rollouts[0]
     reward = rollout.reward_failure if rollout.reward is None else f"{rollout.reward:.3g}"
     return {
@@ -46,7 +46,7 @@ def log_samples(logger: Logger, samples: Sequence[Mapping[str, Any]], step: int)
         logger.log_table(SAMPLES, columns, [list(one.values()) for one in samples], step=step)
     elif isinstance(logger, MLFlowLogger):
         rows = {column: [one[column] for one in samples] for column in columns}
-        # A file for each step: to one file MLflow would add by fetching and sending all earlier rows again.
+        # A file for each step: to one file MLflow would add by fetching and sending all rows again.
         logger.experiment.log_table(logger.run_id, rows, f"{SAMPLES}/step{step:06d}.json")
 
 
@@ -56,7 +56,8 @@ def as_markdown(shown: Mapping[str, Any]) -> str:
     facts += [f"versions {shown['versions']}", f"step {shown['step']}"]
     head = f"**Row {shown['prompt id']}** · {', '.join(facts)}"
     names = [name for name in ("prompt", "answer", "response") if shown[name] or name != "answer"]
-    return "\n\n".join([head, *(f"**{name.capitalize()}**\n\n{_quoted(shown[name])}" for name in names)])
+    parts = [f"**{name.capitalize()}**\n\n{_quoted(shown[name])}" for name in names]
+    return "\n\n".join([head, *parts])
 
 
 def _quoted(text: str) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 from lrl.types import Group
 
-ALWAYS = ("accuracy", "accuracy_low", "accuracy_high", "version")
-SOMETIMES = ("failures", "truncated", "version_high")
+METRICS = ("accuracy", "accuracy_low", "accuracy_high", "version")
+RARE_METRICS = ("failures", "truncated", "version_high")
 """Metrics of an evaluation that begin when they are not constant for the first time."""
 Z95 = 1.959964
 """Standard normal deviate of a two-sided 95 % interval."""
@@ -149,7 +149,7 @@ def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) ->
     if name == metric:
         return False
     chances = [f"pass@{k}" for k in _powers(samples) if k > 1]
-    return name in (*ALWAYS, *SOMETIMES, *chances) or name.startswith(tuple(f"{column}/" for column in by))
+    return name in (*METRICS, *RARE_METRICS, *chances) or name.startswith(tuple(f"{column}/" for column in by))
 
 
 def wilson_interval(share: float, n: float) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lrl.evaluation import (
-    ALWAYS,
-    SOMETIMES,
+    METRICS,
+    RARE_METRICS,
     Report,
     evaluate,
     may_give,
@@ -196,7 +196,7 @@ def test_every_metric_of_an_evaluation_is_one_that_it_may_give() -> None:
     found = evaluate("sums", groups, greedy=False, by=["level"])
     found.versions, found.failures, found.truncated = [3, 8], 1, 1
     metrics = found.metrics()
-    assert len(metrics) == len({*ALWAYS, *SOMETIMES}) + 2 + 2, "pass@2 and pass@4, two levels"
+    assert len(metrics) == len({*METRICS, *RARE_METRICS}) + 2 + 2, "pass@2 and pass@4, two levels"
     assert all(may_give(metric, "sums", 4, ["level"]) for metric in metrics)
     others = ("eval/sum/accuracy", "eval/sums/pass@3", "eval/sums/pass@1", "eval/sums/subject/x", "reward/mean")
     assert not any(may_give(metric, "sums", 4, ["level"]) for metric in others)

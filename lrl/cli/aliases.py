@@ -4,24 +4,27 @@ The nearest spelling would mislead who comes from there. What lrl has not is sai
 """
 
 NO_OTHER_SAMPLING = (
-    "There is none: a response is drawn from the whole distribution at data.temperature, because log-probs of another "
-    "one would not be the policy's."
+    "There is none: a response is drawn from the whole distribution at data.temperature, because "
+    "log-probs of another one would not be the policy's."
 )
 ONE_PASS = (
-    "There is none: a step is one update, on responses that are trained once. data.max_lag bounds their age, and "
-    "data.replay trains groups again."
+    "There is none: a step is one update, on responses that are trained once. data.max_lag bounds "
+    "their age, and data.replay trains groups again."
 )
 ONE_TURN = "There is none: a response is one turn."
 NO_CRITIC = "There is none: advantages are relative to the group (data.advantages), and no critic is trained."
 NO_ENTROPY = "There is none: add the term in `compute_loss` of a lrl.PolicyModule of your own."
 PACKED = "There is none: responses are always packed, by length."
 ALWAYS_VLLM = (
-    "There is none: generators are always vLLM servers. trainer.strategy.generator_devices gives them devices, and "
-    "trainer.strategy.placement shared lets both sides use the same ones in turn."
+    "There is none: generators are always vLLM servers. trainer.strategy.generator_devices gives "
+    "them devices, and trainer.strategy.placement shared lets both sides use the same ones in turn."
 )
 STEP_SIZE = "data.groups_per_step (prompts of a step) and data.micro_batch_tokens (memory)"
-CLIP = "epsilon_low and epsilon_high of model.objective (PPO and others; the default, AIPO, has rho)"
+CLIP = "epsilon_low and epsilon_high of model.objective (PPO and others; AIPO, the default, has rho)"
 EVALUATION = "a callback: --trainer.callbacks+ lrl.callbacks.Evaluation --trainer.callbacks.prompts DATA"
+SCALED = "data.advantages: GRPO divides by the group's standard deviation, GroupMean does not"
+OPTIMIZER = "`configure_optimizers` of a lrl.PolicyModule of your own; the default is AdamW"
+REFRESH = "model.reference.refresh_every_n_steps, with --model.reference lrl.Reference"
 CHECKPOINTS = "a callback: --trainer.callbacks+ ModelCheckpoint --trainer.callbacks."
 REFERENCE = "model.reference.coefficient, with --model.reference lrl.Reference"
 MAX_LAG = "data.max_lag, in versions of the policy"
@@ -96,8 +99,8 @@ SETTINGS = {
     "reward_fn": "data.rewards",
     "custom_reward_function": "data.rewards",
     "reward_weights": "the weight of each reward in data.rewards, as in `lrl.rewards.Function`",
-    "scale_rewards": "data.advantages: GRPO divides by the group's standard deviation, GroupMean does not",
-    "norm_adv_by_std_in_grpo": "data.advantages: GRPO divides by the group's standard deviation, GroupMean does not",
+    "scale_rewards": SCALED,
+    "norm_adv_by_std_in_grpo": SCALED,
     "adv_estimator": "data.advantages",
     "gamma": NO_CRITIC,
     "lam": NO_CRITIC,
@@ -116,8 +119,8 @@ SETTINGS = {
     "kl_loss_type": "model.reference.estimator, with --model.reference lrl.Reference",
     "kl_penalty": "model.reference.estimator, with --model.reference lrl.Reference",
     "ref_model": "model.reference.model, with --model.reference lrl.Reference",
-    "sync_ref_model": "model.reference.refresh_every_n_steps, with --model.reference lrl.Reference",
-    "ref_model_sync_steps": "model.reference.refresh_every_n_steps, with --model.reference lrl.Reference",
+    "sync_ref_model": REFRESH,
+    "ref_model_sync_steps": REFRESH,
     "epsilon": CLIP,
     "epsilon_low": CLIP,
     "epsilon_high": CLIP,
@@ -125,8 +128,8 @@ SETTINGS = {
     "clip_ratio": CLIP,
     "clip_ratio_low": CLIP,
     "clip_ratio_high": CLIP,
-    "importance_sampling_level": "model.objective: GSPO for the ratio of a sequence, PPO for that of a token",
-    "loss_type": "model.objective, and model.normalise_by for its divisor (token, sequence, or a number of tokens)",
+    "importance_sampling_level": "model.objective: GSPO has the ratio of a sequence, PPO of a token",
+    "loss_type": "model.objective, and model.normalise_by (token, sequence, or a number of tokens)",
     "loss_agg_mode": "model.normalise_by (token, sequence, or a number of tokens)",
     "vllm_importance_sampling_correction": TIS,
     "vllm_importance_sampling_cap": TIS,
@@ -146,8 +149,8 @@ SETTINGS = {
     "clip_grad": "model.max_grad_norm",
     "adam_beta1": "model.betas",
     "adam_beta2": "model.betas",
-    "optim": "`configure_optimizers` of a lrl.PolicyModule of your own; the default is AdamW",
-    "optimizer": "`configure_optimizers` of a lrl.PolicyModule of your own; the default is AdamW",
+    "optim": OPTIMIZER,
+    "optimizer": OPTIMIZER,
     "model_name_or_path": "model.model",
     "model_name": "model.model",
     "pretrained_model": "model.model",
@@ -207,27 +210,33 @@ SETTINGS = {
     "deepspeed": "trainer.strategy lrl.AsyncFSDP",
     "fsdp": "trainer.strategy lrl.AsyncFSDP",
 }
-"""Last word of a setting's name -> the setting here, or a sentence that begins with "There is none"."""
+"""Last word of a setting's name -> the setting here, or a sentence that begins "There is none"."""
 
+REINFORCE_PLUS_PLUS = "It is PPO with another baseline: --model.objective PPO --data.advantages ReinforcePlusPlus"
 CLASSES = {
     "GRPO": "It is PPO with the group's advantages: --model.objective PPO --data.advantages GRPO",
     "DRGRPO": (
-        "It is PPO with the group's mean: --model.objective PPO --data.advantages DrGRPO, and --model.normalise_by the "
-        "number that data.max_response_tokens is"
+        "It is PPO with the group's mean: --model.objective PPO --data.advantages DrGRPO, and "
+        "--model.normalise_by the number that data.max_response_tokens is"
     ),
     "DAPO": (
-        "It is PPO with a higher upper bound: --model.objective PPO --model.objective.epsilon_high 0.28 "
-        "--data.advantages GRPO, and data.max_skipped_per_step for its dynamic sampling"
+        "It is PPO with a higher upper bound: --model.objective PPO "
+        "--model.objective.epsilon_high 0.28 --data.advantages GRPO, and data.max_skipped_per_step "
+        "for its dynamic sampling"
     ),
     "RLOO": "It is a baseline: --model.objective REINFORCE --data.advantages RLOO",
-    "REINFORCE++": "It is PPO with another baseline: --model.objective PPO --data.advantages ReinforcePlusPlus",
-    "REINFORCEPLUSPLUS": "It is PPO with another baseline: --model.objective PPO --data.advantages ReinforcePlusPlus",
+    "REINFORCE++": REINFORCE_PLUS_PLUS,
+    "REINFORCEPLUSPLUS": REINFORCE_PLUS_PLUS,
 }
 """Objectives elsewhere that are an objective and a baseline here, in capitals."""
 
 
 def setting(name: str) -> str:
-    """Returns the sentence about a setting of another library, by the last word of its name; empty if it is of none."""
+    """Returns the sentence about a setting of another library; empty if none has such a name.
+
+    Args:
+        name: A name, of which the last word counts.
+    """
     found = SETTINGS.get(name.rpartition(".")[2].strip("-").replace("-", "_").lower())
     if found is None:
         return ""
@@ -235,6 +244,6 @@ def setting(name: str) -> str:
 
 
 def objective(name: str) -> str:
-    """Returns the sentence about an objective of another library; empty if it is of none."""
+    """Returns the sentence about an objective of another library; empty if none has it."""
     found = CLASSES.get(name.rpartition(".")[2].replace("_", "").replace("-", "").upper())
     return f"{found}." if found else ""

@@ -1,6 +1,7 @@
 """Checks of the YAML that a command names, before jsonargparse reads it.
 
-jsonargparse's errors name neither the file nor the line, and of a key that stands twice it silently takes the second.
+jsonargparse's errors name neither the file nor the line, and of a key that stands twice it silently
+takes the second.
 """
 
 import re
@@ -17,7 +18,10 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 EXAMPLE = "a config maps settings to values, as in\n  data:\n    max_lag: 1"
 REMEDIES = (
     (r"'\\t'", "Indent with spaces: YAML allows no tab there."),
-    (r"mapping values are not allowed", "Indent the line like its neighbours, or quote a text that has a colon."),
+    (
+        r"mapping values are not allowed",
+        "Indent the line like its neighbours, or quote a text that has a colon.",
+    ),
     (r"expected <block end>, but found '(<block|\?|-)", "Indent the line like its neighbours."),
     (r"quoted scalar", "Close the quote."),
     (r"flow (sequence|mapping|node)", "Close the bracket, or write the comma that is missing."),
@@ -28,14 +32,14 @@ STANDARD_TAG = "tag:yaml.org,2002:"
 
 
 def check_files(words: Sequence[str]) -> None:
-    """Checks every value of `--config`, a file or YAML itself, and every YAML file behind another setting.
+    """Checks all values of `--config`, files or YAML itself, and all YAML files of other settings.
 
     Args:
         words: A command, with paths in the place of recipes' names.
 
     Raises:
-        ValueError: One is no readable YAML, or a config is none of settings. Names the file and the line, and shows
-            the line.
+        ValueError: One is no readable YAML, or a config is none of settings. Names the file and the
+            line, and shows the line.
     """
     for before, word in pairwise(["", *words]):
         option, _, value = word.partition("=") if word.startswith("-") else (before, "", word)
@@ -50,7 +54,7 @@ def check_files(words: Sequence[str]) -> None:
 
 
 def read(path: Path) -> tuple[str, str]:
-    """Returns the text of a YAML file, and what is wrong with the file, to be read behind its name."""
+    """Returns the text of a YAML file, and the fault of the file, to be read behind its name."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -61,7 +65,10 @@ def read(path: Path) -> tuple[str, str]:
         return content.decode("utf-8-sig"), ""
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        return "", f", line {line}: the byte 0x{content[error.start]:02x} is no UTF-8. Save the file as UTF-8."
+        return (
+            "",
+            f", line {line}: the byte 0x{content[error.start]:02x} is no UTF-8. Save the file as UTF-8.",
+        )
 
 
 def fault_of(text: str) -> str:
@@ -70,7 +77,8 @@ def fault_of(text: str) -> str:
         node = yaml.compose(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        return f", line {line}: the character {chr(error.character)!r} cannot stand in YAML. Remove it."
+        character = chr(error.character)
+        return f", line {line}: the character {character!r} cannot stand in YAML. Remove it."
     except yaml.MarkedYAMLError as error:
         return _syntax(error, text)
     for mark, problem in _faults(node):
@@ -79,7 +87,7 @@ def fault_of(text: str) -> str:
 
 
 def unlike_settings(text: str) -> str:
-    """Returns why YAML without a fault is no config, to be read behind its name; empty if it is one."""
+    """Returns why YAML is no config, to be read behind its name; empty if it is one."""
     node = yaml.compose(text)
     if isinstance(node, yaml.MappingNode):
         return ""
@@ -90,19 +98,21 @@ def unlike_settings(text: str) -> str:
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str) -> str:
-    mark, context = error.problem_mark, error.context_mark
+    mark = error.problem_mark
+    context = error.context_mark
     problem = str(error.problem).removeprefix("but ")
     if context is not None and (mark is None or not text[mark.index :].strip("\0 \n")):
         mark = context  # the text has ended; what never ended begins there
     if error.context:
-        begin = "" if context is None or context.line == mark.line else f" that begins in line {context.line + 1}"
+        elsewhere = context is not None and context.line != mark.line
+        begin = f" that begins in line {context.line + 1}" if elsewhere else ""
         problem = f"{problem} ({error.context}{begin})"
-    remedy = next((advice for pattern, advice in REMEDIES if re.search(pattern, problem)), "Correct the line.")
-    return _at(mark, f"{problem}. {remedy}", text)
+    remedies = (advice for pattern, advice in REMEDIES if re.search(pattern, problem))
+    return _at(mark, f"{problem}. {next(remedies, 'Correct the line.')}", text)
 
 
 def _at(mark: yaml.Mark, problem: str, text: str) -> str:
-    """Returns the problem with its place, and the line; behind the end of the text, the last line."""
+    """Returns the problem with its place, and the line; for the end of the text, its last line."""
     lines = text.rstrip().splitlines() or [""]
     last = len(lines) - 1
     line, column = (mark.line, mark.column) if mark.line <= last else (last, len(lines[last]))
@@ -113,15 +123,21 @@ def _at(mark: yaml.Mark, problem: str, text: str) -> str:
 
 
 def _faults(root: yaml.Node | None) -> Iterator[tuple[yaml.Mark, str]]:
-    """Yields each tag that nobody reads and each key that its mapping has already, with its place."""
+    """Yields each tag that nobody reads and each key that stands twice, with its place."""
     for node in _nodes(root, set()):
         if node.tag.startswith("!"):
-            yield node.start_mark, f"the tag {node.tag} has no meaning. Quote the text, or remove the tag."
+            yield (
+                node.start_mark,
+                f"the tag {node.tag} has no meaning. Quote the text, or remove the tag.",
+            )
         lines: dict[str, int] = {}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key.value in lines:
                 first = lines[key.value] + 1
-                yield key.start_mark, f"{key.value} stands there a second time (first in line {first}). Join the two."
+                yield (
+                    key.start_mark,
+                    f"{key.value} stands there a second time (first in line {first}). Join the two.",
+                )
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 lines[key.value] = key.start_mark.line
 

@@ -7,12 +7,14 @@ from lrl.cli import fit_help
 
 ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
 
+WANTED = r"(?:resolved to|Interpolation key) '(\w[^']+)'|trying to access (\S+):"
+
 
 def from_the_root(words: Iterable[str], verb: str) -> list[str]:
     """Returns the words with interpolations that begin at the root of the parsed config.
 
-    jsonargparse reads the value of a class's setting apart from the rest, and would take a path in it for one within
-    the class. It leaves a path with spaces around it as it is.
+    jsonargparse reads the value of a class's setting apart from the rest, and would take a path in it
+    for one within the class. It leaves a path with spaces around it as it is.
     """
     return [ABSOLUTE.sub(rf"${{ {verb}.\1 }}", word) for word in words]
 
@@ -23,8 +25,9 @@ def explain(error: Exception) -> str:
     key = re.search(r"full_key: (?:fit\.|validate\.)?(\S+)", said)
     where = f"{key[1]}: " if key else ""
     if broken := re.search(r"at input '(.+?)'", said):
-        return f"{where}{broken[1]!r} is no interpolation; one looks like ${{data.init_args.max_lag}}."
-    wanted = re.search(r"(?:resolved to|Interpolation key) '(\w[^']+)'|trying to access (\S+):", said)
+        example = "${data.init_args.max_lag}"
+        return f"{where}{broken[1]!r} is no interpolation; one looks like {example}."
+    wanted = re.search(WANTED, said)
     if wanted is None:
         return said
     path = re.sub(r"^(fit|validate)\.", "", wanted[1] or wanted[2])

@@ -44,17 +44,19 @@ def _of_class(kind: Any, settings: Namespace, name: str) -> Iterator[str]:
         else:
             yield from _within(value, f"{name}.{setting}")
         if value is None and given is not None and not _may_be_null(given):
-            yield f"{name}.{setting} is null: give a value, or leave it out for its default, {given.default!r}."
+            remedy = f"give a value, or leave it out for its default, {given.default!r}"
+            yield f"{name}.{setting} is null: {remedy}."
 
 
 def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
-    """Returns the parameters of a constructor, also those that it hands to its bases as keywords."""
+    """Returns the parameters of a constructor, and those that it hands to its bases."""
     found: dict[str, inspect.Parameter] = {}
     for base in inspect.getmro(kind) if inspect.isclass(kind) else ():
         if init := vars(base).get("__init__"):
             hints = _hints(init)
             for name, parameter in inspect.signature(init).parameters.items():
-                found.setdefault(name, parameter.replace(annotation=hints.get(name, parameter.annotation)))
+                kind = hints.get(name, parameter.annotation)
+                found.setdefault(name, parameter.replace(annotation=kind))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The config of a run, where it is kept: `config.yaml` in the run's folder, and the hyperparameters of every logger."""
+"""The config of a run as `config.yaml` in its folder, and as the hyperparameters of every logger."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,8 +28,8 @@ class RunConfig(SaveConfigCallback):
                     logger.log_hyperparams(settings)
                     continue
                 logger.log_hyperparams(settings, metrics={})  # for hparams.yaml alone
-                accuracies = [f"eval/{one.prompts.name}/accuracy" for one in find_all(trainer, Evaluation)]
-                add_hparams(logger, settings, accuracies)
+                names = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
+                add_hparams(logger, settings, [f"eval/{name}/accuracy" for name in names])
 
 
 def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -54,13 +54,15 @@ def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], accuracies: list[str]) -> None:
-    """Enters a run into TensorBoard's tab HPARAMS, which shows the last value of each of its metrics.
+    """Enters a run into TensorBoard's tab HPARAMS, which shows the last value of each metric.
 
-    Lightning's `log_hyperparams` would log a first value of each as well, which nobody has measured.
+    Lightning's `log_hyperparams` would log a first value of each, which nobody has measured.
     """
     from torch.utils.tensorboard.summary import hparams
 
-    kinds = (bool, int, float, str)
-    plain = {name: value if isinstance(value, kinds) else str(value) for name, value in settings.items()}
+    plain = dict(settings)
+    for name, value in settings.items():
+        if not isinstance(value, bool | int | float | str):
+            plain[name] = str(value)
     for summary in hparams(plain, dict.fromkeys([*accuracies, REWARD], 0.0)):
         logger.experiment.file_writer.add_summary(summary)

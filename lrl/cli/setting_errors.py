@@ -30,7 +30,7 @@ OTHER_TYPES = (
 """Beginnings of lines about the types that a setting might have instead, behind the error of a class that it names."""
 WITHOUT_GENERATORS = "lightning.pytorch.strategies"
 """Lightning's own strategies, which nobody should be led to."""
-FEW = 12
+MOST_LISTED = 12
 """Most classes that are listed where none is near."""
 TYPES = {
     "int": "a whole number",
@@ -205,7 +205,7 @@ def _no_class(found: Found) -> str:
     near = begun[0] if len(begun) == 1 else import_by_name.nearest(word, classes)
     if near is not None:
         return f"{said} Did you mean {near}?"
-    if 0 < len(classes) <= FEW:
+    if 0 < len(classes) <= MOST_LISTED:
         return f"{said} There {'is' if len(classes) == 1 else 'are'} {', '.join(classes)}; or write module.Class."
     return f"{said} Write module.Class."
 

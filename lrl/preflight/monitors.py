@@ -1,4 +1,4 @@
-"""Checks of the callbacks that monitor a metric of an evaluation: one of the run's evaluations gives it."""
+"""Checks that a metric of an evaluation that a callback monitors is one that the run has."""
 
 from __future__ import annotations
 
@@ -18,24 +18,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GROWING = ("/accuracy", "/accuracy_low", "/accuracy_high", "reward/mean")
+GROWING_METRICS = ("/accuracy", "/accuracy_low", "/accuracy_high", "reward/mean")
 """Ends of the metrics of which more is better."""
 
 
 def check_monitors(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> None:
-    """Checks every ModelCheckpoint and EarlyStopping before the first evaluation, which takes minutes."""
+    """Checks every ModelCheckpoint and EarlyStopping, long before the first evaluation does it."""
     accuracies = [f"eval/{one.prompts.name}/accuracy" for one in evaluations]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not isinstance(callback, ModelCheckpoint | EarlyStopping) or callback.monitor is None:
             continue
-        name, metric = type(callback).__name__, callback.monitor
-        given = any(may_give(metric, one.prompts.name, one.sampling.n, one.by) for one in evaluations)
-        if metric.startswith("eval/") and not given:
-            known = f"There is {', '.join(accuracies)}." if accuracies else "Add lrl.callbacks.Evaluation."
-            near = did_you_mean(metric, accuracies)
-            fault(f"{name}.monitor is {metric!r}, which no evaluation of this run gives.{near or f' {known}'}")
-        elif metric.endswith(GROWING) and callback.mode == "min":
+        name = type(callback).__name__
+        metric = callback.monitor
+        if metric.startswith("eval/") and not _is_given(metric, evaluations):
+            known = " Add lrl.callbacks.Evaluation."
+            if accuracies:
+                known = did_you_mean(metric, accuracies) or f" There is {', '.join(accuracies)}."
+            fault(f"{name}.monitor is {metric!r}, which no evaluation of this run gives.{known}")
+        elif metric.endswith(GROWING_METRICS) and callback.mode == "min":
             log.warning(
                 "%s.monitor is %r with mode min, which takes the smallest one for the best. Set its mode to max.",
                 *(name, metric),
             )
+
+
+def _is_given(metric: str, evaluations: Sequence[Evaluation]) -> bool:
+    return any(may_give(metric, one.prompts.name, one.sampling.n, one.by) for one in evaluations)

@@ -5,7 +5,7 @@ MOST_DECIMALS = 9
 
 
 def in_gib(*counts: float) -> list[str]:
-    """Returns numbers of bytes in GiB, with as many decimals as tell them from one another and from 0.
+    """Returns numbers of bytes in GiB, with as many decimals as tell them from each other and 0.
 
     Otherwise a message says that 0.01 GiB are free and 0.01 are needed.
     """

@@ -1,4 +1,7 @@
-"""The Hugging Face hub, if a run needs it: without a network its clients try again for half a minute at each file."""
+"""The Hugging Face hub, if a run needs it.
+
+Without a network its clients would try again for half a minute at each file.
+"""
 
 import logging
 import os
@@ -18,7 +21,10 @@ SWITCH = "HF_HUB_OFFLINE"
 
 @cache
 def reach() -> None:
-    """Asks once whether the hub can be reached; if not, this process and its children take what is on this machine."""
+    """Asks once whether the hub can be reached.
+
+    If not, this process and its children take the models and data sets that are on this machine.
+    """
     if constants.is_offline_mode():
         return
     server = urlsplit(constants.ENDPOINT)

@@ -20,7 +20,10 @@ def group(columns: dict[str, Any], reward: float | None = 0.5, text: str = "it i
     return Group(index=0, prompt=prompt, rollouts=[first, Rollout()])
 
 
-SAMPLES = [sample(group({"answer": 2, "level": "easy"}), 10), sample(group({"gold": "two"}, None, ""), 10)]
+SAMPLES = [
+    sample(group({"answer": 2, "level": "easy"}), 10),
+    sample(group({"gold": "two"}, None, ""), 10),
+]
 
 
 class Wandb(WandbLogger):
@@ -40,7 +43,17 @@ class MLflow(MLFlowLogger):
         self.experiment = SimpleNamespace(log_table=lambda *table: self.tables.append(table))
 
 
-COLUMNS = ["step", "prompt id", "prompt", "answer", "response", "reward", "tokens", "finish reason", "versions"]
+COLUMNS = [
+    "step",
+    "prompt id",
+    "prompt",
+    "answer",
+    "response",
+    "reward",
+    "tokens",
+    "finish reason",
+    "versions",
+]
 
 
 def test_a_tracker_with_tables_gets_a_row_for_each_sample_with_the_reference_answer() -> None:

@@ -12,19 +12,59 @@ from lrl.cli.main import main
 BEGIN = "model:\n  model: ./policy\n"
 
 SYNTAX = {
-    "a tab": (BEGIN + "data:\n  prompts: a.jsonl\n\tmax_lag: 1\n", 5, "→max_lag: 1", "Indent with spaces"),
-    "an indentation": (BEGIN + " data:\n  prompts: a.jsonl\n", 3, " data:", "Indent the line like its neighbours"),
-    "a bracket": (BEGIN + "data:\n  prompts: [a, b\n  max_lag: 1\n", 5, "  max_lag: 1", "begins in line 4"),
-    "a brace": ("model: {model: a, lr: 1e-5\n", 1, "model: {model: a, lr: 1e-5", "Close the bracket"),
+    "a tab": (
+        BEGIN + "data:\n  prompts: a.jsonl\n\tmax_lag: 1\n",
+        5,
+        "→max_lag: 1",
+        "Indent with spaces",
+    ),
+    "an indentation": (
+        BEGIN + " data:\n  prompts: a.jsonl\n",
+        3,
+        " data:",
+        "Indent the line like its neighbours",
+    ),
+    "a bracket": (
+        BEGIN + "data:\n  prompts: [a, b\n  max_lag: 1\n",
+        5,
+        "  max_lag: 1",
+        "begins in line 4",
+    ),
+    "a brace": (
+        "model: {model: a, lr: 1e-5\n",
+        1,
+        "model: {model: a, lr: 1e-5",
+        "Close the bracket",
+    ),
     "a quote": ('model:\n  model: "./policy\n', 2, '  model: "./policy', "Close the quote"),
-    "JSON cut short": ('{"model": {"model": "./policy"}, "data": {', 1, '"data": {', "Close the bracket"),
-    "a second colon": ("model: ./policy: x\n", 1, "model: ./policy: x", "quote a text that has a colon"),
-    "an anchor that is not there": ("model:\n  model: *policy\n", 2, "  model: *policy", "'policy'"),
+    "JSON cut short": (
+        '{"model": {"model": "./policy"}, "data": {',
+        1,
+        '"data": {',
+        "Close the bracket",
+    ),
+    "a second colon": (
+        "model: ./policy: x\n",
+        1,
+        "model: ./policy: x",
+        "quote a text that has a colon",
+    ),
+    "an anchor that is not there": (
+        "model:\n  model: *policy\n",
+        2,
+        "  model: *policy",
+        "'policy'",
+    ),
     "a sign that begins nothing": ("model:\n  model: @policy\n", 2, "  model: @policy", "'@'"),
     "a tag of nobody": ("model:\n  model: !policy x\n", 2, "  model: !policy x", "!policy"),
     "two documents": ("model: a\n---\ndata: b\n", 2, "---", "--config for each"),
     "a setting twice": ("model:\n  lr: 1\n  dtype: a\n  lr: 2\n", 4, "  lr: 2", "first in line 2"),
-    "a group twice": ("trainer:\n  devices: 2\ntrainer:\n  max_steps: 1\n", 3, "trainer:", "first in line 1"),
+    "a group twice": (
+        "trainer:\n  devices: 2\ntrainer:\n  max_steps: 1\n",
+        3,
+        "trainer:",
+        "first in line 1",
+    ),
 }
 
 

@@ -33,7 +33,10 @@ COMMANDS = {
 def test_an_interrupt_of_an_import_ends_a_command_without_a_traceback(
     command: str, name: str, quickstart_policy: object
 ) -> None:
-    words = {"fit": ["fit", "--config", "quickstart"], "chat": ["chat", str(quickstart_policy), "1+1="]}
+    words = {
+        "fit": ["fit", "--config", "quickstart"],
+        "chat": ["chat", str(quickstart_policy), "1+1="],
+    }
     code = AT_AN_IMPORT.format(name=name, words=words.get(command, [command]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT), done.stderr

@@ -62,9 +62,16 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
     monkeypatch.setattr(sys, "argv", [shutil.which("true") or "true"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
-    kinds = {"TensorBoardLogger": {"save_dir": "board"}, "CSVLogger": {"save_dir": "table"}, LOGGER: {}}
+    kinds = {
+        "TensorBoardLogger": {"save_dir": "board"},
+        "CSVLogger": {"save_dir": "table"},
+        LOGGER: {},
+    }
     loggers = json.dumps([{"class_path": kind, "init_args": settings} for kind, settings in kinds.items()])
-    prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "data/rows.jsonl", "name": "held"}}
+    prompts = {
+        "class_path": "lrl.Prompts",
+        "init_args": {"source": "data/rows.jsonl", "name": "held"},
+    }
     words = ("--trainer.logger", loggers, "--trainer.callbacks+", "Evaluation")
     words = (*words, "--trainer.callbacks.prompts", json.dumps(prompts), "--model.lr", "3e-5")
     with pytest.raises(Reached):
@@ -72,7 +79,9 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
     return found[0]
 
 
-def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(trainer: L.Trainer) -> None:
+def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(
+    trainer: L.Trainer,
+) -> None:
     board, table, tracker = trainer.loggers
     assert isinstance(board, TensorBoardLogger) and isinstance(table, CSVLogger) and isinstance(tracker, Tracker)
     for logger in (board, table):
@@ -86,7 +95,9 @@ def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(tr
         assert not [name for name in settings if "init_args" in name or "class_path" in name]
 
 
-def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody_measured(trainer: L.Trainer) -> None:
+def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody_measured(
+    trainer: L.Trainer,
+) -> None:
     board = trainer.loggers[0]
     assert isinstance(board, TensorBoardLogger)
     board.experiment.flush()
@@ -94,13 +105,19 @@ def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody
     assert events.Tags()["scalars"] == []
     content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
-    assert [one.name.tag for one in experiment.metric_infos] == ["eval/held/accuracy", "reward/mean"]
+    assert [one.name.tag for one in experiment.metric_infos] == [
+        "eval/held/accuracy",
+        "reward/mean",
+    ]
     assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= {one.name for one in experiment.hparam_infos}
 
 
 def test_names_lead_through_classes_and_lists() -> None:
     settings = {
-        "model": {"class_path": "own.Policy", "init_args": {"lr": 1.0, "betas": [0.9, 0.95], "lora": None}},
+        "model": {
+            "class_path": "own.Policy",
+            "init_args": {"lr": 1.0, "betas": [0.9, 0.95], "lora": None},
+        },
         "trainer": {
             "callbacks": [{"class_path": "own.A"}, {"class_path": "own.B", "init_args": {"n": 3}}],
             "logger": False,

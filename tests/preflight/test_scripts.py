@@ -35,9 +35,15 @@ def test_a_policys_setting_of_another_kind_is_named(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"advantages": lrl.advantages.GRPO}, "data.advantages is <class 'lrl.advantages.GRPO'>; give GRPO()."),
+        (
+            {"advantages": lrl.advantages.GRPO},
+            "data.advantages is <class 'lrl.advantages.GRPO'>; give GRPO().",
+        ),
         ({"replay": 4}, "data.replay is 4; give an object of the class Replay."),
-        ({"dispatch": "LeastTokens"}, "data.dispatch is 'LeastTokens'; give an object of the class DispatchPolicy."),
+        (
+            {"dispatch": "LeastTokens"},
+            "data.dispatch is 'LeastTokens'; give an object of the class DispatchPolicy.",
+        ),
         ({"max_lag": "1"}, "data.max_lag is '1'; it must be at least 0."),
     ],
 )

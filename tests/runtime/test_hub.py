@@ -13,7 +13,16 @@ from huggingface_hub import constants
 from lrl.runtime import hub
 from lrl.training.model import open_tokenizer
 
-PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")
+PROXIES = (
+    "http_proxy",
+    "HTTP_PROXY",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "all_proxy",
+    "ALL_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+)
 
 
 def closed_port() -> int:
@@ -34,8 +43,13 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     reach.cache_clear()
 
 
-def test_a_mistyped_model_without_a_network_is_refused_without_another_try(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="no model of that name on this machine"):
+def test_a_mistyped_model_without_a_network_is_refused_without_another_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(ValueError, match="no model of that name on this machine"),
+    ):
         open_tokenizer("no/such-model")
     assert [record.name for record in caplog.records] == ["lrl.runtime.hub"], "no client has tried again"
     assert "127.0.0.1 cannot be reached (Connection refused)" in caplog.text

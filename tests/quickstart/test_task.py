@@ -1,7 +1,7 @@
 """The quickstart's task, reward, tokenizer and warm-up."""
 
-import functools
 import json
+import logging
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,10 +93,13 @@ def test_a_warm_up_that_does_not_learn_is_an_error_and_leaves_no_policy(tmp_path
     assert not (tmp_path / "policy").exists()
 
 
-def test_the_warm_up_ends_as_well_without_a_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "tqdm", functools.partial(warmup.tqdm, disable=True))
-    folder = make_policy(tmp_path / "policy", 0, TINY)
+def test_without_a_terminal_the_warm_up_says_that_it_has_begun_and_ends_as_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        folder = make_policy(tmp_path / "policy", 0, TINY)
     assert json.loads((folder / "warmup.json").read_text())["steps"] == 22
+    assert "warming up the quickstart's policy, about a minute" in caplog.messages
 
 
 def test_the_saved_policy_opens_as_any_hugging_face_model(tmp_path: Path) -> None:

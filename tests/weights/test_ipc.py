@@ -1,7 +1,7 @@
 """The transport within one GPU: vLLM's own trainer engine sends the policy, with CUDA's calls played on a CPU.
 
-What is played: the handle of a buffer (the buffer itself), the number of the device, and its streams. All else is vLLM's
-and lrl's code, on both ends: how tensors are packed, what travels, and how a worker takes a buffer apart.
+What is played: the handle of a buffer (the buffer itself), the number of the device, and its streams. All else is
+vLLM's and lrl's code, on both ends: how tensors are packed, what travels, and how a worker takes a buffer apart.
 """
 
 from __future__ import annotations

@@ -149,6 +149,12 @@ class PolicyModule(L.LightningModule):
         """Loads the model into `self.network`, once, and tries whether its responses may share rows."""
         if hasattr(self, "network"):
             return
+        # Lightning makes the GPU the default device here. lrl names each device itself: a generator of random numbers
+        # draws on its own device only, and the whole weights of a sharded policy have no room on one GPU.
+        with torch.device("cpu"):
+            self._open_network()
+
+    def _open_network(self) -> None:
         settings = self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
         if self.sharding is None:
             self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)

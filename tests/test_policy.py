@@ -37,6 +37,7 @@ from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.runtime.ranks import Ranks
+from lrl.training.lora import LoRA
 from lrl.training.reference import Reference
 from lrl.training.schedule import lr_factor
 from lrl.types import Group, MicroBatch, Prompt, Rollout
@@ -459,6 +460,16 @@ def test_a_users_own_loss_needs_only_compute_loss(folder: str) -> None:
     running = fit(Supervised(folder), [FakeStep(pack(GROUPS))])
     assert set(running.callback_metrics) == {"policy/loss", "policy/grad_norm", "policy/lr"}
     assert running.callback_metrics["policy/loss"] > 0
+
+
+def test_a_policy_opens_where_another_device_is_the_default(folder: str) -> None:
+    """Lightning makes the GPU the default device for `configure_model`; the meta device stands for it here."""
+    policy = PolicyModule(folder, lora=LoRA(rank=2))
+    with torch.device("meta"):
+        policy.configure_model()
+    assert policy.responses_share_rows
+    assert {tensor.device.type for tensor in policy.state_dict().values()} == {"cpu"}
+    assert len(policy.prompt_logprobs([1, 2, 3])) == 2
 
 
 def test_bfloat16_trains(folder: str) -> None:

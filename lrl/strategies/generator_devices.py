@@ -211,7 +211,8 @@ class GeneratorDevices(GracefulShutdown):
         server = members.open(self._terms(trainer, settings, len(servers)), self.token, self.join_port)
         self.start_on_other_nodes(server)
         if self.generator_launcher is None:
-            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): 10 to 30 seconds for a small model.")
+            usual = "one to two minutes on a GPU" if on_cuda else "10 to 30 seconds for a small model"
+            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
         fleet.start(stopped)
         members.admit(range(self.gpus_of_each), self.generators_of_other_nodes, stopped)
 

@@ -144,7 +144,7 @@ def vllm_build(gpus: int) -> Check:
         return Check("vLLM", "wrong", found, f"pip uninstall {' '.join(builds)}; {install}")
     supported = [one.specifier for one in map(Requirement, metadata.requires("lrl") or []) if one.name == "vllm"]
     if not all(specifier.contains(builds[right], prereleases=True) for specifier in supported):
-        return Check("vLLM", "wrong", f"{found}; supported is {supported[0]}", install)
+        return Check("vLLM", "wrong", f"{found} was never tried with this lrl; {supported[0]} was", install)
     if not gpus and cpu_backend.lacks_library():
         return Check("vLLM", "wrong", f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY)
     return Check("vLLM", "ok", found)

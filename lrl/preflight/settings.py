@@ -11,7 +11,7 @@ import lightning as L
 
 from lrl.advantages import GroupMean
 from lrl.generators.pool import SPARE_SLOTS
-from lrl.generators.settings import QUANTIZATIONS
+from lrl.generators.settings import QUANTIZATIONS, speculates
 from lrl.membership.run_file import TOKEN_VARIABLE
 from lrl.rewards.pool import is_in_main
 from lrl.runtime.config_errors import any_noted, fault, noting
@@ -40,6 +40,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             strategy.generator_launcher.prepare(strategy.gpus_of_each, strategy.server_settings.host)
     strategy.check()
     check_quantization(strategy, policy)
+    check_speculation(strategy)
     check_number_formats(strategy, policy)
     check_context(strategy, data)
     check_placement(strategy, data)
@@ -94,6 +95,16 @@ def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:
         fault(f"{asked}, for which vLLM has no kernels on a CPU: choose {ON_CPU}, or null.")
     if (policy.dtype_name if server.dtype == "auto" else server.dtype) == "float32":
         fault(f"{asked}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set that to bfloat16.")
+
+
+def check_speculation(strategy: GeneratorDevices) -> None:
+    """Checks that the generators' build of vLLM decodes speculatively without false log-probs."""
+    if strategy.root_device.type != "cuda" and speculates(strategy.server_settings.extra_args):
+        fault(
+            "strategy.server.extra_args turns speculative decoding on, and the policy is trained on a CPU: vLLM's CPU "
+            "build then accepts tokens at the wrong rate and returns false log-probs (seen with 0.32 and 0.33). Leave "
+            "speculative-config out."
+        )
 
 
 def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:

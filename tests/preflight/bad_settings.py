@@ -81,6 +81,10 @@ SETTINGS: dict[str, Case] = {
         (*("--trainer.strategy.server.quantization", "mxfp8"), *("--trainer.strategy.server.dtype", "bfloat16")),
         ("strategy.server.quantization is mxfp8", "fp8_per_channel"),
     ),
+    "speculative decoding on a CPU": (
+        ("--trainer.strategy.server.extra_args", json.dumps({"speculative-config": {"method": "ngram"}})),
+        ("strategy.server.extra_args", "speculative decoding", "CPU", "Leave speculative-config out"),
+    ),
     "quantised matrices and activations of 32 bits": (
         ("--trainer.strategy.server.quantization", "fp8_per_channel"),
         ("strategy.server.quantization is fp8_per_channel", "dtype float32", "bfloat16"),

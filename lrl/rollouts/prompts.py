@@ -34,8 +34,9 @@ class Prompts:
     Iteration gives every prompt once, in file order.
 
     Args:
-        source: Short name (gsm8k, math, math500), hub name, .jsonl/.json/.parquet file, folder saved by datasets,
-            `module:function` (called without arguments, returns rows), or a Python list of rows.
+        source: Short name (gsm8k, math, math500), hub name, file (.jsonl, .json, .csv, .tsv, .parquet or .txt, text
+            also compressed as .gz, .zst or .bz2), folder saved by datasets, `module:function` (called without
+            arguments, returns rows), or a Python list of rows.
         subset: The hub data set's configuration.
         split: Split of a hub data set or folder; by default the short name's, else "train". A file has only one.
         prompt_column: Column with a string or a list of chat messages; by default the short name's, else "prompt".

@@ -37,6 +37,8 @@ def function(name: str) -> Callable[..., Any]:
             name of the setting.
     """
     with_current_folder()
+    if name.endswith(".py"):
+        raise ValueError(f"it names a file and no function in it. Write {name}:function.")
     match = _NAME.fullmatch(name)
     module, attribute = (match["module"], match["attribute"]) if match else name.rpartition(".")[::2]
     if not module:

@@ -206,6 +206,8 @@ DATA: dict[str, list[Any] | bytes] = {
     "surrogate.jsonl": [*ROWS[:3], {"prompt": "1+\ud83d", "answer": "1"}, *ROWS[3:]],
     "broken.parquet": b"no parquet",
     "broken.json": b"[{]",
+    "rows.xlsx": b"PK",
+    "plain.jsonl.gz": b"{}",
 }
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from lrl.rollouts.sources import Row
 from lrl.runtime.config_errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from lrl.rollouts.sources import Row
 
 Message = dict[str, Any]
 
@@ -68,7 +69,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bo
     """
     try:
         if not chat:
-            return tokenizer.encode(messages[-1]["content"])
+            text = messages[-1]["content"]
+            alone = tokenizer.encode(text, add_special_tokens=False)
+            return with_beginning(tokenizer.encode(text), alone)
         return list(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         )
@@ -83,6 +86,26 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bo
         raise ConfigError(
             f"{where}: the tokenizer cannot encode it, {_unwritable(messages) or reason}. Mend it."
         ) from error
+
+
+def with_beginning(added: list[int], alone: list[int]) -> list[int]:
+    """Returns the tokens of a plain prompt: the text's, behind what the tokenizer puts before every text (BOS).
+
+    A text that begins so already, such as a rendered chat, does not get it twice. What the tokenizer puts behind every
+    text (EOS) is left out: the response would be written behind its own end.
+
+    Args:
+        added: Tokens of the text with the tokenizer's special tokens.
+        alone: Tokens of the text without them.
+
+    Raises:
+        ValueError: The tokenizer puts special tokens into the text.
+    """
+    starts = (place for place in range(len(added)) if added[place : place + len(alone)] == alone)
+    if (start := next(starts, None)) is None:
+        raise ValueError(f"with special tokens it is {added}, which does not contain {alone}")
+    beginning = added[:start]
+    return alone if alone[:start] == beginning else beginning + alone
 
 
 def _unwritable(messages: list[Message]) -> str:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lrl.rollouts.prompts import Prompts
 from tests.data_rows import gsm8k_rows, math_rows
+from tests.tiny_policies import with_special_tokens
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}>{{ m.content }}\n"
@@ -114,6 +115,35 @@ def test_chat_prompts_end_where_the_policy_begins() -> None:
     prompts = loaded(has_chat=True, system_prompt="Add.", template="What is {prompt}", shuffle=False)
     assert characters().decode(prompts[0].token_ids) == "<system>Add.\n<user>What is 0+1?\n<assistant>"
     assert prompts[0].text == "What is 0+1?"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "prompt"),
+    [
+        ("$A", "2+2=", "2+2="),
+        ("<|start|> $A", "2+2=", "<|start|>2+2="),
+        ("<|start|> $A <|end|>", "2+2=", "<|start|>2+2="),
+        ("$A <|end|>", "2+2=", "2+2="),
+        ("<|start|> $A", "<|start|>2+2=", "<|start|>2+2="),
+        ("<|start|> $A <|end|>", "<|start|>2+2=", "<|start|>2+2="),
+        ("$A <|end|>", "<|start|>2+2=<|end|>", "<|start|>2+2=<|end|>"),
+        ("<|start|> $A <|end|>", "<|start|>", "<|start|>"),
+    ],
+)
+def test_a_plain_prompt_begins_once_and_does_not_end(form: str, text: str, prompt: str) -> None:
+    tokenizer = with_special_tokens(form)
+    prompts = Prompts([{"prompt": text}])
+    prompts.load(tokenizer, 10)
+    assert tokenizer.decode(prompts[0].token_ids) == prompt
+
+
+def test_a_rendered_chat_has_the_special_tokens_of_its_template_alone() -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}>"
+    tokenizer = with_special_tokens("<|start|> $A <|end|>", template)
+    for chat, text in ((True, "2+2="), (False, "<|start|>2+2=>")):
+        prompts = Prompts([{"prompt": text}], chat=chat)
+        prompts.load(tokenizer, 10)
+        assert tokenizer.decode(prompts[0].token_ids) == "<|start|>2+2=>"
 
 
 def test_messages_keep_their_turns_and_the_template_fills_the_last_question() -> None:

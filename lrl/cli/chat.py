@@ -108,8 +108,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
 
     from lrl.rollouts import chat_template
 
-    messages = [{"role": "user", "content": prompt}]
-    token_ids = chat_template.encode(tokenizer, messages, bool(tokenizer.chat_template), "the prompt")
+    if tokenizer.chat_template:
+        question = chat_template.Chat([{"role": "user", "content": prompt}])
+        token_ids = chat_template.encode_chat(tokenizer, question, "the prompt")
+    else:
+        token_ids = chat_template.encode_text(tokenizer, prompt, "the prompt")
     batch = {"input_ids": [token_ids], "attention_mask": [[1] * len(token_ids)]}
     return BatchEncoding(batch, tensor_type="pt")
 

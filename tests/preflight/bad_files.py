@@ -32,6 +32,10 @@ DATA: dict[str, Case] = {
         (*source("long.jsonl")[0], "--data.prompts.too_long", "skip"),
         ("8 prompts", "max_prompt_tokens=64", "raise"),
     ),
+    "prompts of which too few are left": (
+        (*source("mostly-long.jsonl")[0], "--data.prompts.too_long", "skip"),
+        ("data.groups_per_step is 4", "3 prompts", "5 longer ones are skipped", "data.max_prompt_tokens"),
+    ),
     "a template for other columns": (
         ("--data.prompts.template", "{question}"),
         ("`template` names question", "prompt, answer"),

@@ -90,9 +90,11 @@ def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt:
     """Streams the response to stdout; returns False, with the reason on stderr, if the prompt cannot be encoded."""
     from transformers import TextStreamer
 
+    from lrl.runtime.config_errors import ConfigError
+
     try:
         inputs = encode(tokenizer, prompt)
-    except Exception as error:  # noqa: BLE001 - errors of tokenizers have no common class
+    except ConfigError as error:
         sys.stderr.write(f"lrl: error: the policy's tokenizer cannot read {prompt!r}: {error}\n")
         return False
     stream = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -102,10 +104,17 @@ def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt:
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
     """Encodes the prompt as in training: with the chat template if there is one. Returns input_ids of shape [1, n]."""
-    if not tokenizer.chat_template:
-        return tokenizer(prompt, return_tensors="pt")
-    chat = [{"role": "user", "content": prompt}]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    from transformers import BatchEncoding
+
+    from lrl.rollouts import chat_template
+
+    if tokenizer.chat_template:
+        question = chat_template.Chat([{"role": "user", "content": prompt}])
+        token_ids = chat_template.encode_chat(tokenizer, question, "the prompt")
+    else:
+        token_ids = chat_template.encode_text(tokenizer, prompt, "the prompt")
+    batch = {"input_ids": [token_ids], "attention_mask": [[1] * len(token_ids)]}
+    return BatchEncoding(batch, tensor_type="pt")
 
 
 def typed_lines() -> Iterator[str]:

@@ -1,11 +1,12 @@
 """LightningCLI with `omegaconf+` interpolation, short errors, and a config that wins over the checkpoint."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import lightning as L
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -13,13 +14,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lrl import preflight
 from lrl.callbacks import Progress
-from lrl.cli import setting_errors
+from lrl.cli import misread, setting_errors, short_forms, typed_values
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
 from lrl.runtime import config_errors
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+typed_values.install()
 
 USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export", "Summary")
 """Callbacks of a run that names none, in their order."""
@@ -28,11 +30,37 @@ USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export
 class ShortErrorParser(LightningArgumentParser):
     """Parser whose errors name the setting in a few lines, without fifty lines of usage before them."""
 
+    owner: type = object
+    """The class whose settings it parses; of several, the last one."""
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exits with a short error."""
         if not self.exit_on_error:  # a nested parser: the outer one needs its message
             super().error(message, ex)
         self.exit(2, f"lrl: error: {setting_errors.explain(message)}\n")
+
+    def add_class_arguments(self, *args: Any, **settings: Any) -> list[str]:
+        """Adds the settings of a class; none of them is read from a file whose name is its value.
+
+        jsonargparse would take the content of `problems.csv` for the name of a data set.
+        """
+        self.owner = args[0]
+        return super().add_class_arguments(*args, **settings | {"sub_configs": False})
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None, **settings: Any
+    ) -> Namespace:
+        """Parses words; of a class within another one a single word, over the settings that it has so far."""
+        if args and namespace:
+            changed = [word.lstrip("-").partition(".")[0] for word in args if "." in word.partition("=")[0]]
+            namespace = short_forms.widen(namespace, self.owner, changed)
+        return super().parse_args(args, namespace, **settings)
+
+    def parse_object(self, obj: Any, namespace: Any = None, **settings: Any) -> Namespace:
+        """Parses settings of a config, over those that earlier ones have given."""
+        if namespace:
+            namespace = short_forms.widen(namespace, self.owner, short_forms.changed_in(obj))
+        return super().parse_object(obj, namespace, **settings)
 
 
 class LrlCLI(LightningCLI):
@@ -61,6 +89,8 @@ class LrlCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the words; turns wrong interpolations, class names and prompts into errors of the config."""
+        if misplaced := misread.group_file(sys.argv):
+            parser.error(misplaced)
         try:
             super().parse_arguments(parser, args)
             verb = self.config.subcommand
@@ -75,6 +105,9 @@ class LrlCLI(LightningCLI):
         is_rows = isinstance(self.config[verb].get("data.init_args.prompts"), list)
         if is_rows and (stray := setting_errors.explain_prompt_row(sys.argv)):
             parser.error(stray)
+        rows = self.config[verb].get("data.init_args.prompts")
+        if is_rows and (wrong := misread.prompts_setting(sys.argv, rows)):
+            parser.error(wrong)
 
     def instantiate_classes(self) -> None:
         """Builds everything; the error of a constructor is shown alone."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import yaml
 
-from lrl.cli import fit_help
+from lrl.cli import fit_help, misread
 from lrl.runtime import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
@@ -160,6 +160,8 @@ def _no_class(found: Found) -> str:
 
 def _not_importable(found: Found) -> str:
     """Returns the reason why a class cannot be imported; empty if it can."""
+    if found.match[1].endswith(misread.SETTINGS_FILES):
+        return NO_CLASS_NAME.format(found=found)
     try:
         import_by_name.function(found.match[1])
     except ValueError as error:
@@ -194,6 +196,10 @@ def _no_yaml(found: Found) -> str:
     return ""
 
 
+NO_CLASS_NAME = (
+    "{found.setting} is {found.match[1]!r}; it takes the name of a class, module.Class. A file of settings follows "
+    "--config."
+)
 REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Problems parsing config|Unable to load config", _no_yaml),
     (r"Option '([^']+)' is not accepted", _no_setting),
@@ -209,6 +215,7 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Problem with given class_path '([^']+)'", _not_importable),
     (r"Expected a path but ([\w.]+\.\w+) either not accessible", _not_importable),
     (r"Expected a dot import path string: (.+)", _no_class),
+    (r"Unexpected import path format: (.+)", NO_CLASS_NAME),
     (
         r"Expected an instantiatable class, but (\S+) is abstract",
         "{found.setting}: name a class, by `class_path`; {found.match[1]} is their abstract base.",

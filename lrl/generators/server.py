@@ -221,7 +221,8 @@ class Server:
         # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
         layers = ["lrl.generators.write_route.WriteRoute", *self.middleware, "lrl.generators.auth.TokenMiddleware"]
         around = [word for layer in layers for word in ("--middleware", layer)]
-        return [sys.executable, "-m", "lrl.generators.api_server", *around, *as_flags(flags)]
+        # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a `random.py`.
+        return [sys.executable, "-P", "-m", "lrl.generators.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment without its process group's variables, and with those that vLLM needs."""

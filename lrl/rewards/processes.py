@@ -25,6 +25,7 @@ from lrl.rewards import worker
 from lrl.rewards.job import START_S, Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
 from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.shadowed_modules import check_lrl, check_start
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Processes:
 
     def start(self) -> None:
         """Starts the workers and waits until one is ready. See `RewardPool.start`."""
+        check_lrl()
         pool = self._pool = self._pool or self._new_pool()
         until = time.monotonic() + START_S
         try:
@@ -81,6 +83,7 @@ class Processes:
             ) from None
         except BrokenProcessPool as error:
             self.close()
+            check_start()
             raise RuntimeError(
                 "The reward workers died while they started; their own message is above. They import the script that "
                 'was run: what starts the training must stand under `if __name__ == "__main__":`.'

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,12 @@ def scripted(tmp_path: Path) -> Iterator[Server]:
     server = build(tmp_path, Scripted)
     yield server
     server.stop()
+
+
+def test_a_server_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "lrl.py").write_text("raise SystemExit('the user's')")
+    python = build(tmp_path).command()[:2]
+    subprocess.run([*python, "-c", "import lrl"], cwd=tmp_path, check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ DATA: dict[str, Case] = {
         (*source("long.jsonl")[0], "--data.prompts.too_long", "skip"),
         ("8 prompts", "max_prompt_tokens=64", "raise"),
     ),
+    "prompts of which too few are left": (
+        (*source("mostly-long.jsonl")[0], "--data.prompts.too_long", "skip"),
+        ("data.groups_per_step is 4", "3 prompts", "5 longer ones are skipped", "data.max_prompt_tokens"),
+    ),
     "a template for other columns": (
         ("--data.prompts.template", "{question}"),
         ("`template` names question", "prompt, answer"),
@@ -71,6 +75,17 @@ DATA: dict[str, Case] = {
         ("'rr:f'", "no module 'rr'", "file.py:function"),
     ),
     "a reward of a file that is not there": ((REWARD, "no_such.py:f"), ("no file 'no_such.py'",)),
+    "a file of rewards without a function": ((REWARD, "{in}/judging.py"), ("judging.py", "no function in it")),
+    "a file of an unknown kind": source("rows.xlsx", "none of the endings", ".csv"),
+    "a compressed file that is none": source("plain.jsonl.gz", "cannot be read"),
+    "a setting of a data set that is named alone": (
+        ("--data.prompts", "{in}/data/rows.jsonl", "--data.prompts.limit", "soon"),
+        ("--data.prompts.limit is 'soon'", "int|null"),
+    ),
+    "a data set in the place of its group": (
+        ("--data", "{in}/data/rows.jsonl"),
+        ("--data ", "Did you mean --data.prompts "),
+    ),
     "a misspelt reward": ((REWARD, "lrl.rewards.GSM9K"), ("Did you mean GSM8K?",)),
     "a prompt that no tokenizer encodes": (
         source("surrogate.jsonl")[0],
@@ -85,6 +100,10 @@ DATA: dict[str, Case] = {
 
 MODELS: dict[str, Case] = {
     "a model that is not there": setting("model.model", "no/such-model"),
+    "a folder in the place of its group": (
+        ("--model", "{in}/models/whole"),
+        ("--model ", "Did you mean --model.model "),
+    ),
     "a folder that is not there": setting("model.model", "./nope", "model.model='./nope': there is no such folder"),
     "a folder in none": setting("model.model", "a/b/c", "model.model='a/b/c': there is no such folder"),
     "a model that cannot be imported": setting("model.model", "no_such_module:make"),

@@ -112,6 +112,10 @@ SETTINGS: dict[str, Case] = {
         ("--trainer.strategy.server.max_num_seq", "1"),
         ("trainer.strategy.server.max_num_seq:", "Did you mean trainer.strategy.server.max_num_seqs?"),
     ),
+    "a file in the place of a class": (
+        ("--model.objective", "{in}/misspelt.yaml"),
+        ("model.objective", "misspelt.yaml", "takes the name of a class", "--config"),
+    ),
     "a misspelt key in a config": (
         ("--config", "{in}/misspelt.yaml"),
         ("data.stragler:", "lrl.RolloutDataModule", "Did you mean data.stragglers?"),

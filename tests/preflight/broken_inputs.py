@@ -202,10 +202,13 @@ DATA: dict[str, list[Any] | bytes] = {
     "system.jsonl": [{"prompt": [{"role": "system", "content": "Be brief."}, *CHAT], "answer": "4"}] * 4,
     "added.jsonl": [*ROWS, {"prompt": "1<7>=", "answer": "1"}],
     "long.jsonl": [{"prompt": "1+" * 200 + "1=", "answer": "201"}] * 8,
+    "mostly-long.jsonl": [*ROWS[:3], *({"prompt": "1+" * 200 + "1=", "answer": "201"} for _ in range(5))],
     "twins.jsonl": ROWS + ROWS,
     "surrogate.jsonl": [*ROWS[:3], {"prompt": "1+\ud83d", "answer": "1"}, *ROWS[3:]],
     "broken.parquet": b"no parquet",
     "broken.json": b"[{]",
+    "rows.xlsx": b"PK",
+    "plain.jsonl.gz": b"{}",
 }
 
 

@@ -1,7 +1,7 @@
 """The interface of a reward. It gets text and columns, not token ids or tensors: a worker needs no torch to run it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any, Self
 
 Score = float | dict[str, float]
@@ -46,6 +46,10 @@ class Reward(ABC):
     def missing_column(self, columns: Collection[str]) -> str:
         """Names what this reward needs and the data set's `columns` lack; empty if nothing. Checked before a run."""
         return ""
+
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises ValueError if no response to this row could be judged. Called for every row before a run."""
+        return None
 
     @abstractmethod
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:

@@ -195,6 +195,8 @@ DATA: dict[str, list[Any] | bytes] = {
     "strings.jsonl": ["1+1=", "2+2="],
     "questions.jsonl": [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS],
     "no-answers.jsonl": [{"prompt": row["prompt"]} for row in ROWS],
+    "times.jsonl": [*ROWS, *({"prompt": f"{n} minutes past 12?", "answer": f"12:{n}"} for n in (30, 45))],
+    "null-answer.jsonl": [*ROWS, {"prompt": "8+8=", "answer": None}],
     "blank.jsonl": [*ROWS, {"prompt": " ", "answer": ""}, {"prompt": "", "answer": ""}],
     "numbers.jsonl": [{"prompt": n, "answer": "1"} for n in range(8)],
     "answered.jsonl": [{"prompt": [*CHAT, {"role": "assistant", "content": "4"}], "answer": "4"}] * 4,

@@ -18,7 +18,7 @@ from scenes import counted, scored, start_afresh  # noqa: E402
 from test_size import HUGE  # noqa: E402
 
 from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
-from lrl.rewards.math import OutOfTimeError, within  # noqa: E402
+from lrl.rewards.cpu_limit import OutOfTimeError, within  # noqa: E402
 from lrl.rewards.size import TooLargeError, check_size  # noqa: E402
 
 GIVE_UP_S = 0.5

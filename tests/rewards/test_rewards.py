@@ -35,8 +35,33 @@ def test_an_invalid_pattern_is_refused():
 def test_white_space_around_an_exact_match_does_not_matter():
     assert ExactMatch("word")("", " yes\n", word="yes") == 1.0
     assert ExactMatch("word")("", "Yes", word="yes") == 0.0
-    with pytest.raises(ValueError, match="column='word'"):
+    with pytest.raises(ValueError, match="no column `word`"):
         ExactMatch("word")("", "yes", answer="yes")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (0.00005, "0.00005", "5e-05"),
+        (1e16, "10000000000000000", "1e+16"),
+        (72.0, "72", "72.00"),
+        (72.0, "72.0", "7"),
+        ("72.0", "72.0", "72"),
+        (123456789012345678, "123456789012345678", "123456789012345680"),
+        (True, "True", "1"),
+    ],
+)
+def test_a_number_of_a_column_is_written_out(answer, right, wrong):
+    ExactMatch().check_row({"answer": answer})
+    assert ExactMatch()("", right, answer=answer) == 1.0
+    assert ExactMatch()("", wrong, answer=answer) == 0.0
+
+
+@pytest.mark.parametrize("answer", [None, float("nan"), ["yes"], {"text": "yes"}])
+def test_a_column_without_a_text_or_a_number_is_no_reference(answer):
+    for judge in (ExactMatch().check_row, lambda columns: ExactMatch()("", "None", **columns)):
+        with pytest.raises(ValueError, match="column `answer`"):
+            judge({"answer": answer})
 
 
 @pytest.mark.parametrize(("num_tokens", "penalty"), [(0, 0), (100, 0), (125, -0.25), (200, -1), (1000, -1)])

@@ -85,6 +85,10 @@ DATA: dict[str, Case] = {
         ("Row 3 of surrogate, column 'prompt'", "character 2", "half of a surrogate pair"),
     ),
     "a reward that takes no columns": ((REWARD, "[os.path:join]"), ("join", "**columns")),
+    "a reward of TRL": (
+        (REWARD, "trl_rewards:brief"),
+        ("brief takes `completions`", "def brief_of_one(prompt, response, **columns)", "completions=[response]"),
+    ),
     "two rewards of one name": (
         (REWARD, json.dumps([{"class_path": "lrl.rewards.GSM8K"}] * 2)),
         ("more than one named", "gsm8k"),

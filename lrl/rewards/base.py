@@ -57,7 +57,7 @@ class Reward(ABC):
 
         Args:
             prompt: The prompt as its author wrote it.
-            response: Text of the response, without special tokens.
+            response: Text of the response, without its end (`data.skip_special_tokens`).
             columns: The other columns of the row, and two values of the response: `finish_reason` (`stop` or `length`)
                 and `num_tokens` (its length in tokens). These two win over columns of the row with the same names.
 

@@ -22,6 +22,7 @@ from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
+from lrl.rollouts.response_text import response_text
 from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -78,6 +79,8 @@ class RolloutDataModule(L.LightningDataModule):
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no limit. Linux only.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; above it
             the run ends with an error. 1 never ends it.
+        skip_special_tokens: Whether rewards and logs see responses without special tokens; false keeps those that are
+            no end, such as a model's `<think>`.
         rollout_timeout_s: Most seconds for the responses to one prompt.
     """
 
@@ -105,6 +108,7 @@ class RolloutDataModule(L.LightningDataModule):
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
         max_reward_failures: float = 0.1,
+        skip_special_tokens: bool = False,
         rollout_timeout_s: float = 1800.0,
     ) -> None:
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
@@ -132,6 +136,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures
         )
         self.reward_launcher = reward_launcher
+        self.skip_special_tokens = skip_special_tokens
         self._controller: Controller | None = None
         self._restored: dict[str, Any] | None = None
         self._loaded: list[Prompts] = []
@@ -362,8 +367,9 @@ class RolloutDataModule(L.LightningDataModule):
         return UserList(self.evaluations)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Returns the text of a response, without special tokens."""
-        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+        """Returns the text of a response, as rewards and logs see it."""
+        policy = self._policy
+        return response_text(policy.tokenizer, token_ids, policy.ends_of_text, self.skip_special_tokens)
 
     def _on_the_loop(self, read: Callable[[], T], what: str) -> T:
         """Calls `read` on the fleet's loop, where no task writes meanwhile, or here if the loop has ended.

@@ -26,6 +26,7 @@ from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
+from lrl.rollouts.response_text import ends_of_text
 from lrl.runtime.collective import collective
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.lightning_warnings import forget_last_step
@@ -144,6 +145,11 @@ class PolicyModule(L.LightningModule):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Tokenizer in the policy's folder."""
         return open_tokenizer(self.policy_folder)
+
+    @cached_property
+    def ends_of_text(self) -> frozenset[int]:
+        """Tokens that begin, end or fill up a text of the policy."""
+        return ends_of_text(self.tokenizer, self.policy_folder)
 
     def configure_model(self) -> None:
         """Loads the model into `self.network`, once, and tries whether its responses may share rows."""

@@ -56,7 +56,8 @@ class Rollout:
     finish_reason: str = ""
     """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being written."""
     text: str = ""
-    """The tokens decoded, special tokens left out. Never tokenised again."""
+    """The tokens decoded, without the end of the response (`RolloutDataModule.skip_special_tokens`). Never tokenised
+    again."""
     reward: float | None = None
     """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a reward)."""
     reward_parts: dict[str, float] = field(default_factory=dict)

@@ -541,7 +541,7 @@ def test_settings_of_lightning_that_cannot_work_are_refused_with_the_remedy(
         ("no/such-model", "model='no/such-model'"),
         ("./nowhere", "model='./nowhere'"),
         ("no_such_module:make", "no module 'no_such_module'"),
-        ("os.path:nothing", "os.path has no 'nothing'"),
+        ("os.path:nothing", "has no 'nothing'"),
     ],
 )
 def test_a_model_that_is_not_there_is_named(model: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:

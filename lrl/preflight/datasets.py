@@ -59,4 +59,24 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
                 f"{setting}: {prompts.name} has no column {column}, which the reward {reward.name!r} reads. Its other "
                 f"columns: {', '.join(prompts.columns) or 'none'}. Rename one, or choose another reward."
             )
+        else:
+            _check_rows(prompts, setting, reward)
     return True
+
+
+def _check_rows(prompts: Prompts, setting: str, reward: Reward) -> None:
+    """Checks that the reward can judge a response to every row; names the first one for which it cannot."""
+    first, count = "", 0
+    for number, row in enumerate(prompts.rows):
+        columns = {name: value for name, value in row.items() if name != prompts.prompt_column}
+        try:
+            reward.check_row(columns)
+        except ValueError as error:
+            first = first or f"row {number} of {prompts.name}: {error}"
+            count += 1
+    if count:
+        more = f" {count} rows are like that." if count > 1 else ""
+        fault(
+            f"{setting}: the reward {reward.name!r} can judge no response to {first}.{more} Correct the data, leave "
+            "such rows out, or choose another reward."
+        )

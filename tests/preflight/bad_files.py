@@ -20,6 +20,14 @@ DATA: dict[str, Case] = {
     "Parquet that is none": source("broken.parquet", "cannot be read"),
     "a column that is not there": (source("questions.jsonl")[0], ("prompt", "question", "prompt_column")),
     "a column that the reward reads": (source("no-answers.jsonl")[0], ("'answer'", "exact_match")),
+    "a reference that is not one number": (
+        (*source("times.jsonl")[0], REWARD, "GSM8K"),
+        ("data.prompts", "'gsm8k'", "row 8 of times", "'12:30'", "exactly one", "2 rows are like that"),
+    ),
+    "a reference that is missing": (
+        source("null-answer.jsonl")[0],
+        ("data.prompts", "'exact_match'", "row 8 of null-answer", "None", "Correct the data"),
+    ),
     "a column that a function reads": (
         (REWARD, "[lrl.quickstart.task:correct]", "--data.prompts.source", "{in}/data/no-answers.jsonl"),
         ("'answer'", "correct"),
@@ -92,6 +100,10 @@ DATA: dict[str, Case] = {
         ("Row 3 of surrogate, column 'prompt'", "character 2", "half of a surrogate pair"),
     ),
     "a reward that takes no columns": ((REWARD, "[os.path:join]"), ("join", "**columns")),
+    "a reward of TRL": (
+        (REWARD, "trl_rewards:brief"),
+        ("brief takes `completions`", "def brief_of_one(prompt, response, **columns)", "completions=[response]"),
+    ),
     "two rewards of one name": (
         (REWARD, json.dumps([{"class_path": "lrl.rewards.GSM8K"}] * 2)),
         ("more than one named", "gsm8k"),

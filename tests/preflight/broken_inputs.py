@@ -43,6 +43,7 @@ def make(folder: Path) -> Path:
     (folder / "misspelt.yaml").write_text("data:\n  init_args:\n    stragler: wait\n")
     (folder / "broken.yaml").write_text("data:\n  init_args: [\n")
     (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
+    (folder / "trl_rewards.py").write_text("def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n")
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
     (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))
     return folder
@@ -195,6 +196,8 @@ DATA: dict[str, list[Any] | bytes] = {
     "strings.jsonl": ["1+1=", "2+2="],
     "questions.jsonl": [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS],
     "no-answers.jsonl": [{"prompt": row["prompt"]} for row in ROWS],
+    "times.jsonl": [*ROWS, *({"prompt": f"{n} minutes past 12?", "answer": f"12:{n}"} for n in (30, 45))],
+    "null-answer.jsonl": [*ROWS, {"prompt": "8+8=", "answer": None}],
     "blank.jsonl": [*ROWS, {"prompt": " ", "answer": ""}, {"prompt": "", "answer": ""}],
     "numbers.jsonl": [{"prompt": n, "answer": "1"} for n in range(8)],
     "answered.jsonl": [{"prompt": [*CHAT, {"role": "assistant", "content": "4"}], "answer": "4"}] * 4,

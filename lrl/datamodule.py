@@ -31,7 +31,7 @@ from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.strategies.generator_devices import raise_if_stopped
-from lrl.types import Group, Sampling
+from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class RolloutDataModule(L.LightningDataModule):
             masks the group's too old tokens out of the loss when it comes.
         max_prompt_tokens: Longest prompt.
         max_response_tokens: Longest response; with the prompt it is the generators' context length.
-        temperature: Sampling temperature, also of the policy's logits.
+        temperature: Sampling temperature, also of the policy's logits; at least 0.01, vLLM's lowest.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
         max_skipped_per_step: Most groups with equal rewards, per policy version, that are skipped and replaced by fresh
@@ -145,7 +145,12 @@ class RolloutDataModule(L.LightningDataModule):
             fault(
                 f"data.rollouts_per_group is {sampling.n}; it must be at least 2: advantages are relative to the group."
             )
-        if not 0 < sampling.temperature < float("inf"):
+        if 0 < sampling.temperature < LEAST_TEMPERATURE:
+            fault(
+                f"data.temperature is {sampling.temperature}: vLLM would sample at {LEAST_TEMPERATURE}, and the policy "
+                f"be trained at {sampling.temperature}. Use at least {LEAST_TEMPERATURE}; 1.0 is usual."
+            )
+        elif not 0 < sampling.temperature < float("inf"):
             fault(
                 f"data.temperature is {sampling.temperature}: greedy responses have no log-prob to learn from. Use 1.0."
             )

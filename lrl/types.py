@@ -212,6 +212,10 @@ class Step(Protocol):
         """Ends the step after its optimizer step; not called if an error ends the step before."""
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at it in the place of any lower temperature but 0, and says so only in its log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Settings of one request. It has no setting under which the log-probs would be wrong (top-p, penalties).
@@ -219,7 +223,7 @@ class Sampling:
     Args:
         n: Responses per prompt.
         max_tokens: Most tokens of a response.
-        temperature: Divisor of the logits before sampling; 0 is greedy.
+        temperature: Divisor of the logits before sampling, at least `LEAST_TEMPERATURE`; 0 is greedy.
     """
 
     n: int = 1

@@ -26,6 +26,8 @@ from lrl.types import Prompt, Rollout, Sampling
 
 KeysAndValues = Literal["recompute", "keep"]
 """The fate of the keys and values of half-written responses at a pause."""
+IDLE_S = 1.0
+"""Seconds after which a generator without a request has none to write; requests that wait come at once."""
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
 
@@ -119,6 +121,18 @@ class Generator(Slots):
     def unverified(self) -> bool:
         """Whether it may write under a version that no probe has verified yet."""
         return self.state is State.UNVERIFIED
+
+    def is_of_use(self, now: float) -> bool:
+        """Whether it has written part of a response, or serves since more than `IDLE_S` and nobody needs it.
+
+        Args:
+            now: Time on the clock of the loop.
+        """
+        if self.client.last_token_at:
+            return True
+        if self.load or not self.serving or self.served_from is None:
+            return False
+        return now - self.served_from > IDLE_S
 
     @property
     def outstanding_tokens(self) -> float:

@@ -51,7 +51,7 @@ class GeneratorPool:
         self.has_served = False
         """Whether any generator was ever verified."""
         self.alone_since: float | None = None
-        """Start of the current outage, as a waiting trainer saw it, on `time.monotonic`; None while one serves."""
+        """Start of the current outage (`OutageLimit`), as a waiting trainer saw it, on `time.monotonic`."""
         self.last_loss = ""
         """The reason of the last eviction."""
         self._changed = asyncio.Condition()
@@ -167,6 +167,8 @@ class GeneratorPool:
 
     def remove(self, generator: Generator, why: str) -> None:
         """Removes a generator; its half-written responses continue on another one."""
+        if generator.is_of_use(asyncio.get_running_loop().time()):
+            self.alone_since = None  # also if the trainer has not looked since the outage before
         generator.evict(why)
         members = self.pending if generator in self.pending else self.generators
         members.remove(generator)
@@ -233,7 +235,7 @@ class GeneratorPool:
 
     async def _wake(self) -> None:
         if self.serving:
-            self.has_served, self.alone_since = True, None
+            self.has_served = True
         for generator in self.serving:  # the request queue tells only those that serve
             generator.note_waiting(self.requests.has_waiting)
         self.requests.send_soon()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from lrl.generators.client import GeneratorError, GeneratorTimeout, RequestRejected
-from lrl.generators.generator import Generator, gather
+from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
 from lrl.generators.held_tokens import HOLD_S
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
-FLUSH_DEADLINE_S = 5.0
-"""For tokens on their way; a generator that needs longer is in trouble, and a checkpoint does not wait for it."""
 SPARE_SLOTS = 32
 """Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
 

@@ -44,6 +44,7 @@ class ModelClient:
         priority: int,
         deadline_s: float,
         ended: Callable[[], None],
+        leaves: Callable[[], bool],
     ) -> None:
         self.asked.append((prompt_ids[0], version(), priority, deadline_s))
         self.requests.append((len(rollouts), len(rollouts[0].token_ids)))

@@ -173,6 +173,8 @@ class MicroBatch:
     """Sampling temperature of the run: the policy divides its logits by it."""
     reference_logprobs: Tensor | None = None
     """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is false; or None."""
+    partial: bool = False
+    """Whether `mask` has only some of a response's own tokens, because the others are too old to train."""
 
     @property
     def num_tokens(self) -> int:

@@ -198,6 +198,18 @@ SETTINGS: dict[str, Case] = {
         ),
         ("model.objective TBA", "data.advantages", "GRPO", "lrl.GroupMean"),
     ),
+    **{
+        f"{name} on responses without their old tokens": (
+            (*("--data.stragglers", "mask", "--model.objective", name), *more),
+            (f"model.objective {name}", "data.stragglers mask", "wait"),
+        )
+        for name, more in {
+            "TOPR": (),
+            "GSPO": (),
+            "TIS": ("--model.objective.level", "sequence"),
+            "TBA": ("--model.reference", "lrl.Reference"),
+        }.items()
+    },
     "a negative learning rate": setting("model.lr", "-0.1", "at least 0"),
     "a learning rate that is no number": (("--model.lr", ".nan"), ("model.lr is nan", "at least 0")),
     "a moment that never decays": (("--model.betas", "[0.9, 1.0]"), ("model.betas is (0.9, 1.0)", "below 1")),

@@ -73,8 +73,8 @@ class Evaluation(OnRankZero):
         above(0, "Evaluation", timeout_s=timeout_s)
         if 0 < temperature < LEAST_TEMPERATURE:
             fault(
-                f"Evaluation.temperature is {temperature}: vLLM would sample at {LEAST_TEMPERATURE}. Use at least that, "
-                "or 0 for greedy responses."
+                f"Evaluation.temperature is {temperature}: vLLM would sample at {LEAST_TEMPERATURE}. "
+                "Use at least that, or 0 for greedy responses."
             )
         if concurrency < samples:
             fault(f"Evaluation.concurrency is {concurrency} and Evaluation.samples {samples}: raise the first.")

@@ -43,7 +43,7 @@ def test_no_start_of_any_generator_has_the_seed_of_another(monkeypatch: pytest.M
     for seed, steps, number, starts in itertools.product(range(3), (0, 1, 100), range(4), range(3)):
         monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
         found.append(generator_seed(run_seed(steps), number, starts))
-    assert len(set(found)) == len(found) and 0 <= min(found) and max(found) < 2**31
+    assert len(set(found)) == len(found) and min(found) >= 0 and max(found) < 2**31
     assert generator_seed(run_seed(100), 3, 2) == found[-1], "the same run has the same seeds"
 
 

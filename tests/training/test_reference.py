@@ -141,6 +141,29 @@ def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint
     assert torch.equal(first(at_four.reference.network), first(at_four.network))
 
 
+def test_a_reference_that_was_refreshed_lives_on_through_every_resume_until_another_is_named(
+    folder: str, other_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(steps: int, **settings: Any) -> torch.Tensor:
+        """Returns a weight of the reference of a run that resumes from the step before."""
+        policy = PolicyModule(folder, lr=1e-2, reference=Reference(**settings))
+        saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+        running = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
+        before = None if steps == 1 else str(tmp_path / f"step={steps - 1}.ckpt")
+        running.fit(policy, Steps([FakeStep(pack(GROUPS))] * steps), ckpt_path=before)
+        return next(policy.reference.network.parameters()).detach().clone()
+
+    first = next(opened(folder).network.parameters()).detach()
+    refreshed = run(1, refresh_every_n_steps=1)
+    assert not torch.equal(refreshed, first)
+    assert torch.equal(run(2), refreshed) and torch.equal(run(3), refreshed) and torch.equal(run(4), refreshed)
+    assert "is not restored" not in caplog.text
+    named = next(opened(other_folder).network.parameters()).detach()
+    assert torch.equal(run(5, model=other_folder), named), "the reference that the settings name is not the one"
+    assert f"model.reference.model was None and is {other_folder}" in caplog.text
+    assert torch.equal(run(6, model=other_folder), named)
+
+
 def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: str, other_folder: str) -> None:
     policy, other = opened(folder, reference=Reference(refresh_every_n_steps=2)), opened(other_folder)
     (group, *_) = prepared(policy)

@@ -81,6 +81,11 @@ class Reference:
         self.version = 0
         """Optimizer step whose weights were last copied in; 0 for those that it was opened with."""
 
+    @property
+    def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
+        """What the KL penalty in the rewards depends on; empty if there is none in them."""
+        return () if self.place != "reward" else (self.coefficient, self.estimator, self.model)
+
     def check_beside_adapters(self) -> None:
         """Checks the settings of a run that trains adapters (`model.lora`), which a reference has not."""
         if self.refresh_every_n_steps is not None:

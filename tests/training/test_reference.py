@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lrl.rollouts.replay import Replay
 from lrl.training.model import label_logprobs
 from lrl.training.reference import Reference
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
+from tests.runtime.checkpoint_file import through_a_file
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 
@@ -169,7 +170,7 @@ def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: st
     (group, *_) = prepared(policy)
     policy.reference.end_step(2, other.network)
     replay = Replay(1, 10)
-    replay.load_state_dict({"groups": [(0, asdict(group))]})  # as a checkpoint brings it back
+    replay.add(0, [copy.deepcopy(group)])
     (replayed,) = replay.draw(1)
     policy.prepare(replayed, 1.0, 10_000)
     theirs = opened(folder, reference=Reference(model=other_folder))
@@ -177,6 +178,22 @@ def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: st
     for one, right, before in zip(replayed.rollouts, expected.rollouts, group.rollouts, strict=True):
         assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
         assert one.reference_logprobs != before.reference_logprobs
+
+
+def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(folder: str, other_folder: str) -> None:
+    first = opened(folder, reference=Reference(place="reward", coefficient=0.1))
+    (group, *_) = prepared(first)
+    replay, resumed = Replay(1, 10), Replay(1, 10)
+    replay.add(0, [group])
+    resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: group.prompt)
+    theirs = opened(folder, reference=Reference(model=other_folder))  # as new as the first one: version 0
+    (expected, *_) = prepared(theirs)
+    (replayed,) = resumed.draw(1)
+    theirs.prepare(replayed, 1.0, 10_000)
+    for one, right, before in zip(*map(with_tokens, (replayed, expected, group)), strict=True):
+        assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
+        assert one.reference_logprobs != before.reference_logprobs
+        assert one.kl_penalty == 0.0 != before.kl_penalty
 
 
 def test_a_group_is_not_computed_again_as_long_as_the_reference_is_the_same(folder: str) -> None:

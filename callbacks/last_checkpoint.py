@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.nn import Module
 
 from lrl.runtime.checkpoint_file import ADVICE, CheckpointFile
 from lrl.runtime.collective import collective, follow
@@ -100,11 +101,12 @@ def check_state(trainer: L.Trainer) -> None:
 
     Later it would be left out of every checkpoint (`lrl.runtime.checkpoint_file`), or be missed at a resume.
     """
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    parts = {
-        "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},  # type: ignore[attr-defined]
+    module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    parts: dict[str, Any] = {
+        "callbacks": {callback.state_key: state_now(callback) for callback in trainer.callbacks},  # type: ignore[attr-defined]
+        "state_dict": extra_states(module),
         "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
-        "hyper_parameters": dict(trainer.lightning_module.hparams),
+        "hyper_parameters": dict(module.hparams),
         type(data).__qualname__: {} if data is None else data.state_dict() | {"hyper_parameters": dict(data.hparams)},
     }
     if faults := list(unreadable(parts)):
@@ -112,6 +114,25 @@ def check_state(trainer: L.Trainer) -> None:
             f"A checkpoint cannot hold {', '.join(map(str, faults))}. {ADVICE}: return those from state_dict, "
             "and leave others out of save_hyperparameters (ignore=[...])."
         )
+
+
+def extra_states(module: Module) -> dict[str, Any]:
+    """Returns what parts of a module add to its `state_dict` beside tensors, by their keys in it."""
+    parts = module.named_modules()
+    own = {name: part for name, part in parts if type(part).get_extra_state is not Module.get_extra_state}
+    return {f"{name}._extra_state".lstrip("."): part.get_extra_state() for name, part in own.items()}
+
+
+def state_now(callback: L.Callback) -> dict[str, Any]:
+    """Returns a callback's state before the first step; empty if it has none yet."""
+    try:
+        return callback.state_dict()
+    except Exception as error:  # a user's own may need a step; whatever it is, it comes again when the state is saved
+        log.warning(
+            "%s.state_dict fails before the first step (%s: %s), so what it gives is looked at only when it is saved.",
+            *(type(callback).__qualname__, type(error).__name__, error),
+        )
+        return {}
 
 
 def between_steps(trainer: L.Trainer) -> bool:

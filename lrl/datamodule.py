@@ -329,6 +329,8 @@ class RolloutDataModule(L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state of `state_dict`; a learner that is not in it, or of other settings, begins anew."""
         self._restored = state_dict["ledger"]
+        if not self.trains:
+            return
         prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
         self._learners.load_state_dict(state_dict, self._dependencies, prompt_at)
 

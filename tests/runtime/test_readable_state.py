@@ -113,14 +113,28 @@ def test_state_that_no_checkpoint_can_hold_ends_a_run_before_its_first_step(poli
             super().__init__(model)
             self.save_hyperparameters()
 
+        def get_extra_state(self) -> Own:
+            return Own()
+
     keeps = Keeps(np.float64(1), step=0)
     running = trainer(tmp_path, keeps, every_step(tmp_path))
     with pytest.raises(ConfigError) as error:
         running.fit(SavesItsArguments(policy, Own()), datamodule=StepsByVersion())
-    named = "Keeps.value (numpy.float64), hyper_parameters.own (tests.runtime.test_readable_state.Own)"
-    assert f"A checkpoint cannot hold callbacks.{named}." in str(error.value) and "ignore=" in str(error.value)
+    own = f"({Own.__module__}.Own)"
+    named = f"callbacks.Keeps.value (numpy.float64), state_dict._extra_state {own}, hyper_parameters.own {own}"
+    assert f"A checkpoint cannot hold {named}." in str(error.value) and "ignore=" in str(error.value)
     assert running.global_step == 0 and not list(tmp_path.glob("*.ckpt"))
     fit(policy, trainer(tmp_path, keeps, max_steps=1, enable_checkpointing=False))
+
+
+def test_state_that_is_there_only_after_a_step_does_not_end_a_run(policy: str, tmp_path: Path) -> None:
+    class Late(Keeps):
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": 1 / self.now}
+
+    fit(policy, trainer(tmp_path, Late(0, 0), every_step(tmp_path), max_steps=1))
+    state = torch.load(tmp_path / "step=1.ckpt", weights_only=True)
+    assert [value for key, value in state["callbacks"].items() if "Late" in key] == [{"steps": 1.0}]
 
 
 def test_state_that_turns_unreadable_in_a_run_costs_its_callback_alone(

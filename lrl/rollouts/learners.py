@@ -4,6 +4,7 @@ A checkpoint has what each of them has learnt, with the settings on which that d
 begins anew: a mean of other rewards, or responses sampled at another temperature, would be wrong without a word.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class Learners:
     def begin_anew(self) -> None:
         """Forgets what an earlier fit in this process has taught them, perhaps with another policy."""
         if self._first_states is None:
-            self._first_states = {name: part.state_dict() for name, part in self._parts.items()}
+            self._first_states = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
             return
         for name, state in self._first_states.items():
             if name == "replay":

@@ -30,6 +30,7 @@ OWNED: dict[str, str] = {
     "model": "the generator holds the policy's model",
     "config": "a file of flags would bypass this list",
     "weight-transfer-config": "the transport that sends the weights chooses it",
+    "seed": "it follows from the run's (seed_everything) and is another one for each generator",
     "scheduling-policy": "lrl sends a priority with every request",
     "stream-interval": "the engine itself collects tokens before it sends them",
     "api-server-count": "lrl's routes know the responses of one API server, which is not a bottleneck",

@@ -157,6 +157,11 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, and data.advantages "
             f"is {type(advantages).__name__}: use lrl.GroupMean."
         )
+    if objective.whole_responses and data.stragglers == "mask":
+        fault(
+            f"model.objective {type(objective).__name__} weighs whole responses, and data.stragglers mask leaves out "
+            "their tokens that are too old: set data.stragglers to wait, or take an objective that weighs each token."
+        )
     if 2 <= data.sampling.n < advantages.min_rollouts:
         fault(
             f"data.rollouts_per_group is {data.sampling.n} and data.advantages {type(advantages).__name__} needs "

@@ -8,6 +8,8 @@ saved. Text is never cut: half a question has no right answer.
 from __future__ import annotations
 
 import logging
+import zlib
+from array import array
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,6 +105,7 @@ class Prompts:
         self._order: tuple[int, list[int]] = (-1, [])
         self._whole_forms: set[tuple[Any, ...]] = set()
         """Forms of chats that the chat template renders whole."""
+        self._fingerprint = ""
 
     @classmethod
     def coerce(cls, value: Prompts | str | list[dict[str, Any]], *, split: str | None = None) -> Prompts:
@@ -147,6 +150,17 @@ class Prompts:
         if twins := len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts}):
             log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
         self._loaded_with = (tokenizer, max_prompt_tokens)
+        self._fingerprint = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that changes with the row of prompts: with ids, tokens, their order, `shuffle` and `seed`."""
+        if not self._fingerprint:
+            code = zlib.crc32(f"{self.shuffle} {self.seed}".encode())
+            for prompt in self:
+                code = zlib.crc32(array("q", [prompt.id, *prompt.token_ids]).tobytes(), code)
+            self._fingerprint = f"{code:08x}"
+        return self._fingerprint
 
     def __len__(self) -> int:
         """Returns the number of prompts in one epoch."""

@@ -120,10 +120,15 @@ def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
 
 
 def test_extra_args_become_flags(tmp_path: Path) -> None:
-    extra = {"enable_expert_parallel": True, "enable-prefix-caching": False, "seed": 7, "kv_events_config": {"a": 1}}
+    extra = {
+        "enable_expert_parallel": True,
+        "enable-prefix-caching": False,
+        "swap_space": 7,
+        "kv_events_config": {"a": 1},
+    }
     words = build(tmp_path, extra_args=extra).command()
     assert words[-6:] == [
-        "--enable-expert-parallel", "--no-enable-prefix-caching", "--seed", "7", "--kv-events-config", '{"a": 1}'
+        "--enable-expert-parallel", "--no-enable-prefix-caching", "--swap-space", "7", "--kv-events-config", '{"a": 1}'
     ]  # fmt: skip
 
 

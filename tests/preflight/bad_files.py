@@ -170,6 +170,10 @@ RESUMES: dict[str, Case] = {
         ("--ckpt_path", "{in}/checkpoints/other-groups.ckpt"),
         ("data.groups_per_step 4", "resume with"),
     ),
+    "a checkpoint of another order of the prompts": (
+        ("--ckpt_path", "{in}/checkpoints/other-order.ckpt"),
+        ("another order of them", "data.prompts has changed", "seed"),
+    ),
     "a checkpoint of another kind of run": (
         ("--ckpt_path", "{in}/checkpoints/other-module.ckpt"),
         ("other-module.ckpt", "RolloutDataModule"),

@@ -236,6 +236,7 @@ def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
         "whole": whole,
         "other-model": whole | {"state_dict": smaller},
         "other-groups": whole | {"RolloutDataModule": {"advantages": {}, "ledger": ledgers[2]}},
+        "other-order": whole | {"RolloutDataModule": {"ledger": ledgers[4] | {"prompts": "of another seed"}}},
         "other-module": {"state_dict": weights, "global_step": 1},
         "no-weights": {"global_step": 1},
     }

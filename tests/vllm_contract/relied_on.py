@@ -82,6 +82,12 @@ MEMBERS = (
         "LogprobsLists",
         ("logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens",),
     ),
+    Members(
+        "generators/token_versions.py",
+        "vllm.v1.engine.output_processor",
+        "RequestState",
+        ("_new_completion_output() _weight_version_spans() request_id",),
+    ),
     Members("generators/forked_engine.py", "vllm.platforms.cpu", "CpuPlatform", ("check_and_update_config()",)),
     Members("generators/forked_engine.py", "vllm.platforms.interface", "Platform", ("is_cpu()",)),
     Members(
@@ -203,6 +209,7 @@ MEMBERS = (
 CALLS = (
     Call("generators/held_tokens.py", "vllm.v1.engine.core", "EngineCoreProc.process_output_sockets", 3),
     Call("generators/flat_logprobs.py", "vllm.v1.engine.logprobs", "LogprobsProcessor._update_sample_logprobs", 1),
+    Call("generators/token_versions.py", "vllm.v1.engine.output_processor", "RequestState._weight_version_spans", 0),
     Call("generators/forked_engine.py", "vllm.platforms.cpu", "CpuPlatform.check_and_update_config", 1),
     Call("generators/write_route.py", "vllm.inputs.engine", "tokens_input", 1, "cache_salt"),
     Call("generators/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.generate", 3, "priority"),

@@ -31,13 +31,17 @@ $(VENV)/bin/python:
 	  echo "lrl needs Python 3.11 or newer, and $(PYTHON) is not: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-# With an NVIDIA GPU the index chooses the versions within pyproject.toml's ranges; CI has no GPU and does not run that branch.
-# Without one, torch comes first and alone with its dependencies: where the index serves its CUDA build, it cannot be imported
-# without them. The rest is the pinned list, whose head says why --no-deps.
-$(STAMP): pyproject.toml requirements/cpu.txt | $(VENV)/bin/python
+# Both lists are installed with --no-deps; their heads say why. torch comes first and alone with its dependencies where there is
+# no GPU: where the index serves its CUDA build, it cannot be imported without them. An editable install of the usual kind
+# stands behind the current folder on the path of imports: beside the clone, whose folder is called lrl, too, nothing of lrl
+# would be found. The mode `compat` puts the clone itself on that path.
+EDITABLE := --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+
+$(STAMP): pyproject.toml requirements/cpu.txt requirements/cuda.txt | $(VENV)/bin/python
 	@if nvidia-smi >/dev/null 2>&1; then \
 	  echo "Installing lrl with vLLM for CUDA into $(VENV) (several minutes, about 10 GB)."; \
-	  $(PIP) -e '.[vllm,dev]'; \
+	  $(PIP) --no-deps -r requirements/cuda.txt && \
+	  $(PIP) $(EDITABLE); \
 	else \
 	  $(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || { \
 	    echo "vLLM for CPU needs the system library libnuma.so.1. Type: sudo apt-get install libnuma1 (Fedora, RHEL:" \
@@ -45,6 +49,6 @@ $(STAMP): pyproject.toml requirements/cpu.txt | $(VENV)/bin/python
 	  echo "Installing lrl with vLLM for CPU into $(VENV) (two or three minutes, 2.5 GB)."; \
 	  $(PIP) -c requirements/cpu.txt torch && \
 	  $(PIP) --no-deps -r requirements/cpu.txt && \
-	  $(PIP) --no-deps --no-build-isolation -e .; \
+	  $(PIP) $(EDITABLE); \
 	fi
 	@touch $@

@@ -35,29 +35,57 @@ def train_alone(
     system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path, *also: L.Callback
 ) -> list[Timed]:
     """Returns the times of the same steps with all of their responses there at once; no server runs for it."""
-    data = ReadyResponses(policy, lengths, system.micro_batch_tokens)
+    data = timed_steps(policy, lengths, system.micro_batch_tokens)
     torch.set_num_threads(system.trainer_threads)
     quiet_trainer(steps, folder, callbacks=[data.supervisor, *also]).fit(make_module(policy), data)
     return data.supervisor.times
 
 
+def timed_steps(policy: Path, lengths: LengthSampler, micro_batch_tokens: int) -> ReadyResponses:
+    """Returns the steps of a timed run (`benchmarks.timed_run`)."""
+    prompts = lrl.Prompts("lrl.quickstart.task:problems", shuffle=False)
+    prompts.load(open_tokenizer(str(policy)), PROMPT_TOKENS)
+    return ReadyResponses(
+        prompts,
+        llama("5m").vocab_size,
+        lengths,
+        groups=GROUPS,
+        responses=RESPONSES,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+
+
 class ReadyResponses(L.LightningDataModule):
-    """Steps of made-up responses: prompts and lengths of the runs, random tokens, random rewards.
+    """Steps of made-up responses: real prompts, drawn lengths, random tokens, random rewards.
 
     Args:
-        policy: Whose tokenizer is used.
+        prompts: The prompts, loaded.
+        vocabulary: Number of tokens to draw from.
         lengths: Of the responses.
-        micro_batch_tokens: Of the trainer.
+        groups: Prompts of a step.
+        responses: Responses to each.
+        micro_batch_tokens: See `lrl.RolloutDataModule`.
     """
 
-    def __init__(self, policy: Path, lengths: LengthSampler, micro_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        prompts: lrl.Prompts,
+        vocabulary: int,
+        lengths: LengthSampler,
+        *,
+        groups: int,
+        responses: int,
+        micro_batch_tokens: int,
+    ) -> None:
         super().__init__()
-        self.lengths, self.micro_batch_tokens = lengths, micro_batch_tokens
+        self.prompts = prompts
+        self.vocabulary = vocabulary
+        self.lengths = lengths
+        self.groups = groups
+        self.responses = responses
+        self.micro_batch_tokens = micro_batch_tokens
         self.stopwatch = Stopwatch()
         self.supervisor = Laps(self.stopwatch)
-        self.prompts = lrl.Prompts("lrl.quickstart.task:problems", shuffle=False)
-        self.prompts.load(open_tokenizer(str(policy)), PROMPT_TOKENS)
-        self.vocabulary = llama("5m").vocab_size
 
     def train_dataloader(self) -> StepLoader:
         """Returns more steps than any run has."""
@@ -68,12 +96,12 @@ class ReadyResponses(L.LightningDataModule):
         arriving = self._groups(step)
         packer = Packer(self.micro_batch_tokens, GroupMean(), temperature=1.0)
         run = RunParts(next_group=lambda step: next(arriving), stopwatch=self.stopwatch)
-        return StepStream(step, GROUPS, packer, run)
+        return StepStream(step, self.groups, packer, run)
 
     def _groups(self, step: int) -> Iterator[Group]:
         draw = random.Random(step)
-        for index in range(step * GROUPS, (step + 1) * GROUPS):
-            lengths = self.lengths.of(index % len(self.prompts), index, RESPONSES)
+        for index in range(step * self.groups, (step + 1) * self.groups):
+            lengths = self.lengths.of(index % len(self.prompts), index, self.responses)
             rollouts = [
                 Rollout(
                     token_ids=[draw.randrange(self.vocabulary) for _ in range(tokens)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -53,11 +54,15 @@ def measured(path: Path, settings: dict[str, Any], measure: Callable[[], dict[st
 
 
 def origin() -> dict[str, Any]:
-    """Returns the date, the versions and the number of cores."""
-    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
+    """Returns the date, the versions that are imported, and the number of cores."""
+    versions = {}
+    for name in PACKAGES:
+        # A package may lie in two folders of the path of imports. The first one counts, and `version` finds that.
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: installed[name] for name in PACKAGES if name in installed},
+        "versions": versions,
         "cores": len(os.sched_getaffinity(0)),
     }
 

@@ -28,6 +28,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -164,8 +165,9 @@ def send(connection: socket.socket, path: Path, size: int) -> None:
 
 def over_gloo(scene: Scene, size: int) -> dict[str, float]:
     """Syncs by a broadcast."""
-    install()
-    return scene.sync(Nccl, upto=1)
+    with tempfile.TemporaryDirectory() as folder:
+        install(Path(folder))
+        return scene.sync(Nccl, upto=1)
 
 
 METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {

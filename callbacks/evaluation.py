@@ -33,7 +33,7 @@ from lrl.runtime.best_effort import best_effort
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.runtime.progress_bar import progress_bar
 from lrl.runtime.run_folder import run_folder
-from lrl.types import Group, Prompt, Rollout, Sampling
+from lrl.types import LEAST_TEMPERATURE, Group, Prompt, Rollout, Sampling
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -51,7 +51,7 @@ class Evaluation(OnRankZero):
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub, or a file.
         every_n_steps: Optimizer steps between evaluations within fit.
         samples: Responses per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
-        temperature: Sampling temperature of the responses.
+        temperature: Sampling temperature of the responses: 0 for greedy ones, or at least 0.01, vLLM's lowest.
         rewards: Rewards that decide right or wrong (1 or 0); by default the data module's first one. A single reward
             counts without its weight, which is for training; several count as their weighted sum.
         by: Columns to break the accuracy down by.
@@ -73,6 +73,11 @@ class Evaluation(OnRankZero):
         at_least(1, "Evaluation", every_n_steps=every_n_steps, samples=samples)
         at_least(0, "Evaluation", temperature=temperature)
         above(0, "Evaluation", timeout_s=timeout_s)
+        if 0 < temperature < LEAST_TEMPERATURE:
+            fault(
+                f"Evaluation.temperature is {temperature}: vLLM would sample at {LEAST_TEMPERATURE}. "
+                "Use at least that, or 0 for greedy responses."
+            )
         if concurrency < samples:
             fault(f"Evaluation.concurrency is {concurrency} and Evaluation.samples {samples}: raise the first.")
         if samples > 1 and temperature == 0:

@@ -13,10 +13,13 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.nn import Module
 
-from lrl.runtime.checkpoint_file import CheckpointFile
+from lrl.runtime.checkpoint_file import ADVICE, CheckpointFile
 from lrl.runtime.collective import collective, follow
+from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.ranks import RankLostError
+from lrl.runtime.readable_state import unreadable
 from lrl.runtime.run_folder import run_folder
 
 log = logging.getLogger(__name__)
@@ -37,8 +40,14 @@ class LastCheckpoint(L.Callback):
         self._first_step: int | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Records the first step: later ones can be saved."""
+        """Records the first step: later ones can be saved. Refuses state that no checkpoint can hold.
+
+        Raises:
+            ConfigError: A callback, the data module or the module has such state.
+        """
         self._first_step = trainer.global_step
+        if trainer.is_global_zero and saves(trainer):
+            check_state(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Corrects Lightning's counts in every checkpoint to whole steps."""
@@ -73,7 +82,7 @@ class LastCheckpoint(L.Callback):
             return "No step was trained: there is nothing to save."
         if step == newest_step:
             return f"All {step} steps are saved. Resume with --ckpt_path {shlex.quote(newest)}"
-        if not trainer.checkpoint_callbacks or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not saves(trainer):
             return f"After {step} steps nothing is saved: checkpoints are off (enable_checkpointing or fast_dev_run)."
         before = f"resume with --ckpt_path {shlex.quote(newest)}" if newest else "there is no earlier checkpoint"
         if not between_steps(trainer):
@@ -81,6 +90,50 @@ class LastCheckpoint(L.Callback):
         if (path := save(trainer)) is None:
             return f"The state after {step} steps could not be saved anywhere; {before}."
         return f"Saved after {step} steps. Resume with --ckpt_path {shlex.quote(path)}"
+
+
+def saves(trainer: L.Trainer) -> bool:
+    """Tells whether the run saves checkpoints."""
+    return bool(trainer.checkpoint_callbacks) and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+
+def check_state(trainer: L.Trainer) -> None:
+    """Raises ConfigError if a checkpoint could not hold the present state of a user's own parts.
+
+    Later it would be left out of every checkpoint (`lrl.runtime.checkpoint_file`), or be missed at a resume.
+    """
+    module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    parts: dict[str, Any] = {
+        "callbacks": {callback.state_key: state_now(callback) for callback in trainer.callbacks},  # type: ignore[attr-defined]
+        "state_dict": extra_states(module),
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        "hyper_parameters": dict(module.hparams),
+        type(data).__qualname__: {} if data is None else data.state_dict() | {"hyper_parameters": dict(data.hparams)},
+    }
+    if faults := list(unreadable(parts)):
+        raise ConfigError(
+            f"A checkpoint cannot hold {', '.join(map(str, faults))}. {ADVICE}: return those from state_dict, "
+            "and leave others out of save_hyperparameters (ignore=[...])."
+        )
+
+
+def extra_states(module: Module) -> dict[str, Any]:
+    """Returns what parts of a module add to its `state_dict` beside tensors, by their keys in it."""
+    parts = module.named_modules()
+    own = {name: part for name, part in parts if type(part).get_extra_state is not Module.get_extra_state}
+    return {f"{name}._extra_state".lstrip("."): part.get_extra_state() for name, part in own.items()}
+
+
+def state_now(callback: L.Callback) -> dict[str, Any]:
+    """Returns a callback's state before the first step; empty if it has none yet."""
+    try:
+        return callback.state_dict()
+    except Exception as error:  # a user's own may need a step; whatever it is, it comes again when the state is saved
+        log.warning(
+            "%s.state_dict fails before the first step (%s: %s), so what it gives is looked at only when it is saved.",
+            *(type(callback).__qualname__, type(error).__name__, error),
+        )
+        return {}
 
 
 def between_steps(trainer: L.Trainer) -> bool:

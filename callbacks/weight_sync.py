@@ -189,6 +189,7 @@ class WeightSync(OnRankZero):
             sync.finish_sync(failed)
             if pool.alive:
                 return
+            fleet.outage_limit.check_outage(pool)  # with several generators a replacement may always be there
             while not pool.pending:
                 raise_if_stopped(trainer)
                 fleet.outage_limit.check_outage(pool)

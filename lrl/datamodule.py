@@ -10,28 +10,31 @@ import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.advantages import Advantages, GroupMean, rewards_of
+from lrl.advantages import Advantages, GroupMean
 from lrl.generators.fleet import Fleet
 from lrl.generators.launchers import Launcher
 from lrl.generators.pool import GeneratorPool
 from lrl.rewards import RewardPool
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
+from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
+from lrl.rollouts.response_text import response_text
 from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.runtime import lightning_warnings
 from lrl.runtime.config_errors import above, at_least, fault, instances
+from lrl.runtime.made_with import changes
 from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.strategies.generator_devices import raise_if_stopped
-from lrl.types import Group, Sampling
+from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
 T = TypeVar("T")
 
@@ -59,7 +62,7 @@ class RolloutDataModule(L.LightningDataModule):
             masks the group's too old tokens out of the loss when it comes.
         max_prompt_tokens: Longest prompt.
         max_response_tokens: Longest response; with the prompt it is the generators' context length.
-        temperature: Sampling temperature, also of the policy's logits.
+        temperature: Sampling temperature, also of the policy's logits; at least 0.01, vLLM's lowest.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
         max_skipped_per_step: Most groups with equal rewards, per policy version, that are skipped and replaced by fresh
@@ -78,6 +81,8 @@ class RolloutDataModule(L.LightningDataModule):
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no limit. Linux only.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; above it
             the run ends with an error. 1 never ends it.
+        skip_special_tokens: Whether rewards and logs see responses without special tokens; false keeps those that are
+            no end, such as a model's `<think>`.
         rollout_timeout_s: Most seconds for the responses to one prompt.
     """
 
@@ -105,6 +110,7 @@ class RolloutDataModule(L.LightningDataModule):
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
         max_reward_failures: float = 0.1,
+        skip_special_tokens: bool = False,
         rollout_timeout_s: float = 1800.0,
     ) -> None:
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
@@ -140,8 +146,12 @@ class RolloutDataModule(L.LightningDataModule):
             self.rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures
         )
         self.reward_launcher = reward_launcher
+        self.skip_special_tokens = skip_special_tokens
+        self._reward_settings = settings_of(self.reward_pool.rewards)
+        self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
         self._controller: Controller | None = None
         self._restored: dict[str, Any] | None = None
+        self._learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None
         """The step that trains now, or the last one; callbacks of rank 0 read its groups and counts."""
@@ -153,7 +163,12 @@ class RolloutDataModule(L.LightningDataModule):
             fault(
                 f"data.rollouts_per_group is {sampling.n}; it must be at least 2: advantages are relative to the group."
             )
-        if not 0 < sampling.temperature < float("inf"):
+        if 0 < sampling.temperature < LEAST_TEMPERATURE:
+            fault(
+                f"data.temperature is {sampling.temperature}: vLLM would sample at {LEAST_TEMPERATURE}, and the policy "
+                f"be trained at {sampling.temperature}. Use at least {LEAST_TEMPERATURE}; 1.0 is usual."
+            )
+        elif not 0 < sampling.temperature < float("inf"):
             fault(
                 f"data.temperature is {sampling.temperature}: greedy responses have no log-prob to learn from. Use 1.0."
             )
@@ -171,6 +186,8 @@ class RolloutDataModule(L.LightningDataModule):
         """Loads the prompts and starts the reward workers."""
         # Before any server: an error of theirs comes at once.
         if stage == "fit" and self._trainer.is_global_zero:
+            self._restored = None  # of an earlier fit; a checkpoint is loaded after this
+            self._learners.begin_anew()
             self.load(self.prompts)
             self.reward_pool.start(next(iter(self.prompts)))
             if self.length_predictor is not None:
@@ -220,13 +237,21 @@ class RolloutDataModule(L.LightningDataModule):
             self.max_skipped_per_step,
             self.advantages.min_rollouts,
         )
-        # A trainer without a checkpoint begins at step 0, and must not take the state of an earlier fit.
-        if self._restored is not None and self._restored["steps_done"] == self._trainer.global_step:
-            controller.load_state_dict(self._restored)
+        if (restored := self._restored) is not None:
+            self.check_prompts(restored)
+            controller.load_state_dict(restored, changes(restored.get("rewards"), self._reward_settings))
             if controller.resumed:
                 rank_zero_info(str(controller.resumed))
         self._restored = None
         return controller
+
+    def check_prompts(self, ledger: dict[str, Any]) -> None:
+        """Raises ValueError if the prompts are not those of a saved ledger, or are in another order."""
+        if ledger.get("prompts", self.prompts.fingerprint) != self.prompts.fingerprint:
+            raise ValueError(
+                "The checkpoint was made with other prompts or another order of them: data.prompts has changed (rows, "
+                "seed, template or tokenizer). Resume with the data set it was made with."
+            )
 
     @property
     def pacing(self) -> Pacing:
@@ -270,7 +295,7 @@ class RolloutDataModule(L.LightningDataModule):
             stopwatch=self.stopwatch,
             prepare=lambda group: policy.prepare(group, temperature, self.micro_batch_tokens),
             give_up=self.controller.ledger.give_up,
-            end_step=self._end_step,
+            end_step=self._learners.end_step,
             gather=self._strategy.placement == "shared",
             check=lambda: raise_if_stopped(self._trainer),
             ranks=self._strategy.ranks,
@@ -288,19 +313,15 @@ class RolloutDataModule(L.LightningDataModule):
             self.poll,
         )
 
-    def _end_step(self, step: int, groups: list[Group]) -> None:
-        """Updates the parts that learn from whole steps."""
-        self.advantages.end_step(rewards_of([rollout for group in groups for rollout in group.rollouts]))
-        if self.replay is not None:
-            self.replay.add(step, groups)
-        if self.length_predictor is not None:
-            self.length_predictor.end_step(groups)
-
     @property
-    def _learners(self) -> dict[str, Any]:
-        """The parts that learn from whole steps, by their name in a checkpoint."""
-        parts = {"advantages": self.advantages, "replay": self.replay, "length_predictor": self.length_predictor}
-        return {name: part for name, part in parts.items() if part is not None}
+    def _dependencies(self) -> Dependencies:
+        policy = None if self.trainer is None else self.trainer.lightning_module
+        reference: Any = getattr(policy, "reference", None)
+        return Dependencies(
+            sampling=self.sampling,
+            rewards=self._reward_settings,
+            kl_in_the_reward=() if reference is None else reference.settings_of_the_reward,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the ledger after the steps done, and the learners, in plain types and tensors; rank 0's is saved."""
@@ -309,21 +330,23 @@ class RolloutDataModule(L.LightningDataModule):
             self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
             if not fleet.loop.closed:
                 fleet.call(fleet.rollouts.flush(), "fetching the tokens on their way")
-        return {name: part.state_dict() for name, part in self._learners.items()} | {"ledger": self._ledger_state()}
+        return self._learners.state_dict(self._dependencies) | {"ledger": self._ledger_state()}
 
     def _ledger_state(self) -> dict[str, Any] | None:
         """Returns the controller's state, or the loaded state before there is a controller."""
         if self._controller is None:
             return self._restored
         controller, step = self._controller, self._trainer.global_step
-        return self._on_the_loop(lambda: controller.state_dict(step), f"saving the ledger after step {step}")
+        state = self._on_the_loop(lambda: controller.state_dict(step), f"saving the ledger after step {step}")
+        return state | {"prompts": self.prompts.fingerprint, "rewards": self._reward_settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of `state_dict`; a learner that is not in it begins anew."""
+        """Restores the state of `state_dict`; a learner that is not in it, or of other settings, begins anew."""
         self._restored = state_dict["ledger"]
-        for name, part in self._learners.items():
-            if name in state_dict:
-                part.load_state_dict(state_dict[name])
+        if not self.trains:
+            return
+        prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
+        self._learners.load_state_dict(state_dict, self._dependencies, prompt_at)
 
     @property
     def trainer(self) -> L.Trainer | None:
@@ -370,8 +393,9 @@ class RolloutDataModule(L.LightningDataModule):
         return UserList(self.evaluations)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Returns the text of a response, without special tokens."""
-        return self._policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+        """Returns the text of a response, as rewards and logs see it."""
+        policy = self._policy
+        return response_text(policy.tokenizer, token_ids, policy.ends_of_text, self.skip_special_tokens)
 
     def _on_the_loop(self, read: Callable[[], T], what: str) -> T:
         """Calls `read` on the fleet's loop, where no task writes meanwhile, or here if the loop has ended.

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
@@ -44,7 +45,7 @@ class Report:
     pass_at_k: dict[int, float]
     """Chance that one of 1, 2, 4, ... and k responses is right. Empty unless all rewards are 0 or 1."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    """Column -> its value -> (accuracy, problems)."""
+    """Column -> its value as text -> (accuracy, problems). Values with the same text are one, such as 1 and "1"."""
     versions: list[int] = field(default_factory=list)
     """Policy versions of the responses, ascending; more than one if a sync came between."""
     greedy: bool
@@ -254,8 +255,9 @@ def _powers(most: int) -> list[int]:
 
 
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Returns accuracy and number of problems for each value of a column, in the order of the values."""
-    means: dict[Any, list[float]] = {}
+    """Returns accuracy and number of problems for each value of a column: numbers in their order, then text."""
+    means: dict[str, list[float]] = {}
+    numbers: dict[str, float] = {}
     for group in groups:
         if column not in group.prompt.columns:
             raise ValueError(
@@ -263,6 +265,16 @@ def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, i
                 f"Its columns: {', '.join(group.prompt.columns) or 'none'}."
             )
         value = group.prompt.columns[column]
-        means.setdefault(value if isinstance(value, (int, float)) else str(value), []).append(fmean(group.rewards))
-    ordered = sorted(means, key=lambda value: (isinstance(value, str), value))
-    return {str(value): (fmean(means[value]), len(means[value])) for value in ordered}
+        text = _as_text(value)
+        means.setdefault(text, []).append(fmean(group.rewards))
+        if isinstance(value, Real):
+            numbers[text] = float(value)
+    ordered = [*sorted(numbers, key=numbers.__getitem__), *sorted(means.keys() - numbers.keys())]
+    return {text: (fmean(means[text]), len(means[text])) for text in ordered}
+
+
+def _as_text(value: Any) -> str:
+    """Returns the name of a column's value in metrics; 1.0 and 1 have the same, as they are equal."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)

@@ -26,6 +26,7 @@ from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.rollouts import prompt_form
+from lrl.rollouts.response_text import ends_of_text
 from lrl.runtime.collective import collective
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault, instances
 from lrl.runtime.lightning_warnings import forget_last_step
@@ -144,10 +145,21 @@ class PolicyModule(L.LightningModule):
         """Tokenizer in the policy's folder."""
         return open_tokenizer(self.policy_folder)
 
+    @cached_property
+    def ends_of_text(self) -> frozenset[int]:
+        """Tokens that begin, end or fill up a text of the policy."""
+        return ends_of_text(self.tokenizer, self.policy_folder)
+
     def configure_model(self) -> None:
         """Loads the model into `self.network`, once, and tries whether its responses may share rows."""
         if hasattr(self, "network"):
             return
+        # Lightning makes the GPU the default device here. lrl names each device itself: a generator of random numbers
+        # draws on its own device only, and the whole weights of a sharded policy have no room on one GPU.
+        with torch.device("cpu"):
+            self._open_network()
+
+    def _open_network(self) -> None:
         settings = self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
         if self.sharding is None:
             self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)

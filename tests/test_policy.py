@@ -36,6 +36,7 @@ from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.runtime.ranks import Ranks
+from lrl.training.lora import LoRA
 from lrl.training.reference import Reference
 from lrl.training.schedule import lr_factor
 from lrl.types import Group, MicroBatch, Prompt, Rollout
@@ -458,6 +459,16 @@ def test_a_users_own_loss_needs_only_compute_loss(folder: str) -> None:
     assert running.callback_metrics["policy/loss"] > 0
 
 
+def test_a_policy_opens_where_another_device_is_the_default(folder: str) -> None:
+    """Lightning makes the GPU the default device for `configure_model`; the meta device stands for it here."""
+    policy = PolicyModule(folder, lora=LoRA(rank=2))
+    with torch.device("meta"):
+        policy.configure_model()
+    assert policy.responses_share_rows
+    assert {tensor.device.type for tensor in policy.state_dict().values()} == {"cpu"}
+    assert len(policy.prompt_logprobs([1, 2, 3])) == 2
+
+
 def test_bfloat16_trains(folder: str) -> None:
     policy = PolicyModule(folder, dtype="bfloat16", lr=1e-2)
     running = fit(policy, [FakeStep(pack(GROUPS))])
@@ -527,7 +538,7 @@ def test_settings_of_lightning_that_cannot_work_are_refused_with_the_remedy(
         ("no/such-model", "model='no/such-model'"),
         ("./nowhere", "model='./nowhere'"),
         ("no_such_module:make", "no module 'no_such_module'"),
-        ("os.path:nothing", "os.path has no 'nothing'"),
+        ("os.path:nothing", "has no 'nothing'"),
     ],
 )
 def test_a_model_that_is_not_there_is_named(model: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -33,6 +34,16 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([PAD, START, END])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
+    )
+
+
+def with_special_tokens(form: str, chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """`byte_tokenizer` that adds special tokens to a text `$A` as `form` says, such as `<|start|> $A <|end|>`."""
+    tokenizer = byte_tokenizer().backend_tokenizer
+    special = [(token, tokenizer.token_to_id(token)) for token in (START, END)]
+    tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=START, eos_token=END, chat_template=chat_template
     )
 
 

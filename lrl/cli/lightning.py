@@ -3,6 +3,7 @@
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import lightning as L
@@ -16,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from lrl import preflight
 from lrl.callbacks import Progress
-from lrl.cli import interpolation, null_values, setting_errors
+from lrl.cli import interpolation, misread, null_values, setting_errors, short_forms, typed_values
 from lrl.cli.run_config import RunConfig
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
@@ -25,6 +26,7 @@ from lrl.strategies import ddp, fsdp  # noqa: F401 - jsonargparse knows an impor
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+typed_values.install()
 
 USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export", "Summary")
 """Callbacks of a run that names none, in their order."""
@@ -33,11 +35,37 @@ USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export
 class ShortErrorParser(LightningArgumentParser):
     """Parser whose errors name the setting in a few lines, without fifty lines of usage before them."""
 
+    owner: type = object
+    """The class whose settings it parses; of several, the last one."""
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exits with a short error."""
         if not self.exit_on_error:  # a nested parser: the outer one needs its message
             super().error(message, ex)
         self.exit(2, f"lrl: error: {setting_errors.explain(message)}\n")
+
+    def add_class_arguments(self, *args: Any, **settings: Any) -> list[str]:
+        """Adds the settings of a class; none of them is read from a file whose name is its value.
+
+        jsonargparse would take the content of `problems.csv` for the name of a data set.
+        """
+        self.owner = args[0]
+        return super().add_class_arguments(*args, **settings | {"sub_configs": False})
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None, **settings: Any
+    ) -> Namespace:
+        """Parses words; of a class within another one a single word, over the settings that it has so far."""
+        if args and namespace:
+            changed = [word.lstrip("-").partition(".")[0] for word in args if "." in word.partition("=")[0]]
+            namespace = short_forms.widen(namespace, self.owner, changed)
+        return super().parse_args(args, namespace, **settings)
+
+    def parse_object(self, obj: Any, namespace: Any = None, **settings: Any) -> Namespace:
+        """Parses settings of a config, over those that earlier ones have given."""
+        if namespace:
+            namespace = short_forms.widen(namespace, self.owner, short_forms.changed_in(obj))
+        return super().parse_object(obj, namespace, **settings)
 
 
 def check_devices(devices: Any) -> None:
@@ -89,6 +117,8 @@ class LrlCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the words; turns wrong interpolations, class names and prompts into errors of the config."""
+        if misplaced := misread.group_file(sys.argv):
+            parser.error(misplaced)
         try:
             super().parse_arguments(parser, args)
             verb = self.config.subcommand
@@ -107,6 +137,9 @@ class LrlCLI(LightningCLI):
         is_rows = isinstance(self.config[verb].get("data.init_args.prompts"), list)
         if is_rows and (stray := setting_errors.explain_prompt_row(sys.argv)):
             parser.error(stray)
+        rows = self.config[verb].get("data.init_args.prompts")
+        if is_rows and (wrong := misread.prompts_setting(sys.argv, rows)):
+            parser.error(wrong)
 
     def _set_seed(self) -> None:
         try:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lrl.membership.discovery import NotRunning, Running, find_generator
+from lrl.rollouts.chat_template import with_beginning
 
 PROMPT = "1+1="
 """Prompt if none is given; even a vocabulary of digits has it."""
@@ -139,10 +140,30 @@ def request(generator: Running, prompt: str) -> tuple[str, str]:
     has_template = generator.ask("POST", "/tokenize", {"model": model["id"], "messages": chat})[0] == 200
     fields = {
         "model": model["id"],
-        **({"messages": chat} if has_template else {"prompt": prompt}),
+        **({"messages": chat} if has_template else {"prompt": plain_prompt(generator, model["id"], prompt)}),
         "max_tokens": max(1, min(LONGEST_RESPONSE, model["max_model_len"] // 2)),
     }
     # Without a salt of the current second, vLLM would reuse keys and values of older weights for the same prompt.
     start, end = f'{json.dumps(fields)[:-1]}, "cache_salt": "', '"}'
     body = f'{shlex.quote(start)}"$(date +%s)"{shlex.quote(end)}'
     return ("chat/completions" if has_template else "completions"), body
+
+
+def plain_prompt(generator: Running, model: str, prompt: str) -> str | list[int]:
+    """Returns a prompt without a chat template as it is typed, or as the tokens of training.
+
+    vLLM would add all special tokens of the tokenizer, its end of a text too.
+
+    Raises:
+        NotRunning: The generator does not tokenise it.
+    """
+    tokens: list[list[int]] = []
+    for special in (True, False):
+        body = {"model": model, "prompt": prompt, "add_special_tokens": special}
+        status, found = generator.ask("POST", "/tokenize", body)
+        if status != 200:
+            raise NotRunning(f"{generator.name} at {generator.url} responded {status} on /tokenize: {found}")
+        tokens.append(found["tokens"])
+    added, alone = tokens
+    trained = with_beginning(added, alone)
+    return prompt if trained == added else trained

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from lrl.cli import aliases, config_file, fit_help
+from lrl.cli import aliases, config_file, fit_help, misread
 from lrl.cli.recipes import recipes
 from lrl.runtime import import_by_name
 
@@ -232,6 +232,8 @@ def _subclasses(base: type) -> set[str]:
 
 def _not_importable(found: Found) -> str:
     """Returns the reason why a class cannot be imported; empty if it can."""
+    if found.match[1].endswith(misread.SETTINGS_FILES):
+        return NO_CLASS_NAME.format(found=found)
     try:
         import_by_name.function(found.match[1])
     except ValueError as error:
@@ -286,6 +288,10 @@ def _no_yaml(found: Found) -> str:
     return f"{setting}: {path}{fault or config_file.fault_of(text) or config_file.unlike_settings(text)}"
 
 
+NO_CLASS_NAME = (
+    "{found.setting} is {found.match[1]!r}; it takes the name of a class, module.Class. A file of settings follows "
+    "--config."
+)
 REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Unable to load config '([^']+)'", _no_yaml),
     (r"codec can't decode", "{found.setting} names a file that is no UTF-8 text. Save the file as UTF-8."),
@@ -300,6 +306,7 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Problem with given class_path '([^']+)'", _not_importable),
     (r"Expected a path but ([\w.]+\.\w+) either not accessible", _not_importable),
     (r"Expected a dot import path string: (.+)", _no_class),
+    (r"Unexpected import path format: (.+)", NO_CLASS_NAME),
     (
         r"Expected an instantiatable class, but (\S+) is abstract",
         "{found.setting}: name a class, by `class_path`; {found.match[1]} is their abstract base.",

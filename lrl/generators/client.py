@@ -71,6 +71,7 @@ class GeneratorClient:
         priority: int,
         deadline_s: float,
         ended: Callable[[], None] = lambda: None,
+        leaves: Callable[[], bool] = lambda: False,
     ) -> None:
         """Streams the responses to one prompt with one request; the rollouts grow in place.
 
@@ -83,6 +84,7 @@ class GeneratorClient:
             priority: Lower goes first.
             deadline_s: Seconds for the whole request.
             ended: Called at the end of each response.
+            leaves: Called at the mark of each flush; whether the request ends there, and what comes behind is not read.
 
         Raises:
             GeneratorError: The request failed. The rollouts keep the tokens received so far.
@@ -99,6 +101,8 @@ class GeneratorClient:
                     self.last_token_at = asyncio.get_running_loop().time()
                     if number := (head := json.loads(line)).get("flushed"):
                         self._tell(name, number)
+                        if leaves():
+                            return
                     else:
                         responses.take(head, await response.content.readexactly(size(head)))
             responses.end()

@@ -2,8 +2,8 @@
 
     {"parts": [[number, tokens, finish_reason, versions], ...]}\\n  token ids, int32  log-probs, float32
 
-A frame has the new tokens of several responses to one prompt. `versions` is null until a response ends. Numbers are in
-the order of the machine, little-endian on all that vLLM runs on. Two other frames have no numbers:
+A frame has the new tokens of several responses to one prompt. Numbers are in the order of the machine, little-endian on
+all that vLLM runs on. Two other frames have no numbers:
 
     {"error": "..."}\\n      the request failed after it had begun
     {"flushed": N}\\n        all tokens that were written before the flush N have been sent
@@ -24,6 +24,10 @@ BYTES = 8
 """Of a token and its log-prob."""
 
 
+Span = tuple[str, int, int]
+"""Tokens of one version: the version, the first token and the token after the last."""
+
+
 class Part(NamedTuple):
     """New tokens of one response."""
 
@@ -34,8 +38,8 @@ class Part(NamedTuple):
     """In nats, one for each token."""
     finish_reason: str | None
     """None if it goes on."""
-    versions: list[tuple[str, int, int]] | None
-    """At the end, of the whole response: version, first token, token after the last."""
+    versions: list[Span] | None
+    """Of the whole response so far; None if vLLM does not know them."""
 
 
 def pack(parts: Sequence[Part]) -> bytes:

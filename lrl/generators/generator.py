@@ -11,6 +11,7 @@ responses are cut back to their length at the resume, before anybody else has se
 """
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
@@ -18,14 +19,21 @@ from typing import Any, Literal, Protocol
 
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.endpoint import Location
+from lrl.generators.held_tokens import HOLD_S
 from lrl.generators.settings import ServerSettings
 from lrl.generators.stats import GeneratorStats
 from lrl.routing.request_queue import Slots
 from lrl.runtime.stopwatch import Stopwatch
 from lrl.types import Prompt, Rollout, Sampling
 
+log = logging.getLogger(__name__)
+
 KeysAndValues = Literal["recompute", "keep"]
 """The fate of the keys and values of half-written responses at a pause."""
+IDLE_S = 1.0
+"""Seconds after which a generator without a request has none to write; requests that wait come at once."""
+FLUSH_DEADLINE_S = 5.0
+"""For tokens on their way; a generator that needs longer is in trouble, and nobody waits for it."""
 CONTROL_DEADLINE_S = 60.0
 """For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
 
@@ -101,6 +109,8 @@ class Generator(Slots):
         self.stats = GeneratorStats()
         """Counts of its work."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
+        self._leaving: set[asyncio.Task[Any]] = set()  # requests that end at the mark of the next flush
+        self._flushes: set[asyncio.Task[None]] = set()
         self._lengths_at_resume: list[tuple[Rollout, int]] = []
         self._verified = asyncio.Event()
         self._verified.set()
@@ -119,6 +129,18 @@ class Generator(Slots):
     def unverified(self) -> bool:
         """Whether it may write under a version that no probe has verified yet."""
         return self.state is State.UNVERIFIED
+
+    def is_of_use(self, now: float) -> bool:
+        """Whether it has written part of a response, or serves since more than `IDLE_S` and nobody needs it.
+
+        Args:
+            now: Time on the clock of the loop.
+        """
+        if self.client.last_token_at:
+            return True
+        if self.load or not self.serving or self.served_from is None:
+            return False
+        return now - self.served_from > IDLE_S
 
     @property
     def outstanding_tokens(self) -> float:
@@ -146,9 +168,15 @@ class Generator(Slots):
         Raises:
             GeneratorError: A request failed, or the generator was evicted; the rollouts keep their verified tokens.
         """
-        how: dict[str, Any] = {"version": lambda: self.version, "priority": priority, "deadline_s": deadline_s}
+        how: dict[str, Any] = {
+            "version": lambda: self.version,
+            "priority": priority,
+            "deadline_s": deadline_s,
+            "ended": ended,
+            "leaves": lambda: asyncio.current_task() in self._leaving,
+        }
         requests = {
-            asyncio.create_task(self.client.write(prompt.token_ids, part, sampling, **how, ended=ended)): part
+            asyncio.create_task(self.client.write(prompt.token_ids, part, sampling, **how)): part
             for part in in_requests(rollouts)
         }
         self.stats.begin(len(prompt.token_ids), list(requests.values()))
@@ -160,20 +188,37 @@ class Generator(Slots):
         finally:
             for request in requests:
                 del self._requests[request]
+            self._leaving -= requests.keys()
             self.stats.end(rollouts)
             self._note()
         if self.eviction is not None:
             raise GeneratorError(self.eviction)
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stops writing `rollouts`: their `write` returns soon, and they keep their tokens.
+        """Stops writing `rollouts`: their `write` returns soon, with all tokens that they have at a flush.
+
+        Without the flush the tokens that the generator still holds would be drawn again, except those of a response
+        that ends among them: that favours short responses. For the same reason nothing behind the flush is read.
 
         Returns:
             Whether any was being written.
         """
         those = {id(rollout) for rollout in rollouts}
-        cancelled = [request.cancel() for request, part in self._requests.items() if id(part[0]) in those]
-        return any(cancelled)
+        leaving = {request for request, part in self._requests.items() if id(part[0]) in those and not request.done()}
+        if leaving:
+            self._leaving |= leaving
+            flush = asyncio.create_task(self._end_at_a_flush(leaving))
+            self._flushes.add(flush)
+            flush.add_done_callback(self._flushes.discard)
+        return bool(leaving)
+
+    async def _end_at_a_flush(self, leaving: set[asyncio.Task[None]]) -> None:
+        try:
+            await self.client.flush(FLUSH_DEADLINE_S)
+        except GeneratorError as error:
+            log.warning("Up to %g s of responses that move are written again: %s", HOLD_S, error)
+        for request in leaving:  # those without a token have no mark
+            request.cancel()
 
     def drain(self) -> None:
         """Takes no new request; the responses in flight continue."""

@@ -28,15 +28,16 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
     A paused generator sends none; the phases of a sync have deadlines of their own.
     """
     clock = asyncio.get_running_loop().time
+    answered_at = 0.0
     while generator.eviction is None:
         await asyncio.sleep(min(POLL_S, heartbeat_s))
         if not generator.server.alive and generator.eviction is None:
             pool.evict(generator, f"{generator.name}: its process has ended.")
-        elif generator.serving and clock() - generator.client.last_token_at > heartbeat_s:
+        elif generator.serving and clock() - max(answered_at, generator.client.last_token_at) > heartbeat_s:
             pauses = generator.pauses
             try:
                 await generator.client.heartbeat(heartbeat_s)
-                generator.client.last_token_at = clock()
+                answered_at = clock()
             except GeneratorError as error:
                 if generator.pauses == pauses:  # a sync may have paused it meanwhile
                     pool.evict(generator, f"No heartbeat: {error}")
@@ -47,7 +48,11 @@ class NoGenerators(RuntimeError):
 
 
 class OutageLimit:
-    """The limit, in seconds, on the time without a serving generator; the error names the servers' `logs`."""
+    """The limit, in seconds, on an outage; the error names the servers' `logs`.
+
+    An outage begins when no generator is left, and ends when one is of use again. A replacement that only syncs, fails
+    its probe, or ends at its first request does not end it: with such ones a run once waited for a day.
+    """
 
     def __init__(self, seconds: float, logs: Sequence[Path]) -> None:
         self.seconds = seconds
@@ -57,10 +62,12 @@ class OutageLimit:
     def check_outage(self, pool: GeneratorPool) -> None:
         """Logs an outage of `pool`, at most every `LOG_EVERY_S` seconds; raises NoGenerators at the limit."""
         now = time.monotonic()
-        if pool.alive or not pool.has_served:
+        if any(generator.is_of_use(now) for generator in pool.alive):
             pool.alone_since = None
+        elif pool.alone_since is None and not pool.alive and pool.has_served:
+            pool.alone_since = now
+        if pool.alone_since is None or pool.serving:
             return
-        pool.alone_since = pool.alone_since or now
         waited = now - pool.alone_since
         if waited > self.seconds:
             raise NoGenerators(
@@ -69,4 +76,4 @@ class OutageLimit:
             )
         if now - self._logged_at > LOG_EVERY_S:
             self._logged_at = now
-            log.warning("No generator is left; waiting for a replacement for %.0f of %g s.", waited, self.seconds)
+            log.warning("No generator serves; waiting for a replacement for %.0f of %g s.", waited, self.seconds)

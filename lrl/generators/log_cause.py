@@ -16,10 +16,16 @@ DETAIL = re.compile(r" \[type=\w+, input_value=.*")
 """pydantic's addition: the wrong value with everything that contains it."""
 LONGEST = 800
 """Characters."""
+NO_DEVICE = "Failed to infer device type"
+"""vLLM's words where the installed build finds no device of its kind; all they advise is more lines of its log."""
+REMEDY = "vLLM's build and this machine do not fit, or its driver does not answer. Type: lrl doctor"
 
 
 def cause(log: str) -> str:
-    """Returns type and message of the exception that ended the process which wrote `log`; empty if there is none."""
+    """Returns type and message of the exception that ended the process which wrote `log`; empty if there is none.
+
+    Where vLLM's own words do not help, a line with the remedy follows.
+    """
     lines = [PREFIX.sub("", line) for line in log.splitlines()]
     for number, line in reversed(list(enumerate(lines))):
         if (EXCEPTION.match(line) or ARGUMENT.match(line)) and not POINTS_AT_ANOTHER.search(line):
@@ -28,5 +34,6 @@ def cause(log: str) -> str:
                 if not more.startswith("  ") or more.lstrip().startswith(("For further information", "File ")):
                     break
                 message.append(DETAIL.sub("", more).strip())
-            return " ".join(message)[:LONGEST]
+            found = " ".join(message)[:LONGEST]
+            return f"{found}\n{REMEDY}" if NO_DEVICE in found else found
     return ""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from lrl.generators.client import GeneratorError, GeneratorTimeout, RequestRejected
-from lrl.generators.generator import Generator, gather
+from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
 from lrl.generators.held_tokens import HOLD_S
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
-FLUSH_DEADLINE_S = 5.0
-"""For tokens on their way; a generator that needs longer is in trouble, and a checkpoint does not wait for it."""
 SPARE_SLOTS = 32
 """Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
 
@@ -51,7 +49,7 @@ class GeneratorPool:
         self.has_served = False
         """Whether any generator was ever verified."""
         self.alone_since: float | None = None
-        """Start of the current outage, as a waiting trainer saw it, on `time.monotonic`; None while one serves."""
+        """Start of the current outage (`OutageLimit`), as a waiting trainer saw it, on `time.monotonic`."""
         self.last_loss = ""
         """The reason of the last eviction."""
         self._changed = asyncio.Condition()
@@ -167,6 +165,8 @@ class GeneratorPool:
 
     def remove(self, generator: Generator, why: str) -> None:
         """Removes a generator; its half-written responses continue on another one."""
+        if generator.is_of_use(asyncio.get_running_loop().time()):
+            self.alone_since = None  # also if the trainer has not looked since the outage before
         generator.evict(why)
         members = self.pending if generator in self.pending else self.generators
         members.remove(generator)
@@ -233,7 +233,7 @@ class GeneratorPool:
 
     async def _wake(self) -> None:
         if self.serving:
-            self.has_served, self.alone_since = True, None
+            self.has_served = True
         for generator in self.serving:  # the request queue tells only those that serve
             generator.note_waiting(self.requests.has_waiting)
         self.requests.send_soon()

@@ -1,10 +1,8 @@
 """Appends the tokens of the write route's frames to the rollouts of the request.
 
-The generator sends the first token of each response at once and then what it wrote within `HOLD_S` seconds. The exact
-version of each token is known only at the end of a response, when vLLM (0.32 and later) gives the spans of versions
-over the whole response. Until then the tokens of a frame get the version that the generator had at the frame before it:
-near a sync that is too old, for the tokens of at most `HOLD_S` seconds, and never too young, so the bound on lag also
-holds for responses that continue on another generator.
+The generator sends the first token of each response at once and then what it wrote within `HOLD_S` seconds. Each frame
+tells which version wrote which tokens of the response so far (`lrl.generators.token_versions`). A server that does not
+know gives its tokens the version that it had at the request, which is never too young: the bound on lag holds.
 """
 
 import math
@@ -12,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
-from lrl.generators.frames import Part, unpack
+from lrl.generators.frames import Part, Span, unpack
 from lrl.types import Rollout
 
 FINISH_REASONS = ("stop", "length")
@@ -29,7 +27,6 @@ class ResponseStream:
         self._rollouts, self._version, self._ended = rollouts, version, ended
         self._first_version = version()
         self._starts = [len(rollout.token_ids) for rollout in rollouts]
-        self._held = [self._first_version for _ in rollouts]
 
     def take(self, head: dict[str, Any], numbers: bytes) -> None:
         """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob or version."""
@@ -51,22 +48,25 @@ class ResponseStream:
             raise MalformedResponse("a log-prob is infinite or no number")
         rollout.token_ids += part.token_ids
         rollout.logprobs += part.logprobs
-        rollout.versions += [self._held[part.number]] * len(part.token_ids)
-        self._held[part.number] = self._version()
+        rollout.versions += [self._first_version] * len(part.token_ids)
+        if part.versions is not None:
+            self._set_versions(rollout, self._starts[part.number], part.versions)
+
+    def _set_versions(self, rollout: Rollout, start: int, spans: Sequence[Span]) -> None:
+        """Sets the versions of all tokens that the request has written, from `start` on."""
+        counts = [(int(version), stop - first) for version, first, stop in spans]
+        tokens = len(rollout.token_ids) - start
+        if (versions := sum(count for _, count in counts)) != tokens:
+            raise MalformedResponse(f"a response of {tokens} tokens came with {versions} versions")
+        if any(not self._first_version <= version <= self._version() for version, _ in counts):
+            raise MalformedResponse(
+                f"a response says that versions {sorted({version for version, _ in counts})} wrote it; the "
+                f"generator held {self._first_version} to {self._version()}"
+            )
+        rollout.versions[start:] = chain.from_iterable(repeat(version, count) for version, count in counts)
 
     def _finish(self, part: Part) -> None:
-        rollout, start = self._rollouts[part.number], self._starts[part.number]
         if part.finish_reason not in FINISH_REASONS:
             raise MalformedResponse(f"a response ended with finish_reason {part.finish_reason!r}")
-        if part.versions is not None:
-            spans = [(int(version), stop - first) for version, first, stop in part.versions]
-            if (versions := sum(count for _, count in spans)) != (tokens := len(rollout.token_ids) - start):
-                raise MalformedResponse(f"a response of {tokens} tokens came with {versions} versions")
-            if any(not self._first_version <= version <= self._version() for version, _ in spans):
-                raise MalformedResponse(
-                    f"a response says that versions {sorted({version for version, _ in spans})} wrote it; the "
-                    f"generator held {self._first_version} to {self._version()}"
-                )
-            rollout.versions[start:] = chain.from_iterable(repeat(version, count) for version, count in spans)
-        rollout.finish_reason = part.finish_reason
+        self._rollouts[part.number].finish_reason = part.finish_reason
         self._ended()

@@ -21,6 +21,7 @@ from lrl.generators import cpu_backend, supervisor
 from lrl.generators.auth import TOKEN_VARIABLE
 from lrl.generators.endpoint import Location, connect
 from lrl.generators.log_cause import cause
+from lrl.generators.seeds import generator_seed
 from lrl.generators.settings import ServerSettings, as_flags, dashed
 from lrl.runtime.config_errors import ConfigError
 
@@ -54,6 +55,7 @@ class Server:
         token: Token that callers of the generator need (`lrl.generators.auth`); None makes one.
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
         middleware: Class paths of the transport's own routes (`Transport.middleware`), which the token guards.
+        seed: The run's (`lrl.generators.seeds.run_seed`); the generator's follows from it.
 
     Raises:
         ValueError: The number of devices is not the tensor-parallel size, the trainer does not see one of them, or
@@ -72,17 +74,20 @@ class Server:
         token: str | None = None,
         transport_environment: Mapping[str, str] | None = None,
         middleware: Sequence[str] = (),
+        seed: int = 0,
     ) -> None:
         if devices and len(devices) != (size := settings.tensor_parallel_size):
             raise ConfigError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
         self.model, self.settings, self.backend = model, settings, backend
         self.number, self.run_id, self.transport_environment = number, run_id, transport_environment or {}
         self.middleware = middleware
+        self.seed = seed
         self.token = token or secrets.token_urlsafe(32)
         self.log_path = Path(folder) / f"generator-{number}.log"
         self._on_cpu, self._visible = not devices, _visible_devices(devices)
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._deadline, self._log_start, self._scratch = 0.0, 0, ""
+        self._starts = 0
         settings.endpoint.warn()
         self.trust = settings.endpoint.trust()
         self._reservation = settings.endpoint.reserve_port()
@@ -125,6 +130,7 @@ class Server:
         own = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--scratch", self._scratch]
         own += ["--prefix", f"lrl-{self.run_id}-", "--own", self.own_files, "--"]
         command, environment = [*prefix, sys.executable, *own, *self.command()], self.environment()
+        self._starts += 1
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
             self._supervisor = subprocess.Popen(
@@ -207,6 +213,7 @@ class Server:
             "logprobs-mode": "processed_logprobs",
             "generation-config": "vllm",
             "scheduling-policy": "priority",
+            "seed": generator_seed(self.seed, self.number, self._starts),
             "disable-uvicorn-access-log": True,
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs,
@@ -221,7 +228,8 @@ class Server:
         # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
         layers = ["lrl.generators.write_route.WriteRoute", *self.middleware, "lrl.generators.auth.TokenMiddleware"]
         around = [word for layer in layers for word in ("--middleware", layer)]
-        return [sys.executable, "-m", "lrl.generators.api_server", *around, *as_flags(flags)]
+        # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a `random.py`.
+        return [sys.executable, "-P", "-m", "lrl.generators.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment without its process group's variables, and with those that vLLM needs."""

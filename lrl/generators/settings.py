@@ -4,7 +4,9 @@ Flags that other parts of lrl rely on (exact log-probs, no hidden top-p, authent
 and rejected here: a run with other values would train on wrong numbers.
 """
 
+import contextlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -28,12 +30,19 @@ OWNED: dict[str, str] = {
     "model": "the generator holds the policy's model",
     "config": "a file of flags would bypass this list",
     "weight-transfer-config": "the transport that sends the weights chooses it",
+    "seed": "it follows from the run's (seed_everything) and is another one for each generator",
     "scheduling-policy": "lrl sends a priority with every request",
     "stream-interval": "the engine itself collects tokens before it sends them",
     "api-server-count": "lrl's routes know the responses of one API server, which is not a bottleneck",
     "enable-scale-out": "it opens the route of probes and heartbeats",
 }
 """vLLM flags that lrl sets itself, each with the reason."""
+FLAG = re.compile(r"-{0,2}[A-Za-z0-9][\w-]*(\.[\w.+-]+)?")
+"""A flag's name, and perhaps a key of its mapping."""
+SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
+"""Flags of speculative decoding."""
+EXACT_SAMPLERS = ("standard", "block")
+"""Its rejection samplers that keep the policy's distribution, by reading vLLM 0.32 and 0.33."""
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
 """The number formats to which vLLM quantises a model of another format as it loads it, and again at each update."""
 
@@ -99,12 +108,10 @@ class ServerSettings:
                 f"strategy.server.quantization is {self.quantization!r}; choose from {', '.join(QUANTIZATIONS)}. Those "
                 "that need a quantised model cannot take new weights."
             )
+        own = {dashed(name) for name in vars(self)}
         for name in self.extra_args:
-            flag = dashed(name).removeprefix("no-")
-            if flag in map(dashed, vars(self)):
-                fault(f"strategy.server.extra_args: {name!r} is a setting of its own beside extra_args; set it there.")
-            if flag in OWNED:
-                fault(f"strategy.server.extra_args: {name!r} is set by lrl: {OWNED[flag]}. Leave it out.")
+            _check_flag(name, own)
+        _check_speculation(self.extra_args)
         with noting():
             self.endpoint.check()
 
@@ -112,6 +119,57 @@ class ServerSettings:
     def endpoint(self) -> Endpoint:
         """The endpoint of every generator, without its port."""
         return Endpoint(self.host, self.tls_cert, self.tls_key, self.tls_trust, self.insecure)
+
+
+def speculates(extra_args: dict[str, Any]) -> bool:
+    """Whether flags of vLLM turn speculative decoding on."""
+    return any(_switch(name) in SPECULATION for name in extra_args)
+
+
+def _check_flag(name: str, own: set[str]) -> None:
+    """Refuses a flag that lrl sets, in each spelling that vLLM reads as that flag."""
+    where = f"strategy.server.extra_args: {name!r}"
+    if not FLAG.fullmatch(name):
+        fault(
+            f"{where} is no name of a flag of vLLM: give the name alone, such as enable_expert_parallel, and its value."
+        )
+        return
+    flag = _switch(name)
+    # argparse takes the beginning of a flag's name for the flag.
+    if taken := sorted(one for one in own if one.startswith(flag)):
+        setting = f"strategy.server.{taken[0].replace('-', '_')}"
+        fault(f"{where} is a setting of its own beside extra_args, {setting}; set it there.")
+    elif taken := sorted(one for one in OWNED if _switch(one).startswith(flag)):
+        fault(f"{where} is set by lrl: {OWNED[taken[0]]}. Leave it out.")
+
+
+def _check_speculation(extra_args: dict[str, Any]) -> None:
+    """Refuses speculative decoding that changes the distribution of the tokens."""
+    where = "strategy.server.extra_args"
+    for name, value in extra_args.items():
+        if _switch(name) not in SPECULATION:
+            continue
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+        if dashed(name) != "speculative-config" or not isinstance(value, dict):
+            fault(
+                f"{where}: give speculative decoding as one mapping, speculative-config: {{method: ..., ...}}, and not "
+                f"as {name!r}."
+            )
+            continue
+        sampler = {dashed(key): found for key, found in value.items()}.get("rejection-sample-method", "standard")
+        if sampler not in EXACT_SAMPLERS:
+            fault(
+                f"{where}: speculative-config has rejection_sample_method {sampler!r}, which accepts tokens that the "
+                f"policy would not have drawn so often, and {SAMPLED}. Choose from {', '.join(EXACT_SAMPLERS)}."
+            )
+
+
+def _switch(name: str) -> str:
+    """Returns the name of a flag without what turns it on or off, and without a key of its mapping."""
+    flag = dashed(name).partition(".")[0].removeprefix("no-")
+    return flag.removeprefix("enable-").removeprefix("disable-")
 
 
 def dashed(name: str) -> str:

@@ -106,7 +106,8 @@ def generate(engine: Any, body: dict[str, Any]) -> Any:
 
 def part_of(output: Any) -> Part:
     """Returns the new tokens of one response."""
-    tokens, spans = list(output.token_ids), output.weight_versions if output.finish_reason else None
+    tokens = list(output.token_ids)
+    spans = output.weight_versions
     # With `logprobs=0` there is one number a token.
     logprobs = output.logprobs.logprobs if tokens else []
     versions = None if spans is None else [(span.version, span.start, span.end) for span in spans]

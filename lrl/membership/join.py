@@ -91,7 +91,7 @@ def join(run: str, own: LocalOverrides) -> int:
         transport = find_transport(spec.transport)
         environment = transport.server_environment(number, os.environ) | spec.environment
         words = (model, settings, spec.transport, own.devices, folder, number, run_id, client.token, environment)
-        return Server(*words, transport.middleware)
+        return Server(*words, transport.middleware, spec.seed)
 
     return JoinSession(client, spec, number, folder, make_server).run()
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lrl.objectives.normalisation import NormaliseBy, sum_by
+from lrl.runtime.config_errors import ConfigError
 from lrl.types import MicroBatch
 
 MAX_LOG_RATIO = 20.0
@@ -30,6 +31,8 @@ class Tokens(NamedTuple):
     """int64 [n]: the group of each token, 0 to G - 1. Groups are whole only for an objective with `whole_groups`."""
     reference_logprobs: Tensor | None = None
     """float32 [n], nats: log-prob under the reference policy; None without one."""
+    partial: bool = False
+    """Whether a response lacks the tokens of it that are too old (`data.stragglers: mask`)."""
 
     @classmethod
     def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
@@ -44,6 +47,7 @@ class Tokens(NamedTuple):
             responses=_without_gaps(micro.sequence_ids[mask]),
             groups=_without_gaps(micro.group_ids[mask]),
             reference_logprobs=None if reference is None else reference[mask].float(),
+            partial=micro.partial,
         )
 
     @property
@@ -62,7 +66,16 @@ class Tokens(NamedTuple):
         return clamp_log_ratio(self.sums(self.log_ratio)).exp()[self.responses]
 
     def sums(self, values: Tensor) -> Tensor:
-        """Returns the sum of `values` [n] over each response: [S]."""
+        """Returns the sum of `values` [n] over each response: [S].
+
+        Raises:
+            ConfigError: A response lacks tokens; of the others alone the sum would be wrong.
+        """
+        if self.partial:
+            raise ConfigError(
+                "The objective adds up the tokens of a response (Tokens.sums, means or response_ratio), and "
+                "data.stragglers mask has left out those that are too old: set data.stragglers to wait."
+            )
         return sum_by(self.responses, values)
 
     def means(self, values: Tensor) -> Tensor:
@@ -77,6 +90,9 @@ class Objective(ABC):
     """Default divisor of the losses, as in the objective's paper; the policy has a setting for it."""
     whole_groups: bool = False
     """Whether the formula needs all responses of a group; micro-batches then hold groups whole."""
+    whole_responses: bool = False
+    """Whether the formula adds up the tokens of a response (`Tokens.sums`, `means`, `response_ratio`), and so needs all
+    of them; a run that leaves some out (`data.stragglers: mask`) is then refused before it starts."""
     needs_reference: bool = False
     """Whether the formula uses `Tokens.reference_logprobs`."""
     needs_group_mean: bool = False

@@ -28,6 +28,7 @@ class GSPO(PPO):
     """
 
     normalise_by: NormaliseBy = "sequence"
+    whole_responses = True
 
     def __init__(self, epsilon_low: float = 3e-4, epsilon_high: float = 4e-4) -> None:
         super().__init__(epsilon_low, epsilon_high)

@@ -33,6 +33,7 @@ class TBA(Objective):
 
     normalise_by: NormaliseBy = "sequence"
     whole_groups = True
+    whole_responses = True
     needs_reference = True
     needs_group_mean = True
 

@@ -32,6 +32,7 @@ class TIS(Objective):
         if not cap >= 1:
             fault(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
         self.cap, self.level = cap, level
+        self.whole_responses = level == "sequence"
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         weight = self._ratio(tokens).clamp(max=self.cap).detach()

@@ -17,6 +17,8 @@ from lrl.objectives.base import Objective, Tokens
 class TOPR(Objective):
     """Policy gradient whose negative responses are weighed by min(pi / mu, 1) of the whole response."""
 
+    whole_responses = True
+
     def token_losses(self, tokens: Tokens) -> Tensor:
         weight = torch.where(tokens.advantages < 0, tokens.response_ratio.clamp(max=1.0).detach(), 1.0)
         return -weight * tokens.advantages * tokens.logprobs

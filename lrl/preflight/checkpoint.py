@@ -83,7 +83,9 @@ def _check_progress(ckpt_path: str, state: dict[str, Any], data: RolloutDataModu
         )
     elif data.prompts.loaded and state[name]["ledger"] is not None:
         with noting():
-            Ledger(data.pacing).load_state_dict(state[name]["ledger"], data.prompts.__getitem__)
+            ledger = state[name]["ledger"]
+            Ledger(data.pacing).load_state_dict(ledger, data.prompts.__getitem__)
+            data.check_prompts(ledger)
     if trainer is not None and 0 < trainer.max_steps <= state.get("global_step", 0):
         log.warning(
             "--ckpt_path is at step %d and trainer.max_steps is %d: nothing is left to train.",

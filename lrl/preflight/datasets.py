@@ -19,11 +19,7 @@ def check_datasets(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -
     usable = []
     if data.trains and _check_columns(data.prompts, "data.prompts", data.reward_pool.rewards):
         usable.append(data.prompts)
-        if (rows := len(data.prompts.rows)) < data.groups_per_step:
-            fault(
-                f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {rows} prompts: no step "
-                f"could have that many. Set it to at most {rows}, or give more prompts."
-            )
+        check_prompts_per_step(data, len(data.prompts.rows))
     for evaluation in evaluations:
         with noting():
             prompts, pool = evaluation.prompts, data.reward_pool.like(evaluation.judges(data), workers=1)
@@ -36,6 +32,18 @@ def check_datasets(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -
                     f"{', '.join(prompts.columns) or 'none'}: name one of them."
                 )
     return usable
+
+
+def check_prompts_per_step(data: RolloutDataModule, count: int) -> None:
+    """Checks that a step finds its groups among `count` prompts: all rows, or those that are not skipped."""
+    if count >= data.groups_per_step:
+        return
+    skipped = len(data.prompts.rows) - count
+    why = f" of at most data.max_prompt_tokens={data.max_prompt_tokens} tokens ({skipped} longer ones are skipped)"
+    fault(
+        f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {count} prompts"
+        f"{why if skipped else ''}: no step could have that many. Set it to at most {count}, or give more prompts."
+    )
 
 
 def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) -> bool:
@@ -51,4 +59,24 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
                 f"{setting}: {prompts.name} has no column {column}, which the reward {reward.name!r} reads. Its other "
                 f"columns: {', '.join(prompts.columns) or 'none'}. Rename one, or choose another reward."
             )
+        else:
+            _check_rows(prompts, setting, reward)
     return True
+
+
+def _check_rows(prompts: Prompts, setting: str, reward: Reward) -> None:
+    """Checks that the reward can judge a response to every row; names the first one for which it cannot."""
+    first, count = "", 0
+    for number, row in enumerate(prompts.rows):
+        columns = {name: value for name, value in row.items() if name != prompts.prompt_column}
+        try:
+            reward.check_row(columns)
+        except ValueError as error:
+            first = first or f"row {number} of {prompts.name}: {error}"
+            count += 1
+    if count:
+        more = f" {count} rows are like that." if count > 1 else ""
+        fault(
+            f"{setting}: the reward {reward.name!r} can judge no response to {first}.{more} Correct the data, leave "
+            "such rows out, or choose another reward."
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedTokenizerBase
 
 from lrl.objectives import Objective
+from lrl.preflight.datasets import check_prompts_per_step
 from lrl.preflight.model_folder import Shape, check_weights, shape_of
 from lrl.rollouts.prompts import Prompts
 from lrl.routing.rankers import LanguageModelRanker
@@ -65,6 +66,8 @@ def check_policy(policy: Policy, data: RolloutDataModule, read: Sequence[Prompts
         for prompts in read if data.max_prompt_tokens > 0 else ():
             with noting():
                 prompts.load(policy.tokenizer, data.max_prompt_tokens)
+                if prompts is data.prompts and prompts.skipped:
+                    check_prompts_per_step(data, len(prompts))
                 if sound:
                     check_prompt_tokens(prompts, folder, shape)
     if policy.reference is not None and policy.reference.model is not None:

@@ -11,7 +11,7 @@ import lightning as L
 
 from lrl.advantages import GroupMean
 from lrl.generators.pool import SPARE_SLOTS
-from lrl.generators.settings import QUANTIZATIONS
+from lrl.generators.settings import QUANTIZATIONS, speculates
 from lrl.membership.run_file import TOKEN_VARIABLE
 from lrl.rewards.pool import is_in_main
 from lrl.runtime.config_errors import any_noted, fault, noting
@@ -40,6 +40,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             strategy.generator_launcher.prepare(strategy.gpus_of_each, strategy.server_settings.host)
     strategy.check()
     check_quantization(strategy, policy)
+    check_speculation(strategy)
     check_number_formats(strategy, policy)
     check_context(strategy, data)
     check_placement(strategy, data)
@@ -99,6 +100,16 @@ def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:
         fault(f"{asked}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set that to bfloat16.")
 
 
+def check_speculation(strategy: GeneratorDevices) -> None:
+    """Checks that the generators' build of vLLM decodes speculatively without false log-probs."""
+    if strategy.root_device.type != "cuda" and speculates(strategy.server_settings.extra_args):
+        fault(
+            "strategy.server.extra_args turns speculative decoding on, and the policy is trained on a CPU: vLLM's CPU "
+            "build then accepts tokens at the wrong rate and returns false log-probs (seen with 0.32 and 0.33). Leave "
+            "speculative-config out."
+        )
+
+
 def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
     """Warns of a number format in which the CPU of a run without GPUs is slow."""
     if strategy.root_device.type != "cpu":
@@ -148,6 +159,11 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
         fault(
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, and data.advantages "
             f"is {type(advantages).__name__}: use lrl.GroupMean."
+        )
+    if objective.whole_responses and data.stragglers == "mask":
+        fault(
+            f"model.objective {type(objective).__name__} weighs whole responses, and data.stragglers mask leaves out "
+            "their tokens that are too old: set data.stragglers to wait, or take an objective that weighs each token."
         )
     if 2 <= data.sampling.n < advantages.min_rollouts:
         fault(

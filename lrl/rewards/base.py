@@ -1,7 +1,7 @@
 """The interface of a reward. It gets text and columns, not token ids or tensors: a worker needs no torch to run it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any, Self
 
 Score = float | dict[str, float]
@@ -47,13 +47,17 @@ class Reward(ABC):
         """Names what this reward needs and the data set's `columns` lack; empty if nothing. Checked before a run."""
         return ""
 
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises ValueError if no response to this row could be judged. Called for every row before a run."""
+        return None
+
     @abstractmethod
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
         """Returns the reward of `response` before the weight; may be a coroutine.
 
         Args:
             prompt: The prompt as its author wrote it.
-            response: Text of the response, without special tokens.
+            response: Text of the response, without its end (`data.skip_special_tokens`).
             columns: The other columns of the row, and two values of the response: `finish_reason` (`stop` or `length`)
                 and `num_tokens` (its length in tokens). These two win over columns of the row with the same names.
 

@@ -1,13 +1,16 @@
 """Exact match with the text of a column."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lrl.rewards.base import Reward
+from lrl.rewards.reference import reference_of
 
 
 class ExactMatch(Reward):
     """1 if the response equals a column of the row, apart from white space around both, else 0.
+
+    A number in the column is written without an exponent; a whole one may have `.0` behind it or not.
 
     Args:
         column: The column with the right answer.
@@ -22,12 +25,16 @@ class ExactMatch(Reward):
     def missing_column(self, columns: Collection[str]) -> str:
         return "" if self.column in columns else repr(self.column)
 
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        reference_of(columns, self.column)
+
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns 1.0 or 0.0.
 
         Raises:
-            ValueError: The row has no such column.
+            ValueError: The row has no such column, or no text and no number in it.
         """
-        if self.column not in columns:
-            raise ValueError(f"ExactMatch(column={self.column!r}): the row has only {sorted(columns)}")
-        return float(response.strip() == str(columns[self.column]).strip())
+        right = reference_of(columns, self.column).strip()
+        given = response.strip()
+        is_number = not isinstance(columns[self.column], str)
+        return float(given == right or (is_number and given == right.removesuffix(".0")))

@@ -22,19 +22,14 @@ class Function(Reward):
         name: Name in logs and metrics; the name of the function if empty.
 
     Raises:
-        ValueError: The name leads to no function, or the function does not take `**columns`.
+        ValueError: The name leads to no function, or the function does not take `(prompt, response, **columns)`.
     """
 
     def __init__(self, function: str | Callable[..., Any], weight: float = 1.0, name: str = "") -> None:
         self.function = _imported(function) if isinstance(function, str) else function
         own_name = getattr(self.function, "__name__", type(self.function).__name__)
         super().__init__(weight, name or own_name)
-        kinds = {parameter.kind for parameter in inspect.signature(self.function).parameters.values()}
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise ConfigError(
-                f"Function(function={function!r}): {own_name} does not take **columns, which carries the row's other "
-                f"columns. Define it as `def {own_name}(prompt, response, **columns)`."
-            )
+        _check_parameters(self.function, own_name)
 
     def missing_column(self, columns: Collection[str]) -> str:
         """Names the keyword arguments without a default that no column fills."""
@@ -65,6 +60,49 @@ def as_reward(reward: OneReward) -> Reward:
 def as_list(rewards: OneReward | Sequence[OneReward]) -> list[OneReward]:
     """Returns rewards as a list; a single one becomes a list of one."""
     return [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
+
+
+def _check_parameters(function: Callable[..., Any], name: str) -> None:
+    parameters = inspect.signature(function).parameters
+    kinds = [parameter.kind for parameter in parameters.values()]
+    if "completions" in parameters:
+        raise ConfigError(_port_from_trl(function, name))
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise ConfigError(
+            f"The reward {name} does not take **columns, which carries the row's other columns. Define it as "
+            f"`def {name}(prompt, response, **columns)`."
+        )
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [each for each, parameter in parameters.items() if parameter.kind in by_place]
+    is_swapped = "response" in places[:1] or "prompt" in places[1:]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and (len(places) < 2 or is_swapped):
+        raise ConfigError(
+            f"The reward {name} gets the prompt as its first argument and the response as its second, and takes "
+            f"({', '.join(places)}). Define it as `def {name}(prompt, response, **columns)`."
+        )
+
+
+def _port_from_trl(function: Callable[..., Any], name: str) -> str:
+    """Returns the error for a reward function of TRL, with a function that calls it."""
+    parameters = inspect.signature(function).parameters
+    arguments = ["completions=[response]"]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if takes_all or "prompts" in parameters:
+        arguments.append("prompts=[prompt]")
+    others = [each for each in parameters if each not in ("completions", "prompts")]
+    if takes_all:
+        arguments.append("**{name: [value] for name, value in columns.items()}")
+    else:
+        arguments += [f"{each}=[columns[{each!r}]]" for each in others]
+    call = f"{name}({', '.join(arguments)})"
+    is_async = inspect.iscoroutinefunction(function)
+    define, call = ("async def", f"(await {call})") if is_async else ("def", call)
+    return (
+        f"The reward {name} takes `completions`, as a reward function of TRL: a list, of which it judges every member. "
+        "A reward of lrl judges one response, a text, and returns one number. Write beside it "
+        f"`{define} {name}_of_one(prompt, response, **columns): return {call}[0]`, and give {name}_of_one. "
+        'If it reads messages, write `completions=[[{"role": "assistant", "content": response}]]` there.'
+    )
 
 
 def _imported(path: str) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ class WorkerSpec:
 
     def patience_s(self, in_flight: int) -> float:
         """Returns the seconds after which workers with so many jobs must have answered the last one."""
-        return START_S + 2 * self.timeout_s * in_flight
+        return START_S + 4 * self.timeout_s * in_flight
 
 
 @dataclass(frozen=True)

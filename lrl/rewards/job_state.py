@@ -34,6 +34,7 @@ class JobState(ctypes.Structure):
         ("job", ctypes.c_int64),
         ("worker", ctypes.c_int32),
         ("out_of_memory", ctypes.c_int32),
+        ("stretch", ctypes.c_int64),
         ("response", ctypes.c_int32),
         ("reward", ctypes.c_int32),
         ("failed", ctypes.c_uint8 * _MARKED),
@@ -41,7 +42,10 @@ class JobState(ctypes.Structure):
 
     def begin(self, job: int) -> None:
         """Records that job number `job` begins, without failures."""
-        self.job, self.worker, self.out_of_memory = 0, os.getpid(), 0
+        self.job = 0
+        self.worker = os.getpid()
+        self.out_of_memory = 0
+        self.stretch = 0
         self.uncertain()
         ctypes.memset(self.failed, 0, _MARKED)
         self.job = job
@@ -50,6 +54,10 @@ class JobState(ctypes.Structure):
         """Records that the job has its outcomes; if its worker dies later, another job is at fault."""
         self.job = 0
 
+    def begin_stretch(self) -> None:
+        """Records that the time of a deadline begins: that of a response, or of all responses that are awaited."""
+        self.stretch += 1
+
     def running(self, response: int, reward: int) -> None:
         """Records that this reward judges this response, and nothing else runs."""
         self.response, self.reward = response, reward
@@ -57,6 +65,11 @@ class JobState(ctypes.Structure):
     def uncertain(self) -> None:
         """Records that any reward may run on any response."""
         self.response = _UNCERTAIN
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether one reward runs on one response, and nothing else."""
+        return self.response != _UNCERTAIN
 
     def judged(self, response: int, outcome: Outcome) -> None:
         """Records the outcome of a response."""

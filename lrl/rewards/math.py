@@ -1,40 +1,56 @@
-"""Mathematics: two expressions are equal if math-verify (sympy) can show it, in whatever form they are written.
+r"""Mathematics: two expressions are equal if math-verify (sympy) can show it, however they are written.
 
-A policy also writes expressions that no verifier can work out. Then the verifier gives up, and the response is wrong.
-Numbers that are too large are found in the text. Any other computation that takes too long is ended after `give_up_s`.
+Only the final answer of a response is parsed (`final_answer`). Answers in words are compared as text
+(`answer_words`).
+
+A policy also writes expressions that no verifier can work out. Then the verifier gives up, and the
+response is wrong. Numbers that are too large are found in the text. Any other computation that takes
+too long is ended after `give_up_s`.
 """
 
 import logging
+import math
 import re
-import signal
-import threading
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from math_verify import parse, verify
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
 
+from lrl.rewards.answer_words import choice_of, words_of
 from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.boxed import last_boxed
+from lrl.rewards.cpu_limit import OutOfTimeError, within
+from lrl.rewards.expression_text import cleaned, comparable, is_readable
+from lrl.rewards.final_answer import final_answers, marked_answers
+from lrl.rewards.reference import reference_of
 from lrl.rewards.size import TooLargeError, check_size
 from lrl.runtime.config_errors import above
 
-# Each warns once per process that its timeout is off. That counts wall-clock time, so that a right response would be
-# wrong on a busy machine.
+# Each warns once per process that its timeout is off. That counts wall-clock time, so that a right
+# response would be wrong on a busy machine.
 for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)
 
-_PLAIN_PI = re.compile(r"(?<![a-zA-Z\\])(?<!text\{)(?<!mathrm\{)(?<!mbox\{)(?<!name\{)pi(?![a-zA-Z])")
-_LAST_FORMULA = re.compile(r"(?:\$([^$]+)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\])[\s.*]*$", re.DOTALL)
+# Without units: see `expression_text`. Without plain numbers: of a text that is no formula, the
+# parser would take one.
+_LATEX = LatexExtractionConfig(
+    normalization_config=NormalizationConfig(
+        basic_latex=True,
+        units=False,
+        malformed_operators=True,
+        nits=True,
+        boxed="last",
+        equations=False,
+    )
+)
 _EQUALS = re.compile(r"(?<![\\<>!])=")
-_LONGEST_END = 2000
-"""Characters at the end of a response that are searched for a formula without a box."""
-_REPEAT_S = 0.5
-"""Seconds after which the signal of `within` comes again, in case the code has swallowed its exception."""
-_Found = TypeVar("_Found")
+_DECIMALS = 6
+"""Places after the point that math-verify compares; leading zeros do not count."""
+_MOST_DECIMALS = 60
 
 
 class Math(Reward):
-    r"""1 if the final expression of the response equals the right one, else 0. Checked by math-verify.
+    r"""1 if the final answer of the response equals the right one, else 0. Checked by math-verify.
 
     It gives up on a response that cannot be worked out (`2^{2^{40}}`) or takes too long; the response is then wrong.
 
@@ -52,96 +68,95 @@ class Math(Reward):
     def missing_column(self, columns: Collection[str]) -> str:
         return "" if {"answer", "solution"} & set(columns) else "'answer' or 'solution'"
 
-    def __call__(
-        self, prompt: str, response: str, *, answer: object = None, solution: str | None = None, **columns: Any
-    ) -> float:
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        _reference(columns)
+
+    def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         r"""Returns 1.0, 0.0 or `GaveUp`.
 
-        Args:
-            prompt: Not used.
-            response: The response.
-            answer: The gold expression in LaTeX.
-            solution: A text whose last `\boxed{}` is the gold expression; read if there is no `answer`.
-            columns: Not used.
+        The column `answer` has the right expression in LaTeX. If there is none, the last `\boxed{}`
+        of the column `solution` has it.
 
         Raises:
             ValueError: The row has neither column, or no expression can be read from it.
         """
-        text = solution if answer is None else rf"\boxed{{{answer}}}"
-        if text is None or r"\boxed" not in text:
-            raise ValueError(r"the row has neither a column `answer` nor a `solution` with a \boxed{}")
-        right, final = _final(text), _final(response)
-        same = right.split() == final.split()
+        reference = _reference(columns)
+        finals = final_answers(response)
+        words = words_of(reference)
+        if words is not None and any(_has_words(final, words) for final in finals):
+            return 1.0
+        if words is not None:  # a formula may mean the word (`\infty`), and other words do not
+            finals = [final for final in finals if words_of(final) is None]
+        return self._compare(cleaned(reference), [cleaned(final) for final in finals])
+
+    def _compare(self, right: str, finals: list[str]) -> float:
+        """Returns the verdict on expressions of which one must equal `right`."""
+        if any(right.split() == final.split() for final in finals):
+            return 1.0
         try:
             check_size(right)
         except TooLargeError as error:
-            if same:
-                return 1.0
             raise ValueError(f"the gold answer {right!r} {error}: nothing can be compared with it") from error
+        right, finals = comparable(right, finals)
         try:
-            check_size(final if same or _EQUALS.search(right) else _EQUALS.split(final)[-1])
+            for final in finals:
+                check_size(final if _EQUALS.search(right) else _EQUALS.split(final)[-1])
         except TooLargeError as error:
             return GaveUp(f"the response {error}")
         try:
-            gold = within(self.give_up_s, lambda: _parsed(text))
+            gold = within(self.give_up_s, lambda: _parsed(right))
         except OutOfTimeError as error:
-            raise ValueError(f"the gold answer {text!r} was not read in {self.give_up_s:g} s of CPU time") from error
+            raise ValueError(f"the gold answer {right!r} was not read in {self.give_up_s:g} s of CPU time") from error
         if not gold:
-            raise ValueError(f"no expression can be read from the gold answer {text!r}")
+            raise ValueError(f"no expression can be read from the gold answer {right!r}")
         try:
-            return within(self.give_up_s, lambda: float(verify(gold, _parsed(response), timeout_seconds=None)))
+            return within(
+                self.give_up_s,
+                lambda: float(any(_are_equal(gold, _parsed(final)) for final in finals)),
+            )
         except OutOfTimeError:
             return GaveUp(f"the response was not compared in {self.give_up_s:g} s of CPU time")
 
 
-def _parsed(text: str) -> list[Any]:
-    return parse(_PLAIN_PI.sub(r"\\pi", text), parsing_timeout=None)
-
-
-def _final(text: str) -> str:
-    r"""Returns what math-verify compares first: the last box, even if it is not closed, else a formula at the end."""
-    if (boxed := last_boxed(text)) is not None:
-        return boxed
-    if r"\boxed{" in text:
-        return text.rpartition(r"\boxed{")[2]
-    formula = _LAST_FORMULA.search(text[-_LONGEST_END:])
-    return next(group for group in formula.groups() if group) if formula else ""
-
-
-class OutOfTimeError(BaseException):
-    """The CPU time is used up. Not an `Exception`: a library might catch that as one of its own."""
-
-
-def within(seconds: float, work: Callable[[], _Found]) -> _Found:
-    """Returns what `work` returns, if it takes no more CPU time of this process than `seconds`.
-
-    CPU time does not depend on how busy the machine is. A signal ends the work. Python handles it between two bytecode
-    instructions and inside a multiplication of large numbers, but not inside other C code. Python handles no signals
-    outside of the main thread, so there is no limit there. Raises OutOfTimeError if `work` took longer, also if it
-    swallowed the exception and returned.
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        return work()
-    armed, late = True, False
-
-    def ring(*_: object) -> None:
-        nonlocal late
-        if armed:
-            late = True
-            raise OutOfTimeError
-
-    before = signal.signal(signal.SIGVTALRM, ring)
-    try:
-        try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _REPEAT_S)
-            found = work()
-        finally:
-            armed = False
-    finally:  # the signal may come just before the line above, and its next one comes much later
-        armed = False
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        # Never the default, which would end the process if a signal is still pending.
-        signal.signal(signal.SIGVTALRM, before if callable(before) else signal.SIG_IGN)
-    if late:
-        raise OutOfTimeError
+def _reference(columns: Mapping[str, Any]) -> str:
+    """Returns the right answer of a row; raises ValueError if it has none that can be read."""
+    if columns.get("answer") is not None:
+        answer = reference_of(columns, "answer")
+        found = [answer.rpartition("####")[2], *marked_answers(answer)][-1]
+    elif "solution" in columns:
+        found = ["", *marked_answers(reference_of(columns, "solution"))][-1]
+    else:
+        found = ""
+    if not found.strip():
+        raise ValueError(r"the row has neither a column `answer` nor a `solution` with a \boxed{}")
+    if words_of(found) is None and not is_readable(cleaned(found)):
+        raise ValueError(f"the gold answer {found!r} has numbers without an operator between them")
     return found
+
+
+def _has_words(final: str, words: frozenset[str]) -> bool:
+    choice = choice_of(final)
+    return words_of(final) == words or (choice is not None and words == {choice})
+
+
+def _parsed(text: str) -> list[Any]:
+    """Returns what math-verify reads from an expression, or else from its right side; and the text."""
+    for part in (text, _EQUALS.split(text)[-1]):
+        boxed = rf"\boxed{{{part}}}"
+        found = parse(boxed, [_LATEX], extraction_mode="first_match", parsing_timeout=None)
+        if found and not isinstance(found[0], str):
+            break
+    return found
+
+
+def _are_equal(gold: list[Any], final: list[Any]) -> bool:
+    return verify(gold, final, float_rounding=_decimals(gold[0]), timeout_seconds=None)
+
+
+def _decimals(gold: Any) -> int:
+    """Returns the decimal places that must agree with `gold`: 0.00005 is not 0.0000504."""
+    if not getattr(gold, "is_number", False) or not gold.is_real or gold.is_zero:
+        return _DECIMALS
+    size = abs(float(gold))
+    zeros = -math.floor(math.log10(size)) - 1 if 0 < size < 1 else 0
+    return min(_DECIMALS + zeros, _MOST_DECIMALS)

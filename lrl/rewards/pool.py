@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import pickle
 import pickletools
 import sys
@@ -25,6 +26,7 @@ from lrl.rewards.hosts import HostLostError, Hosts, least_busy
 from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Processes
+from lrl.rewards.reference import written_out
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 
 if TYPE_CHECKING:
@@ -118,9 +120,7 @@ class RewardPool:
         self._processes.close()
 
     def _run_trial(self, prompt: Prompt) -> None:
-        references = (prompt.columns.get(name) for name in ("answer", "solution"))
-        texts = [str(value) for value in references if isinstance(value, str | int | float)]
-        text = next(filter(None, texts), "0")
+        text = _trial_response(prompt)
         trial = Job.of(prompt.text, [(text, _columns(prompt, "stop", max(1, len(text.split()))))])
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
             outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
@@ -207,6 +207,16 @@ def _columns(prompt: Prompt, finish_reason: str | None, num_tokens: int) -> dict
     """Returns the keyword arguments of a reward. A row's own `prompt` or `response` would clash with the arguments."""
     row = {name: value for name, value in prompt.columns.items() if name not in ("prompt", "response")}
     return row | {"finish_reason": finish_reason, "num_tokens": num_tokens}
+
+
+def _trial_response(prompt: Prompt) -> str:
+    """Returns the text of the reference answer, or `0` if there is none."""
+    for name in ("answer", "solution"):
+        value = prompt.columns.get(name)
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if is_number or (isinstance(value, str) and value):
+            return written_out(value)
+    return "0"
 
 
 def _check_give_up(rewards: list[Reward], timeout_s: float) -> None:

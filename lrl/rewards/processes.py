@@ -24,7 +24,9 @@ from pebble import ProcessExpired, ProcessPool
 from lrl.rewards import worker
 from lrl.rewards.job import START_S, Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
+from lrl.rewards.response_clock import ResponseClock
 from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.shadowed_modules import check_lrl, check_start
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Processes:
 
     def start(self) -> None:
         """Starts the workers and waits until one is ready. See `RewardPool.start`."""
+        check_lrl()
         pool = self._pool = self._pool or self._new_pool()
         until = time.monotonic() + START_S
         try:
@@ -81,6 +84,7 @@ class Processes:
             ) from None
         except BrokenProcessPool as error:
             self.close()
+            check_start()
             raise RuntimeError(
                 "The reward workers died while they started; their own message is above. They import the script that "
                 'was run: what starts the training must stand under `if __name__ == "__main__":`.'
@@ -107,22 +111,21 @@ class Processes:
     async def outcomes(self, job: Job) -> list[Outcome]:
         """Returns the outcomes of a job, from one worker; None for responses that it did not reach.
 
-        A job of several responses begins none after `timeout_s`. If each keeps its deadline, the job ends within twice
-        that time; then it is killed, since one of them is late. A single response is killed after `timeout_s`. Raises
-        RuntimeError if the workers are not started, or are closed meanwhile.
+        A job of several responses begins none after `timeout_s`. The worker of a response that takes
+        longer than that, on a `ResponseClock`, is killed. Raises RuntimeError if the workers are not
+        started, or are closed meanwhile.
         """
         count, timeout_s = job.count, self.spec.timeout_s
         arguments = pickle.dumps((count, job.packed)), timeout_s
-        limit_s = timeout_s * min(2, count)
         for _ in range(_ATTEMPTS):
             number, pool = next(self._numbers), self._live_pool()
             try:
-                future = _schedule(pool, worker.score, (number, *arguments), limit_s)
+                future = _schedule(pool, worker.score, (number, *arguments))
                 self._in_flight[number] = future
                 return await self._result(number, future, pool)
             except TimeoutError:
                 self.replaced += 1
-                return self._blame(number, count, "timeout", f"no reward after {limit_s:g} s")
+                return self._blame(number, count, "timeout", f"no reward after {timeout_s:g} s")
             except ProcessExpired as error:
                 self.replaced += 1
                 return self._blame(number, count, *self._cause_of_death(number, error.exitcode))
@@ -141,9 +144,9 @@ class Processes:
         return outcome
 
     async def _result(self, number: int, future: Future[Any], pool: ProcessPool) -> Any:
-        # pebble's deadline begins when a worker takes the job; this one is for a pool that lost the job.
         lost_s = self.spec.patience_s(self.in_flight)
         until = time.monotonic() + lost_s
+        deadline = _Deadline(self._state(number), number, self.spec.timeout_s)
         waiting = asyncio.wrap_future(future)
         try:
             while not future.done() and pool.active and time.monotonic() < until:
@@ -151,6 +154,13 @@ class Processes:
                 await asyncio.wait({waiting}, timeout=min(_POLL_S, self.spec.timeout_s / 4))
                 if dead and not future.done():  # pebble misses exit code 0, and a death too early
                     raise ProcessExpired("unnoticed", code=None)
+                is_over = deadline.is_over()
+                if is_over and not future.done() and not self._state(number).is_dead(number):
+                    future.cancel()  # pebble kills its worker
+                    raise TimeoutError
+                if any(self._state(other).job == other for other in self._in_flight):
+                    # While a worker scores any job, a job that waits for its turn is not lost.
+                    until = time.monotonic() + lost_s
             if not future.done():
                 raise BrokenProcessPool(f"no outcome from them in {lost_s:.0f} s" if pool.active else "they ended")
             return future.result()
@@ -206,12 +216,41 @@ class Processes:
         return ProcessPool(self.workers, initializer=worker.initialise, initargs=arguments, context=self._context)
 
 
-def _schedule(
-    pool: ProcessPool, job: Callable[..., Any], args: Sequence[Any] = (), limit_s: float | None = None
-) -> Future:
+class _Deadline:
+    """Watches whether a response of a job takes longer than it may.
+
+    Args:
+        state: Progress of the job.
+        number: The job's number.
+        timeout_s: Seconds for one response.
+    """
+
+    def __init__(self, state: JobState, number: int, timeout_s: float) -> None:
+        self.state = state
+        self.number = number
+        self.timeout_s = timeout_s
+        self._stretch = 0
+        self._clock: ResponseClock | None = None
+
+    def is_over(self) -> bool:
+        """Returns whether the response that is being scored is late.
+
+        The clock begins at the first call for a response: call it a few times within `timeout_s`.
+        """
+        if self.state.job != self.number:
+            return False
+        if self._clock is None or self._stretch != self.state.stretch:
+            self._stretch = self.state.stretch
+            self._clock = ResponseClock(self.state.worker)
+        # The worker itself ends what it awaits; it is late if it cannot.
+        limit_s = self.timeout_s if self.state.is_certain else 2 * self.timeout_s
+        return self._clock.seconds > limit_s
+
+
+def _schedule(pool: ProcessPool, job: Callable[..., Any], args: Sequence[Any] = ()) -> Future:
     # pebble refuses a job with a bare RuntimeError if its workers are dead, and loses a job that it takes while they
     # die. Therefore the waiting loops look at `pool.active`, too.
     try:
-        return pool.schedule(job, args, timeout=limit_s)
+        return pool.schedule(job, args)  # no deadline of pebble's: it is by the wall
     except RuntimeError as error:
         raise BrokenProcessPool("they had ended") from error

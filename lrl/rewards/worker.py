@@ -5,6 +5,7 @@ next responses. Neither this module nor its imports import torch, so a worker st
 """
 
 import asyncio
+import copy
 import inspect
 import math
 import os
@@ -12,16 +13,16 @@ import pickle
 import signal
 import sys
 import sysconfig
-import time
 import traceback
 from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
+from typing import Any, NamedTuple
 
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.job_state import JobState, Outcome, Scored
+from lrl.rewards.response_clock import ResponseClock
 from lrl.runtime.parent_death import die_with
 
 OUT_OF_MEMORY = 112
@@ -35,7 +36,9 @@ _NOT_THE_USERS = (
 
 _rewards: list[Reward] | str = "no rewards were loaded"
 _job_states: Sequence[JobState] = ()  # shared with the trainer; job n uses number n modulo their length
-_runner = asyncio.Runner()  # one event loop for the worker's life: a user's HTTP session belongs to its loop
+# One event loop for the worker's life: a user's HTTP session belongs to its loop. With a factory
+# it is not also the thread's current loop, which a plain reward may use as its own.
+_runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
 
 def initialise(rewards: bytes, trainer: int, memory_gib: float | None, job_states: Sequence[JobState]) -> None:
@@ -63,78 +66,146 @@ def ready() -> None:
 
 
 def score(number: int, job: bytes, budget_s: float) -> list[Outcome]:
-    """Returns the outcomes of responses to one prompt, scored one after another; `async` rewards overlap.
+    """Returns the outcomes of responses to one prompt, scored one after another.
 
-    After `budget_s` seconds only the first response is still begun, and none awaited. `number` is above 0.
+    After `budget_s` seconds no response is begun but the first. Then the `async` rewards of all
+    responses are awaited together, for as long. `number` is above 0.
     """
     count, packed = pickle.loads(job)  # packed: prompt, and text and columns of each response
     if isinstance(_rewards, str):
         return [f"exception: {_rewards}"] * count
+    state = _job_states[number % len(_job_states)]
+    state.begin(number)
     try:
         prompt, responses = pickle.loads(packed)
-        return _runner.run(_score_all(_rewards, number, prompt, responses, budget_s))
+        outcomes = _score_all(_rewards, state, prompt, responses, budget_s)
+        state.end()
+        return outcomes
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except Exception as error:
         return [f"exception: the row cannot be loaded in a reward worker: {_message(error)}"] * count
 
 
-async def _score_all(
-    rewards: list[Reward], number: int, prompt: str, responses: list[tuple[str, dict[str, Any]]], budget_s: float
-) -> Any:
-    until = time.monotonic() + budget_s
-    state = _job_states[number % len(_job_states)]
-    state.begin(number)
-    tasks = [
-        asyncio.create_task(_score_one(rewards, state, i, (prompt, text), columns, until))
-        for i, (text, columns) in enumerate(responses)
-    ]
-    done, late = await asyncio.wait(tasks, timeout=budget_s)
+def _score_all(
+    rewards: list[Reward], state: JobState, prompt: str, responses: list[tuple[str, dict[str, Any]]], budget_s: float
+) -> list[Outcome]:
+    # No event loop runs while a plain reward is called: it may run one of its own (`asyncio.run`).
+    clock = ResponseClock(os.getpid())
+    outcomes: list[Outcome] = [None] * len(responses)
+    awaited: dict[int, list[Any]] = {}
+    for index, (text, columns) in enumerate(responses):
+        if index > 0 and clock.seconds > budget_s:
+            break
+        state.begin_stretch()
+        values = _call(rewards, state, index, (prompt, text), columns)
+        if isinstance(values, list) and any(map(inspect.isawaitable, values)):
+            awaited[index] = values
+        else:
+            outcomes[index] = values if isinstance(values, str) else _weighted_sum(rewards, values)
+            state.judged(index, outcomes[index])
+    if awaited:
+        state.begin_stretch()
+        left_s = budget_s if len(responses) > 1 else max(0.0, budget_s - clock.seconds)
+        found = _runner.run(_await_all(rewards, state, awaited, left_s))
+        for index in awaited:
+            outcomes[index] = found.get(index, f"timeout: no reward after {budget_s:g} s")
+    return outcomes
+
+
+def _call(
+    rewards: list[Reward], state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any]
+) -> list[Any] | str:
+    """Returns what the rewards return for a response, awaitables included; or why one has failed."""
+    values: list[Any] = []
+    for number, reward in enumerate(rewards):
+        state.running(index, number)
+        try:
+            # Its own copy: a reward may change it, and the next one and the other responses must
+            # not see that.
+            value = reward(*texts, **copy.deepcopy(columns))
+            values.append(value if inspect.isawaitable(value) else _found(reward, value))
+        except BaseException as error:  # the trainer would raise CancelledError or KeyboardInterrupt again
+            for value in filter(inspect.iscoroutine, values):
+                value.close()
+            return _failure(state, reward, error)
+    state.uncertain()
+    return values
+
+
+async def _await_all(
+    rewards: list[Reward], state: JobState, awaited: dict[int, list[Any]], budget_s: float
+) -> dict[int, Outcome]:
+    """Returns the outcomes that were there after `budget_s`, by the index of the response."""
+    clock = ResponseClock(os.getpid())
+    tasks = {}
+    for index, values in awaited.items():
+        tasks[asyncio.create_task(_await_one(rewards, state, index, values))] = index
+    late = set(tasks)
+    while late and (left_s := budget_s - clock.seconds) > 0:
+        _, late = await asyncio.wait(late, timeout=left_s)
     for task in late:
         task.cancel()
-    state.end()
-    timed_out = f"timeout: no reward after {budget_s:g} s"
-    return [task.result() if task in done else timed_out for task in tasks]
+    return {index: task.result() for task, index in tasks.items() if task not in late}
 
 
-async def _score_one(
-    rewards: list[Reward], state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any], until: float
-) -> Outcome:
-    if index > 0 and time.monotonic() > until:
-        return None
-    outcome = await _weighted_sum(rewards, state, index, texts, columns)
+async def _await_one(rewards: list[Reward], state: JobState, index: int, values: list[Any]) -> Outcome:
+    found: list[_Found] = []
+    outcome: Outcome = None
+    for number, (reward, value) in enumerate(zip(rewards, values, strict=True)):
+        try:
+            found.append(_found(reward, await value) if inspect.isawaitable(value) else value)
+        except BaseException as error:
+            if isinstance(error, MemoryError):
+                state.running(index, number)
+            outcome = _failure(state, reward, error)
+            break
+    else:
+        outcome = _weighted_sum(rewards, found)
     state.judged(index, outcome)
     return outcome
 
 
-async def _weighted_sum(
-    rewards: list[Reward], state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any]
-) -> Outcome:
+class _Found(NamedTuple):
+    """What a reward found for a response."""
+
+    parts: dict[str, float]
+    gave_up: str
+
+
+def _found(reward: Reward, value: Any) -> _Found:
+    gave_up = f"{reward.name}: {value.reason}" if isinstance(value, GaveUp) else ""
+    return _Found(parts_of(reward.name, value), gave_up[:_LONGEST_MESSAGE])
+
+
+def _weighted_sum(rewards: list[Reward], found: list[_Found]) -> Outcome:
     total = 0.0
     parts: dict[str, float] = {}
-    gave_up = ""
-    for number, reward in enumerate(rewards):
-        try:
-            state.running(index, number)
-            value = reward(*texts, **columns)
-            state.uncertain()  # while it is awaited, others run
-            value = await value if inspect.isawaitable(value) else value
-            found = parts_of(reward.name, value)
-        except MemoryError:
-            state.running(index, number)
-            state.out_of_memory = 1
-            os._exit(OUT_OF_MEMORY)
-        except BadValueError as error:
-            return f"{error.kind}: {reward.name}: {error}"[:_LONGEST_MESSAGE]
-        except SystemExit as error:
-            return f"crash: {reward.name}: {_message(error)}"
-        except BaseException as error:  # the trainer would raise CancelledError or KeyboardInterrupt again
-            return f"exception: {reward.name}: {_message(error)}{_where_raised(error)}"
-        if isinstance(value, GaveUp):
-            gave_up = gave_up or f"{reward.name}: {value.reason}"[:_LONGEST_MESSAGE]
-        parts |= found
-        total += reward.weight * sum(found.values())
-    return Scored(total, parts, gave_up) if math.isfinite(total) else f"nan: the weighted sum of {parts} is {total}"
+    for reward, one in zip(rewards, found, strict=True):
+        total += reward.weight * sum(one.parts.values())
+        parts |= one.parts
+    if not math.isfinite(total):
+        return f"nan: the weighted sum of {parts} is {total}"
+    return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
+
+
+def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
+    """Returns why a reward gave no number; ends the worker if its memory is full."""
+    if isinstance(error, MemoryError):
+        state.out_of_memory = 1
+        os._exit(OUT_OF_MEMORY)
+    if isinstance(error, BadValueError):
+        return f"{error.kind}: {reward.name}: {error}"[:_LONGEST_MESSAGE]
+    kind = "crash" if isinstance(error, SystemExit) else "exception"
+    message = f"{kind}: {reward.name}: {_message(error)}"
+    if kind == "exception":
+        message += _where_raised(error)
+    if isinstance(error, RuntimeError) and "event loop" in message and "running" in message:
+        message += (
+            ". An event loop runs an `async def` reward: write `await f()` there for `asyncio.run(f())`, "
+            "or define the reward with `def`"
+        )
+    return message
 
 
 class BadValueError(Exception):

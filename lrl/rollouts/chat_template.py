@@ -1,14 +1,20 @@
-"""Prompt texts and tokens of a data set's rows: chat messages, `template`, chat template."""
+"""Tokens of a prompt: a chat through the tokenizer's chat template, or a plain text.
+
+A chat template is a program of the model's authors, and may leave out what it does not know: a system message, tools.
+Nothing of a prompt is lost silently, so a chat of which a part does not reach the text is refused.
+"""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import re
-import string
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from lrl.rollouts.sources import Row
 from lrl.runtime.config_errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,79 +22,148 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-
-def fill_template(template: str, row: Row, where: str) -> str:
-    """Fills `template` with a row's columns; raises a ConfigError that begins with `where`."""
-    try:
-        return template.format_map(row)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: `template={template!r}` cannot be filled: {error}. Mend template or row."
-        ) from error
+MARK = " (changed)"
+"""Added to a part of a chat, to see whether the text changes with it."""
 
 
-def template_fields(template: str) -> set[str]:
-    """Returns the columns that a template names."""
-    remedy = "Name a column in braces, and write a brace that is only text twice: \\boxed{{}}."
-    try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
-    except ValueError as error:
-        raise ConfigError(f"`template={template!r}`: {error}. {remedy}") from error
-    if not fields or any(not field or field.isdigit() for field in fields):
-        raise ConfigError(f"`template={template!r}`: there must be fields, each with a column's name. {remedy}")
-    return {re.split(r"[.\[]", field)[0] for field in fields}
+class Chat(NamedTuple):
+    """What a chat template renders."""
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]] = ()
+    """Tools as JSON schemas."""
+    variables: Mapping[str, Any] = {}
+    """Values for variables of the template, such as `enable_thinking`."""
 
 
-def messages_of(value: Any, where: str) -> list[Message]:
-    """Returns a column's value as chat messages; a string becomes one user message."""
-    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise ConfigError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
-    # Arrow gives every message of a file the same keys, with None where the row had none.
-    messages = [{key: part for key, part in message.items() if part is not None} for message in messages]
-    questions = [message.get("content") for message in messages if message["role"] == "user"]
-    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
-        raise ConfigError(f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row.")
-    if messages[-1]["role"] == "assistant":
-        raise ConfigError(f"{where}: the last message is the assistant's, which the policy is to write. Remove it.")
-    return messages
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, messages: list[Message], chat: bool, where: str) -> list[int]:
-    """Returns the token ids of a prompt, up to the beginning of the response.
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> list[int]:
+    """Returns the token ids of a prompt of plain text.
 
     Args:
         tokenizer: The policy's tokenizer.
-        messages: Chat messages; without `chat` only the text of the last one counts.
-        chat: Whether to use the tokenizer's chat template.
-        where: Row and column, for errors about the text.
+        text: The prompt.
+        where: Row and column, for errors.
 
     Raises:
-        ConfigError: The chat template refuses the messages, or the tokenizer their text.
+        ConfigError: The tokenizer refuses the text.
     """
+    with _named_errors(Chat([{"role": "user", "content": text}]), where):
+        return with_beginning(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False))
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> list[int]:
+    """Returns the token ids of a chat, up to the beginning of the response.
+
+    Args:
+        tokenizer: The policy's tokenizer; it has a chat template.
+        chat: The chat.
+        where: Row and column, for errors.
+
+    Raises:
+        ConfigError: The chat template refuses the chat, or the tokenizer its text.
+    """
+    with _named_errors(chat, where):
+        return list(_apply(tokenizer, chat, tokenize=True, return_dict=False))
+
+
+def with_beginning(added: list[int], alone: list[int]) -> list[int]:
+    """Returns the tokens of a plain prompt: the text's, behind what the tokenizer puts before every text (BOS).
+
+    A text that begins so already, such as a rendered chat, does not get it twice. What the tokenizer puts behind every
+    text (EOS) is left out: the response would be written behind its own end.
+
+    Args:
+        added: Tokens of the text with the tokenizer's special tokens.
+        alone: Tokens of the text without them.
+
+    Raises:
+        ValueError: The tokenizer puts special tokens into the text.
+    """
+    starts = (place for place in range(len(added)) if added[place : place + len(alone)] == alone)
+    if (start := next(starts, None)) is None:
+        raise ValueError(f"with special tokens it is {added}, which does not contain {alone}")
+    beginning = added[:start]
+    return alone if alone[:start] == beginning else beginning + alone
+
+
+def check_variables(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> None:
+    """Raises a ConfigError if the chat template does not know one of the chat's variables."""
+    if not chat.variables:
+        return
+    template = tokenizer.get_chat_template(tools=list(chat.tools) or None)
+    ours = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"documents"}
+    for name in chat.variables:
+        if name in ours:
+            raise ConfigError(f"{where}: lrl sets {name!r} of a chat template itself. Leave it out.")
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise ConfigError(f"{where}: the tokenizer's chat template has no variable {name!r}. Leave it out.")
+
+
+def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> None:
+    """Raises a ConfigError if a part of the chat does not reach the text."""
+    with _named_errors(chat, where):
+        text = _apply(tokenizer, chat, tokenize=False)
+        for part, remedy, changed in _with_one_change(chat):
+            if _apply(tokenizer, changed, tokenize=False) == text:
+                raise ConfigError(f"{where}: the tokenizer's chat template leaves out {part}. {remedy}")
+
+
+def _with_one_change(chat: Chat) -> Iterator[tuple[str, str, Chat]]:
+    """Yields a part of the chat, what helps if it is left out, and the chat with another such part, for each part."""
+    for place, message in enumerate(chat.messages):
+        remedy = "Change the message, or the chat template of the tokenizer."
+        if message["role"] == "system":
+            remedy = "Leave out `system_prompt` or the message, and put its words into `template`."
+        for key, changed in _with_one_part_changed(message):
+            messages = [*chat.messages[:place], changed, *chat.messages[place + 1 :]]
+            yield f"the {key} of the {message['role']} message", remedy, chat._replace(messages=messages)
+    if chat.tools:
+        remedy = "Name {tools} in `template`, set chat=false, or rename the column if only the rewards read it."
+        yield "the column 'tools'", remedy, chat._replace(tools=())
+
+
+def _with_one_part_changed(message: Message) -> Iterator[tuple[str, Message]]:
+    if content := message.get("content"):
+        yield "content", message | {"content": content + MARK}
+    for number, call in enumerate(message.get("tool_calls", ())):
+        if "name" in call.get("function", call):
+            calls = copy.deepcopy(message["tool_calls"])
+            calls[number].get("function", calls[number])["name"] += MARK
+            yield "tool_calls", message | {"tool_calls": calls}
+
+
+def _apply(tokenizer: PreTrainedTokenizerBase, chat: Chat, **form: Any) -> Any:
+    tools = list(chat.tools) or None
+    return tokenizer.apply_chat_template(
+        list(chat.messages), tools=tools, add_generation_prompt=True, **form, **chat.variables
+    )
+
+
+@contextmanager
+def _named_errors(chat: Chat, where: str) -> Iterator[None]:
+    """Turns exceptions of chat template and tokenizer into a ConfigError."""
     try:
-        if not chat:
-            return tokenizer.encode(messages[-1]["content"])
-        return list(
-            tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-        )
+        yield
+    except ConfigError:
+        raise
     except TemplateError as error:
-        roles = ", ".join(str(message["role"]) for message in messages)
+        roles = ", ".join(str(message["role"]) for message in chat.messages)
+        tools = " and the column 'tools'" if chat.tools else ""
         raise ConfigError(
-            f"The tokenizer's chat template refuses messages with the roles {roles}: {error}. Change the messages (or "
-            "leave out `system_prompt`), or set `chat=false`."
+            f"{where}: the tokenizer's chat template refuses messages with the roles {roles}{tools}: {error}. "
+            "Change them (or leave out `system_prompt`), or set `chat=false`."
         ) from error
     except Exception as error:  # the errors of `tokenizers` have no common class
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise ConfigError(
-            f"{where}: the tokenizer cannot encode it, {_unwritable(messages) or reason}. Mend it."
+            f"{where}: the tokenizer cannot encode it, {_unwritable(chat.messages) or reason}. Mend it."
         ) from error
 
 
-def _unwritable(messages: list[Message]) -> str:
+def _unwritable(messages: Sequence[Message]) -> str:
     """Describes the first character that is not Unicode text: no tokenizer accepts JSON's \\ud800."""
     for message in messages:
-        for place, letter in enumerate(message["content"] if isinstance(message["content"], str) else ""):
+        for place, letter in enumerate(message.get("content", "")):
             if "\ud800" <= letter <= "\udfff":
                 return f"character {place} of the {message['role']} message is {letter!a}, half of a surrogate pair"
     return ""

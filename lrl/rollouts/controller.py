@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.serialisation import Resumed
+from lrl.runtime.made_with import Settings, changes
 from lrl.types import Group, Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
@@ -189,27 +190,32 @@ class Controller:
         """
         return self.ledger.state_dict(steps_done) | {"sampling": self._settings()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], other_rewards: str = "") -> None:
         """Restores `state`; call it before the first version.
 
-        Groups of other settings are generated anew.
+        Groups of other settings are generated anew; of other rewards, or to changed rows, they are scored again.
+
+        Args:
+            state: The result of `state_dict`.
+            other_rewards: What has changed in the rewards since then, for the log; empty if nothing has.
 
         Raises:
             ValueError: `state` belongs to a run with other steps or other prompts.
         """
-        self.ledger.load_state_dict(state, self.prompts.__getitem__)
-        made_with, settings = state["sampling"], self._settings()
-        if changed := [name for name in settings if settings[name] != made_with[name]]:
+        unscored = self.ledger.load_state_dict(state, self.prompts.__getitem__, not other_rewards)
+        if why := changes(state["sampling"], self._settings()):
             groups = [*self.ledger.finished.values(), *self.ledger.running.values()]
             self.ledger.restart(groups)
             if groups:
-                why = ", ".join(f"{name} was {made_with[name]:g} and is {settings[name]:g}" for name in changed)
                 log.warning("%d open groups of the checkpoint are generated anew: %s.", len(groups), why)
+        elif unscored:
+            why = other_rewards or "the columns of their rows have changed"
+            log.warning("%d finished groups of the checkpoint are scored again: %s.", unscored, why)
         self._resuming = sorted(self.ledger.running.values(), key=lambda group: (group.admitted_by, group.index))
         self.resumed = Resumed.of(state["steps_done"], self._resuming, finished_groups=len(self.ledger.finished))
 
-    def _settings(self) -> dict[str, float]:
-        """Returns the settings that all responses of one run must share, by their public names."""
+    def _settings(self) -> Settings:
+        """Returns the settings that all responses of one run must share."""
         return {
             "data.rollouts_per_group": self.sampling.n,
             "data.max_response_tokens": self.sampling.max_tokens,

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lrl.rollouts.pacing import Pacing
-from lrl.rollouts.serialisation import load_group, save_group
+from lrl.rollouts.serialisation import has_same_columns, load_group, save_group
 from lrl.types import Group, Prompt
 
 log = logging.getLogger(__name__)
@@ -165,12 +165,19 @@ class Ledger:
             "running": [save_group(group, judged=False) for group in self.running.values()],
         }
 
-    def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], prompt_at: Callable[[int], Prompt], same_rewards: bool = True
+    ) -> int:
         """Restores the state: done groups are never admitted again, and open groups are open again.
 
         Args:
             state: The result of `state_dict`.
             prompt_at: Returns the run's prompt at an index.
+            same_rewards: Whether the rewards in it are those of this run.
+
+        Returns:
+            Finished groups that are running again, whole, because they have to be scored again: `same_rewards` is
+            false, or the row has other columns.
 
         Raises:
             ValueError: `state` belongs to a run with other steps, whose groups would be trained too late, twice or
@@ -187,9 +194,13 @@ class Ledger:
         self._done_through = self.next_index = state["done_through"]
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
         self.given_up, self.skipped = dict(state["given_up"]), dict(state["skipped"])
-        finished, running = (
-            [load_group(saved, prompt_at(saved["index"])) for saved in state[name]] for name in ("finished", "running")
-        )
+        finished, running, unscored = list[Group](), list[Group](), 0
+        for saved in state["finished"]:
+            prompt = prompt_at(saved["index"])
+            judged = same_rewards and has_same_columns(saved, prompt)
+            (finished if judged else running).append(load_group(saved, prompt, judged=judged))
+            unscored += not judged
+        running += [load_group(saved, prompt_at(saved["index"])) for saved in state["running"]]
         for group in finished:
             self._put(group)
         self.running |= {group.index: group for group in running}
@@ -198,6 +209,7 @@ class Ledger:
         self._restart_late_groups(trained)
         for place, group in enumerate(self._in_order(), start=trained):
             group.due = self.pacing.step_of(place)
+        return unscored
 
     def _in_order(self) -> list[Group]:
         """Returns the open groups in the order of their admission."""

@@ -8,6 +8,8 @@ saved. Text is never cut: half a question has no right answer.
 from __future__ import annotations
 
 import logging
+import zlib
+from array import array
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from lrl.rollouts.chat_template import encode, fill_template, messages_of, template_fields
+from lrl.rollouts.chat_template import Chat, Message, check_variables, check_whole, encode_chat, encode_text
+from lrl.rollouts.prompt_columns import (
+    TOOLS,
+    VARIABLES,
+    fill_template,
+    messages_of,
+    refuse_images,
+    template_fields,
+    tools_of,
+    variables_of,
+)
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 from lrl.runtime.config_errors import ConfigError, fault
 from lrl.types import Prompt
@@ -34,8 +46,9 @@ class Prompts:
     Iteration gives every prompt once, in file order.
 
     Args:
-        source: Short name (gsm8k, math, math500), hub name, .jsonl/.json/.parquet file, folder saved by datasets,
-            `module:function` (called without arguments, returns rows), or a Python list of rows.
+        source: Short name (gsm8k, math, math500), hub name, file (.jsonl, .json, .csv, .tsv, .parquet or .txt, text
+            also compressed as .gz, .zst or .bz2), folder saved by datasets, `module:function` (called without
+            arguments, returns rows), or a Python list of rows.
         subset: The hub data set's configuration.
         split: Split of a hub data set or folder; by default the short name's, else "train". A file has only one.
         prompt_column: Column with a string or a list of chat messages; by default the short name's, else "prompt".
@@ -90,6 +103,9 @@ class Prompts:
         self._prompts: list[Prompt] = []
         self._loaded_with: tuple[PreTrainedTokenizerBase | None, int] = (None, 0)
         self._order: tuple[int, list[int]] = (-1, [])
+        self._whole_forms: set[tuple[Any, ...]] = set()
+        """Forms of chats that the chat template renders whole."""
+        self._fingerprint = ""
 
     @classmethod
     def coerce(cls, value: Prompts | str | list[dict[str, Any]], *, split: str | None = None) -> Prompts:
@@ -146,6 +162,17 @@ class Prompts:
         if twins := len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts}):
             log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
         self._loaded_with = (tokenizer, max_prompt_tokens)
+        self._fingerprint = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that changes with the row of prompts: with ids, tokens, their order, `shuffle` and `seed`."""
+        if not self._fingerprint:
+            code = zlib.crc32(f"{self.shuffle} {self.seed}".encode())
+            for prompt in self:
+                code = zlib.crc32(array("q", [prompt.id, *prompt.token_ids]).tobytes(), code)
+            self._fingerprint = f"{code:08x}"
+        return self._fingerprint
 
     def __len__(self) -> int:
         """Returns the number of prompts in one epoch."""
@@ -192,6 +219,7 @@ class Prompts:
     def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         """Returns all rows as prompts; the error names the first wrong row and counts the others."""
         chat = self._uses_chat_template(tokenizer)
+        self._whole_forms.clear()
         prompts, wrong = [], []
         few = len(self.rows) <= LONG
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)  # None: no terminal
@@ -219,6 +247,7 @@ class Prompts:
 
     def _prompt(self, row_id: int, row: Row, tokenizer: PreTrainedTokenizerBase, chat: bool) -> Prompt:
         where = f"Row {row_id} of {self.name}, column {self.prompt_column!r}"
+        refuse_images(row, f"Row {row_id} of {self.name}")
         messages = messages_of(row.get(self.prompt_column), where)
         if not chat and not isinstance(row[self.prompt_column], str):
             raise ConfigError(f"{where}: chat messages need a tokenizer with a chat template (`chat={self.chat}`).")
@@ -227,12 +256,41 @@ class Prompts:
             if lacking := self._fields - row.keys():
                 raise ConfigError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
             asked["content"] = fill_template(self.template, row | {self.prompt_column: asked["content"]}, where)
-        if self.system_prompt and messages[0]["role"] == "system":
-            raise ConfigError(f"{where}: the row has a system message of its own. Leave `system_prompt` out.")
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        token_ids = encode(tokenizer, system + messages, chat, where)
+        if chat:
+            token_ids = self._encode_chat(row, messages, tokenizer, f"Row {row_id} of {self.name}")
+        else:
+            self._refuse_lost_columns(row, f"Row {row_id} of {self.name}")
+            token_ids = encode_text(tokenizer, asked["content"], where)
         columns = {column: content for column, content in row.items() if column != self.prompt_column}
         return Prompt(id=row_id, token_ids=token_ids, text=asked["content"], columns=columns)
+
+    def _encode_chat(
+        self, row: Row, messages: list[Message], tokenizer: PreTrainedTokenizerBase, where: str
+    ) -> list[int]:
+        where_text = f"{where}, column {self.prompt_column!r}"
+        if self.system_prompt:
+            if messages[0]["role"] == "system":
+                raise ConfigError(f"{where_text}: the row has a system message of its own. Leave `system_prompt` out.")
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        tools = [] if TOOLS in self._fields else tools_of(row, where)  # `template` has rendered them
+        chat = Chat(messages, tools, variables_of(row, where))
+        form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
+        if form not in self._whole_forms:
+            check_variables(tokenizer, chat, f"{where}, column {VARIABLES!r}")
+            check_whole(tokenizer, chat, where)
+            self._whole_forms.add(form)
+        return encode_chat(tokenizer, chat, where_text)
+
+    def _refuse_lost_columns(self, row: Row, where: str) -> None:
+        """Raises a ConfigError if a plain prompt lacks what only a chat template renders, and nobody asked for that."""
+        if self.chat is False:
+            return
+        for column in (TOOLS, VARIABLES):
+            if row.get(column) and column not in self._fields:
+                raise ConfigError(
+                    f"{where}, column {column!r}: the tokenizer has no chat template, which would render it. Take an "
+                    "instruction-tuned model, or set chat=false for prompts without it."
+                )
 
     def _report_too_long(self, long: list[Prompt], limit: int) -> None:
         self.skipped = [prompt.id for prompt in long]

@@ -4,14 +4,18 @@ Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups ar
 neither pacing nor the rule that every prompt is trained once an epoch, and have a separate bound on their lag.
 """
 
+import logging
 import math
 import random
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from lrl.rollouts.serialisation import has_same_columns, load_group, save_group
 from lrl.runtime.config_errors import fault
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import Group, Prompt
+
+log = logging.getLogger(__name__)
 
 
 class Replay:
@@ -49,7 +53,7 @@ class Replay:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def add(self, step: int, groups: list[Group]) -> None:
+    def add(self, step: int, groups: Sequence[Group]) -> None:
         """Adds the fresh groups that `step` has trained, except those without a trained response."""
         self._groups += [(step, group) for group in groups if len(group.scored) > 1 and group.has_tokens]
 
@@ -71,14 +75,22 @@ class Replay:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the buffer in primitives."""
-        return {"groups": [(at, asdict(group)) for at, group in self._groups]}
+        """Returns the buffer in primitives and tensors; without the prompts, and what `PolicyModule.prepare` adds."""
+        return {"groups": [(at, save_group(group, judged=True)) for at, group in self._groups]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the buffer."""
-        self._groups = [(at, _group(fields)) for at, fields in state["groups"]]
+    def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
+        """Restores the buffer, without the groups whose rows have other columns than when they were scored.
 
+        Args:
+            state: The result of `state_dict`.
+            prompt_at: Returns the run's prompt at an index.
 
-def _group(fields: dict[str, Any]) -> Group:
-    prompt, rollouts = Prompt(**fields["prompt"]), [Rollout(**rollout) for rollout in fields["rollouts"]]
-    return Group(index=fields["index"], prompt=prompt, rollouts=rollouts, reference_version=fields["reference_version"])
+        Raises:
+            ValueError: A group had another prompt.
+        """
+        found = [(at, saved, prompt_at(saved["index"])) for at, saved in state["groups"]]
+        self._groups = [
+            (at, load_group(saved, prompt)) for at, saved, prompt in found if has_same_columns(saved, prompt)
+        ]
+        if dropped := len(found) - len(self._groups):
+            log.warning("%d groups are not replayed any longer: the columns of their rows have changed.", dropped)

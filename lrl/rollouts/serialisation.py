@@ -1,7 +1,8 @@
 """Serialisation of open groups in a checkpoint: responses as flat tensors, with their rewards.
 
 The prompt is not saved, because its index finds it again; its id and a digest of its tokens show whether it is still
-the same. `PolicyModule.prepare` computes its additions again.
+the same, and a fingerprint whether its other columns are, which rewards read. (A column may hold any Python object, and
+a checkpoint may not.) `PolicyModule.prepare` computes its additions again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lrl.runtime.made_with import fingerprint
 from lrl.types import Group, Prompt, Rollout
 
 
@@ -65,6 +67,7 @@ def save_group(group: Group, *, judged: bool) -> dict[str, Any]:
         "admitted_by": group.admitted_by,
         "prompt_id": group.prompt.id,
         "prompt_digest": _digest(group.prompt),
+        "columns": fingerprint(group.prompt.columns),
         "token_ids": torch.tensor([token for rollout in rollouts for token in rollout.token_ids], dtype=torch.int32),
         "logprobs": torch.tensor([logp for rollout in rollouts for logp in rollout.logprobs], dtype=torch.float32),
         "versions": versions,
@@ -75,12 +78,18 @@ def save_group(group: Group, *, judged: bool) -> dict[str, Any]:
     }
 
 
-def load_group(saved: dict[str, Any], prompt: Prompt) -> Group:
+def has_same_columns(saved: dict[str, Any], prompt: Prompt) -> bool:
+    """Whether the prompt of a saved group has the columns that it had when the group was scored."""
+    return bool(saved.get("columns") == fingerprint(prompt.columns))
+
+
+def load_group(saved: dict[str, Any], prompt: Prompt, *, judged: bool = True) -> Group:
     """Returns the group of `save_group`.
 
     Args:
         saved: The saved group.
         prompt: The run's prompt at the group's index.
+        judged: Whether its rewards are restored, if it has any.
 
     Raises:
         ValueError: The group had another prompt.
@@ -95,10 +104,11 @@ def load_group(saved: dict[str, Any], prompt: Prompt) -> Group:
     lengths = saved["lengths"]
     token_ids, logprobs = saved["token_ids"].split(lengths), saved["logprobs"].split(lengths)
     versions = saved["versions"].repeat_interleave(saved["spans"]).split(lengths)
+    judgements = saved["judgements"] if judged else [{} for _ in lengths]
     rollouts = [
-        Rollout(token_ids=ids.tolist(), logprobs=logps.tolist(), versions=by.tolist(), finish_reason=reason, **judged)
-        for ids, logps, by, reason, judged in zip(
-            token_ids, logprobs, versions, saved["finish_reasons"], saved["judgements"], strict=True
+        Rollout(token_ids=ids.tolist(), logprobs=logps.tolist(), versions=by.tolist(), finish_reason=reason, **given)
+        for ids, logps, by, reason, given in zip(
+            token_ids, logprobs, versions, saved["finish_reasons"], judgements, strict=True
         )
     ]
     return Group(index=saved["index"], prompt=prompt, rollouts=rollouts, admitted_by=saved["admitted_by"])

@@ -1,27 +1,28 @@
 """Sources of a data set's rows: the hub, a file, a folder, a Python function or a Python list.
 
-Rows from Python and from JSON keep their values. `datasets` would turn a column of ISO dates into datetimes, make 1
-into 1.0 where another row has 2.5, and drop a column that the first row lacks; rewards compare with such values. The
+Rows from Python and from text files keep their values. `datasets` would turn a column of ISO dates into datetimes, make
+1 into 1.0 where another row has 2.5, and drop a column that the first row lacks; rewards compare with such values. The
 hub, Parquet and saved folders have a schema, and `datasets` reads them.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
+from lrl.rollouts.source_files import COMPRESSIONS, READERS, Row, read_text_file, stem, text_format
 from lrl.runtime import hub
 from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.import_by_name import function, is_name
 
-Row = dict[str, Any]
-
-FILES = (".jsonl", ".json", ".parquet")
-FORMS = "Give a hub name (owner/name), a .jsonl, .json or .parquet file, a folder from datasets, or module:function."
+FILES = (*READERS, ".parquet")
+FORMS = (
+    f"Give a hub name (owner/name), a file ({', '.join(FILES)}; text also as {', '.join(COMPRESSIONS)}), a folder from "
+    "datasets, or module:function."
+)
 
 
 class Known(NamedTuple):
@@ -51,7 +52,7 @@ def short_name(source: str | list[Row]) -> str:
         return "prompts"
     short = next((short for short, known in KNOWN.items() if source == known.source), source)
     name = re.split(r"[/\\:]", short.rstrip("/"))[-1]
-    return Path(name).stem if name.endswith(FILES) else name
+    return stem(name) if _is_file_name(name) else name
 
 
 def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterable[Row]:
@@ -64,10 +65,12 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
     if not isinstance(source, str):
         return source
     path = Path(source).expanduser()
-    if (path.suffix in FILES or source.startswith((".", "/", "~"))) and not path.exists():
+    if (_is_file_name(source) or source.startswith((".", "/", "~"))) and not path.exists():
         raise FileNotFoundError(f"There is no file or folder {source!r} (looked for {path.resolve()}).\n{FORMS}")
-    if path.suffix in (".jsonl", ".json"):
-        return _json_rows(path)
+    if text_format(path.name):
+        return read_text_file(path)
+    if path.is_file() and path.suffix.lower() != ".parquet":
+        raise ConfigError(f"The file {source!r} has none of the endings that lrl reads.\n{FORMS}")
     if is_name(source) and not path.exists():
         return _function_rows(source)
     try:
@@ -83,21 +86,8 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
         raise ConfigError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
 
 
-def _json_rows(path: Path) -> list[Row]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}. Give a readable file of UTF-8 text.") from error
-    whole = path.suffix == ".json" and text.lstrip().startswith("[")
-    rows: list[Any] = []
-    # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
-    for number, line in enumerate([text] if whole else text.split("\n"), start=1):
-        try:
-            rows += [json.loads(line)] if line.strip() else []
-        except json.JSONDecodeError as error:
-            where = f"{path}, line {error.lineno if whole else number}, column {error.colno}"
-            raise ConfigError(f"{where}: {error.msg}. Give a list of objects, or one object in every line.") from error
-    return rows[0] if whole else rows
+def _is_file_name(name: str) -> bool:
+    return bool(text_format(name)) or name.lower().endswith(".parquet")
 
 
 def _function_rows(source: str) -> Iterator[Row]:
@@ -117,7 +107,7 @@ def _function_rows(source: str) -> Iterator[Row]:
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return Dataset.from_parquet(str(path))
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         saved = load_from_disk(str(path))

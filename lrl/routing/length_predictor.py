@@ -140,7 +140,8 @@ class LengthPredictor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned."""
         self._level = state["level"]
-        self._seen = dict(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
+        seen = list(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
+        self._seen = dict(seen[-self.seen_prompts :])  # the run that saved them may have remembered more
         if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:  # else it begins anew
             self.ranker.load_state_dict(learnt)
         self._responses = deque(state["responses"].tolist(), maxlen=RECENT_RESPONSES)

@@ -4,6 +4,8 @@ Lightning writes into the system's temporary folder and moves the file from ther
 copy: a run killed within it leaves half a checkpoint in the place of the last good one. Here the bytes go into a file
 beside the checkpoint, which is then renamed. They are not gathered in memory first.
 
+What `torch.load(weights_only=True)` could not read again is left out, and the log names it.
+
 A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint that the new one was
 to replace; that one is kept until a newer one is written.
 """
@@ -21,9 +23,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lrl.runtime.best_effort import os_error
 from lrl.runtime.malloc_trim import trim_heap
+from lrl.runtime.readable_state import readable
 
 log = logging.getLogger(__name__)
 
+ADVICE = "Only numbers, texts, tensors, and lists and dicts of them can be read from a checkpoint"
 UNFINISHED = ".unfinished"
 """Suffix of a file that is being written; after a crash it may be deleted."""
 
@@ -66,6 +70,7 @@ class CheckpointFile(TorchCheckpointIO):
             self._outdated.append(path)
 
     def _write(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:
+        checkpoint = readable_part(checkpoint)
         if not isinstance(url_to_fs(str(path))[0], LocalFileSystem):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -80,3 +85,14 @@ class CheckpointFile(TorchCheckpointIO):
             unfinished.replace(place)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def readable_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Returns a checkpoint without what could not be read again, which the log names."""
+    whole, faults = readable(checkpoint)
+    if faults:
+        log.error(
+            "The checkpoint of step %d is saved without %s. %s: return those from state_dict and on_save_checkpoint.",
+            *(checkpoint["global_step"], ", ".join(map(str, faults)), ADVICE),
+        )
+    return whole

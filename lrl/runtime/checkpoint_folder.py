@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lrl.runtime.best_effort import os_error
-from lrl.runtime.checkpoint_file import UNFINISHED, CheckpointFile
+from lrl.runtime.checkpoint_file import UNFINISHED, CheckpointFile, readable_part
 from lrl.runtime.ranks import explain_broken_collective
 
 META = "meta.pt"
@@ -40,7 +40,7 @@ class CheckpointFolder(CheckpointFile):
         try:
             save_parts(parts, unfinished)
             if leads:
-                torch.save(whole, unfinished / META)
+                torch.save(readable_part(whole), unfinished / META)
                 if place.exists():
                     place.replace(older)
                 unfinished.replace(place)

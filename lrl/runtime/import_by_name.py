@@ -1,8 +1,9 @@
 """Imports of a user's functions by name: `module:function`, `module.function`, or `file.py:function`.
 
-Rewards, prompt sources and model functions are all found here. The current folder is on the path, as for `python -m`. A
-file is imported under its own name with its folder on `sys.path`, not as an anonymous module: a reward is pickled by
-the name of its module, and a spawned process gets `sys.path` from this one.
+Rewards, prompt sources and model functions are all found here. The current folder is at the end of `sys.path`, and not
+in front as for `python -m`: a reward worker gets this path before it has imported anything, and a user's `lrl` or
+`datasets.py` must not take the place of what this process has imported. A file is imported under its own name with its
+folder on the path, not as an anonymous module: a reward is pickled by the name of its module.
 """
 
 import importlib
@@ -39,6 +40,8 @@ def function(name: str) -> Callable[..., Any]:
             name of the setting.
     """
     with_current_folder()
+    if name.endswith(".py"):
+        raise ValueError(f"it names a file and no function in it. Write {name}:function.")
     match = _NAME.fullmatch(name)
     module, attribute = (match["module"], match["attribute"]) if match else name.rpartition(".")[::2]
     if not module:
@@ -47,7 +50,7 @@ def function(name: str) -> Callable[..., Any]:
     for part in attribute.split("."):
         if not hasattr(found, part):
             known = [name for name in public_names(found) if name[0].isupper() or not part[0].isupper()]
-            raise ValueError(f"{module} has no {part!r}.{did_you_mean(part, known)}")
+            raise ValueError(f"{_named(found, module)} has no {part!r}.{did_you_mean(part, known)}")
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"{name} is a {type(found).__name__}, not a function. {FORMS}")
@@ -55,9 +58,9 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def with_current_folder() -> None:
-    """Adds the current folder to `sys.path`."""
+    """Adds the current folder to the end of `sys.path`."""
     if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -91,12 +94,18 @@ def _module_of_file(file: Path) -> ModuleType:
     if not file.stem.isidentifier():
         raise ValueError(f"Python cannot import a file with the name {file.name!r}: use only letters, digits and _.")
     if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
+        sys.path.append(str(file.parent))
     module = _module(file.stem)
     if module.__file__ is None or not file.samefile(module.__file__):
         other = module.__file__ or "a part of Python"
         raise ValueError(f"{file} cannot be imported, another module has its name ({other}): rename the file.")
     return module
+
+
+def _named(found: Any, name: str) -> str:
+    """Returns a name, for a module with its file, which may not be the one that was meant."""
+    file = getattr(found, "__file__", None)
+    return name if file is None or name.endswith(".py") else f"{name} ({file})"
 
 
 def _module(name: str) -> ModuleType:

@@ -38,7 +38,7 @@ def newest_checkpoint(trainer: L.Trainer) -> str | None:
         return None
     latest = max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths))
     candidates = [path for paths in runs for path in paths] if named else latest
-    return str(max(candidates, key=lambda path: (_steps(path), path.stat().st_mtime)))
+    return str(max(candidates, key=lambda path: (steps_done(path), path.stat().st_mtime)))
 
 
 def check_best(trainer: L.Trainer, ckpt_path: object) -> None:
@@ -69,7 +69,7 @@ def _runs(trainer: L.Trainer) -> Path:
     return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
 
 
-def _steps(path: Path) -> int:
+def steps_done(path: Path) -> int:
     """Returns the steps done in a checkpoint, from its name or else its content; -1 if it cannot be read."""
     if in_name := re.search(r"step=(\d+)", path.name):
         return int(in_name[1])

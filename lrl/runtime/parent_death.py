@@ -46,7 +46,7 @@ def dying_with_this(words: Sequence[str]) -> list[str]:
     """Returns a command whose process ends with this one; see `die_with`."""
     begin = "import os, sys; from lrl.runtime.parent_death import die_with; die_with(int(sys.argv[1]))"
     begin += "; os.execv(sys.argv[2], sys.argv[2:])"
-    return [sys.executable, "-c", begin, str(os.getpid()), *words]
+    return [sys.executable, "-P", "-c", begin, str(os.getpid()), *words]
 
 
 def _watch(owner: int) -> None:

@@ -18,6 +18,7 @@ import gc
 import os
 import secrets
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from lrl.generators.endpoint import is_loopback
 from lrl.generators.fleet import Fleet
 from lrl.generators.launchers import Launcher
 from lrl.generators.pool import SPARE_SLOTS
+from lrl.generators.seeds import run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.membership.members import Members
@@ -35,6 +37,7 @@ from lrl.membership.reward_hosts import RewardHosts
 from lrl.membership.run_file import TOKEN_VARIABLE, token_of_run
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
+from lrl.runtime.newest_checkpoint import steps_done
 from lrl.runtime.ranks import Ranks
 from lrl.runtime.run_folder import RunFolderLock, run_folder
 from lrl.strategies.graceful_shutdown import GracefulShutdown
@@ -211,7 +214,8 @@ class GeneratorDevices(GracefulShutdown):
         server = members.open(self._terms(trainer, settings, len(servers)), self.token, self.join_port)
         self.start_on_other_nodes(server)
         if self.generator_launcher is None:
-            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): 10 to 30 seconds for a small model.")
+            usual = "one to two minutes on a GPU" if on_cuda else "10 to 30 seconds for a small model"
+            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
         fleet.start(stopped)
         members.admit(range(self.gpus_of_each), self.generators_of_other_nodes, stopped)
 
@@ -256,6 +260,7 @@ class GeneratorDevices(GracefulShutdown):
             Server(
                 *(policy.policy_folder, settings, transport.backend, devices, folder, number, self.run_id, self.token),
                 *(transport.server_environment(number, os.environ), transport.middleware),
+                seed=_seed(trainer),
             )
             for number, devices in enumerate(placements)
         ]
@@ -285,6 +290,7 @@ class GeneratorDevices(GracefulShutdown):
             run_id=self.run_id,
             on_cpu=self.root_device.type != "cuda",
             generators=generators,
+            seed=_seed(trainer),
             environment=transport.common_environment(os.environ),
             serves_model=os.path.isdir(model),
         )
@@ -329,6 +335,13 @@ class GeneratorDevices(GracefulShutdown):
         self.stop_generators()
         super().teardown()
         self.claim.release()
+
+
+def _seed(trainer: L.Trainer) -> int:
+    """Returns the seed of the generators (`lrl.generators.seeds.run_seed`)."""
+    checkpoint = trainer.datamodule.resumes_from  # type: ignore[attr-defined]
+    saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))
+    return run_seed(max(trainer.global_step, saved_steps))
 
 
 def raise_if_stopped(trainer: L.Trainer) -> None:

@@ -20,6 +20,11 @@ class Sequence:
     """float32 [response tokens], or [] for all of them."""
     trained: list[bool]
 
+    @property
+    def partial(self) -> bool:
+        """Whether only some of the policy's own tokens are trained."""
+        return any(self.trained) and sum(self.trained) < sum(self.rollout.mask)
+
     def __len__(self) -> int:
         return len(self.prompt) + len(self.rollout.token_ids)
 
@@ -61,6 +66,7 @@ def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
         group_ids=torch.full(shape, -1, dtype=torch.int64),
         temperature=temperature,
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
+        partial=any(sequence.partial for sequence in sequences),
     )
     groups = {group: number for number, group in enumerate(dict.fromkeys(sequence.group for sequence in sequences))}
     number = 0

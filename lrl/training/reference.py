@@ -3,10 +3,12 @@
 Its log-probs are computed once per rollout, when the rollout's group reaches its step, and stay with the rollout.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -26,6 +28,8 @@ from lrl.training.model import (
 from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch, Rollout
+
+log = logging.getLogger(__name__)
 
 WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 """Each rank takes its part of whole weights; a tied head is there once."""
@@ -76,6 +80,11 @@ class Reference:
         self.model, self.refresh_every_n_steps = model, refresh_every_n_steps
         self.version = 0
         """Optimizer step whose weights were last copied in; 0 for those that it was opened with."""
+
+    @property
+    def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
+        """What the KL penalty in the rewards depends on; empty if there is none in them."""
+        return () if self.place != "reward" else (self.coefficient, self.estimator, self.model)
 
     def check_beside_adapters(self) -> None:
         """Checks the settings of a run that trains adapters (`model.lora`), which a reference has not."""
@@ -153,16 +162,27 @@ class Reference:
             self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns weights and version; empty if the weights never change. A collective of all ranks if sharded."""
-        if not self.refresh_every_n_steps:
+        """Returns weights and version; empty if the weights are those of `model`. A collective of all ranks if sharded.
+
+        Not only with `refresh_every_n_steps`: this run may have restored weights that an earlier one has copied in.
+        """
+        if not self.version:
             return {}
-        return {"weights": on_cpu(whole_tensors(self.network)), "version": self.version}
+        return {"weights": on_cpu(whole_tensors(self.network)), "version": self.version, "model": self.model}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores weights and version of a checkpoint."""
-        if state:
-            set_model_state_dict(self.network, state["weights"], options=WHOLE)
-            self.version = state["version"]
+        """Restores weights and version of a checkpoint, unless `model` now names another reference."""
+        if not state:
+            return
+        if (before := state.get("model")) != self.model:
+            rank_zero_only(log.warning)(
+                "The reference in the checkpoint, copied from the policy at step %d, is not restored: "
+                "model.reference.model was %s and is %s.",
+                *(state["version"], before, self.model),
+            )
+            return
+        set_model_state_dict(self.network, state["weights"], options=WHOLE)
+        self.version = state["version"]
 
     def _kl(self, logprobs: Tensor, reference: Tensor) -> Tensor:
         difference = clamp_log_ratio(reference - logprobs)

@@ -1,10 +1,10 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
 
-It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together. On a
-CPU it lets the engine be a fork. Process groups of one rank share a thread.
+It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together and
+tell their versions. On a CPU it lets the engine be a fork. Process groups of one rank share a thread.
 """
 
-from lrl.generators import flat_logprobs, forked_engine, gloo_thread, held_tokens
+from lrl.generators import flat_logprobs, forked_engine, gloo_thread, held_tokens, token_versions
 
 ENGINES = {
     **dict.fromkeys(("shared_memory", "pull"), ("lrl.weights.shared_memory_engine", "SharedMemoryEngine")),
@@ -22,5 +22,6 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(name, *place)
     held_tokens.install()
     flat_logprobs.install()
+    token_versions.install()
     forked_engine.install()
     gloo_thread.install()

@@ -8,6 +8,7 @@ a sharded policy gathers each of them once.
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -80,16 +81,22 @@ class Wire:
             yield name, last
 
     def source(self) -> Any:
-        """Returns it as vLLM's `WeightSource`."""
+        """Returns it as vLLM's `WeightSource`, of vLLM 0.32 and of 0.33."""
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
         wire = self
+        parameters = [ParamMeta(*spec) for spec in wire.tensors]
+
+        def declare(source: WeightSource) -> list[ParamMeta]:
+            return parameters
 
         class WireSource(WeightSource):
-            def metadata(self) -> list[ParamMeta]:
-                return [ParamMeta(*one) for one in wire.tensors]
+            # 0.33 raises a TypeError at the class statement for a method, 0.32 calls one.
+            metadata: Any = cached_property(declare) if hasattr(WeightSource, "iter_full") else declare
 
-            def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            def iter_full(self) -> Iterator[tuple[str, Tensor]]:
                 return iter(wire)
+
+            __iter__ = iter_full  # the name in 0.32
 
         return WireSource()

@@ -9,7 +9,7 @@ import yaml
 from transformers import LlamaConfig
 
 from benchmarks import random_policy
-from benchmarks.gpu import gsm8k_recipe, one_gpu
+from benchmarks.gpu import gsm8k_recipe, one_gpu, trainer
 from benchmarks.gpu.machine import Cpu
 from benchmarks.gpu.memory_plan import GIB, plan_memory
 from lrl.cli.recipes import recipes
@@ -65,6 +65,17 @@ def test_both_policies_fit_beside_vllm_on_an_h200(size: str) -> None:
     plan = plan_memory(random_policy.llama(size))
     assert plan.utilization(H200) * H200 >= plan.weights + plan.kv_cache
     assert plan.utilization(H200) * H200 + plan.trainer < H200
+
+
+def test_the_operations_of_a_step_are_six_a_token_and_parameter_and_a_tied_embedding_counts_as_the_head() -> None:
+    config = random_policy.llama("0.5b")
+    everything = 6.0 * random_policy.num_parameters(config)
+    assert trainer.flops(config, tokens=10, response_tokens=10) == 10 * everything
+    head = 6.0 * config.vocab_size * config.hidden_size
+    assert trainer.flops(config, tokens=10, response_tokens=0) == 10 * (everything - head)
+    untied = random_policy.llama("8b")
+    both = 2 * 6.0 * untied.vocab_size * untied.hidden_size
+    assert trainer.flops(untied, 10, 0) == 10 * (6.0 * random_policy.num_parameters(untied) - both)
 
 
 def test_a_policy_that_does_not_fit_is_refused_with_both_sides_sizes() -> None:

@@ -39,7 +39,7 @@ def took(seconds: float) -> dict[str, list[float]]:
 
 def test_training_alone_has_the_same_responses_in_every_step_as_a_run(policy: Path, tmp_path: Path) -> None:
     lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
-    data = ready_responses.ReadyResponses(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
+    data = ready_responses.timed_steps(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
 
     class Counts(lrl.PolicyModule):
         def training_step(self, step: Any, batch_idx: int) -> None:

@@ -17,6 +17,7 @@ from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
 from lrl.rollouts import prompt_form
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
+from tests.tiny_policies import with_special_tokens
 
 EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
 
@@ -131,6 +132,12 @@ def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Pa
     assert not greedy.do_sample and not greedy.repetition_penalty and greedy.max_new_tokens == 7
     assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.top_k) == (True, 0.5, 1.0, 0)
     assert greedy.eos_token_id == [EOS, 5]
+
+
+@pytest.mark.parametrize("text", ["1+7=", "<|start|>1+7="])
+def test_a_prompt_begins_once_and_does_not_end(text: str) -> None:
+    tokenizer = with_special_tokens("<|start|> $A <|end|>")
+    assert tokenizer.decode(chat.encode(tokenizer, text)["input_ids"][0]) == "<|start|>1+7="
 
 
 def test_a_chat_template_is_used() -> None:

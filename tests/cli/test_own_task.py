@@ -24,15 +24,16 @@ COMMAND = re.search(r"^    lrl (.*)$", SECTION[1], re.MULTILINE)
 UP_TO_A_SERVER = """
 import sys
 from lrl.cli.main import main
-from lrl.generators.server import Server
 
 def start(server):
     print("a server would start here")
     raise SystemExit(0)
 
-Server.start = start
-sys.argv = ["lrl", *sys.argv[1:]]
-sys.exit(main())
+if __name__ == "__main__":
+    from lrl.generators.server import Server
+
+    Server.start = start
+    sys.exit(main())
 """
 
 
@@ -47,8 +48,11 @@ def readers_folder(tmp_path: Path) -> Path:
 
 
 def lrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as the console script runs it: -P keeps the current folder out of Python's path."""
-    command = [sys.executable, "-P", "-c", UP_TO_A_SERVER, *words]
+    """The command as a console script: Python's path begins with the script's folder, not the current one."""
+    script = folder / "bin" / "lrl"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(UP_TO_A_SERVER)
+    command = [sys.executable, str(script), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540)
 
 

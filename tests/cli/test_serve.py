@@ -21,12 +21,17 @@ from tests.lent_server import LentServer
 
 WITHOUT_A_TEMPLATE = """
 import http.server, json, sys
+BEFORE, AFTER = [1], []
 class Base(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.say(200, {"data": [{"id": "base", "max_model_len": 40}]})
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.say(400 if self.path == "/tokenize" else 200, {"route": self.path, **body})
+        if self.path == "/tokenize" and "prompt" in body:
+            letters, special = [ord(letter) for letter in body["prompt"]], body["add_special_tokens"]
+            self.say(200, {"tokens": BEFORE * special + letters + AFTER * special})
+        else:
+            self.say(400 if self.path == "/tokenize" else 200, {"route": self.path, **body})
     def say(self, status, answer):
         self.send_response(status)
         self.end_headers()
@@ -49,6 +54,12 @@ class Scripted(Server):
 
     def command(self) -> list[str]:
         return [sys.executable, "-c", self.program, "--host", "127.0.0.1", "--port", str(self.port)]
+
+
+class Ending(Scripted):
+    """One whose tokenizer puts an end behind every text."""
+
+    program = WITHOUT_A_TEMPLATE.replace("AFTER = [1], []", "AFTER = [1], [2]")
 
 
 @pytest.fixture
@@ -108,6 +119,19 @@ def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
     assert answer["route"] == "/v1/completions" and answer["model"] == "base" and answer["max_tokens"] == 20
     assert answer["prompt"] == ODD_PROMPT and answer["cache_salt"].isdecimal()
     assert not (tmp_path / "home" / "harm").exists()
+
+
+def test_a_prompt_is_sent_without_the_end_that_its_tokenizer_adds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Ending("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "one")
+    try:
+        server.start()
+        server.wait_ready()
+        answer = run_in_shell(say(capsys, "--chat", str(tmp_path), "1+1=")[1], tmp_path)
+    finally:
+        server.stop()
+    assert answer["prompt"] == [1, *map(ord, "1+1=")]
 
 
 def test_another_generator_is_chosen_by_its_number(

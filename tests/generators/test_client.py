@@ -71,9 +71,10 @@ def stream_handler(frames: list[bytes], seen: list[Any] | None = None, cut: bool
     return handler
 
 
-def write(client: GeneratorClient, *rollouts: Rollout, deadline_s: float = 60.0, version: int = 4) -> Any:
+def write(client: GeneratorClient, *rollouts: Rollout, version: int = 4, **more: Any) -> Any:
     sampling = Sampling(n=2, max_tokens=9, temperature=0.7)
-    return client.write([1, 2, 3], rollouts, sampling, version=lambda: version, priority=17, deadline_s=deadline_s)
+    how: dict[str, Any] = {"version": lambda: version, "priority": 17, "deadline_s": 60.0}
+    return client.write([1, 2, 3], rollouts, sampling, **how | more)
 
 
 def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
@@ -176,6 +177,20 @@ def test_a_flush_waits_until_every_stream_that_it_names_has_its_mark() -> None:
 
     assert at_server(handler, scene) == [5, 6]
     assert [rollout.token_ids for rollout in rollouts] == [[5, 6, 7], [8]]
+
+
+def test_a_request_that_leaves_ends_at_a_flush_whether_or_not_a_response_ends_behind_it() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(frame(0, [5, 6]) + line({"flushed": 1}))
+        await response.write(frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)]))
+        return response
+
+    rollouts = [Rollout(), Rollout()]
+    at_server(handler, lambda client: write(client, *rollouts, leaves=lambda: True))
+    assert [rollout.token_ids for rollout in rollouts] == [[5, 6], []]
+    assert not any(rollout.finished for rollout in rollouts), "the longer of two would be drawn again more often"
 
 
 def test_a_flush_whose_tokens_do_not_come_ends_at_its_deadline() -> None:

@@ -38,6 +38,12 @@ WRONG_FLAG = """\
 api_server.py: error: unrecognized arguments: --no-such-flag
 2026-11-23 02:33:51,540 supervisor: EXITED after exit status 2; ending []
 """
+NO_DEVICE = """\
+  File "device.py", line 59, in __post_init__
+    raise RuntimeError(
+RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG` to see more.
+2026-11-26 02:33:51,540 supervisor: EXITED after exit status 1; ending []
+"""
 KILLED = """\
 (APIServer pid=77) INFO 11-23 02:33:01 [utils.py:9] loading weights
 2026-11-23 02:33:51,540 supervisor: EXITED after signal 9; ending []
@@ -54,6 +60,12 @@ KILLED = """\
             "Value error, User-specified max_model_len (100000) is greater than 2048.",
         ),
         (WRONG_FLAG, "api_server.py: error: unrecognized arguments: --no-such-flag"),
+        (
+            NO_DEVICE,
+            "RuntimeError: Failed to infer device type, please set the environment variable "
+            "`VLLM_LOGGING_LEVEL=DEBUG` to see more.\nvLLM's build and this machine do not fit, or its driver does not "
+            "answer. Type: lrl doctor",
+        ),
         (KILLED, ""),
         ("", ""),
     ],

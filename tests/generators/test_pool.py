@@ -31,6 +31,7 @@ class ModelClient:
         self.posted: list[str] = []
         self.writing = self.most = 0
         self.frozen = False
+        self.last_token_at = 0.0
         self.error: GeneratorError | None = None
 
     async def write(
@@ -43,6 +44,7 @@ class ModelClient:
         priority: int,
         deadline_s: float,
         ended: Callable[[], None],
+        leaves: Callable[[], bool],
     ) -> None:
         self.asked.append((prompt_ids[0], version(), priority, deadline_s))
         self.requests.append((len(rollouts), len(rollouts[0].token_ids)))
@@ -471,8 +473,12 @@ def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
     newcomer, lost = make_generator(1, 4), list[Generator]()
     pool.on_evicted = lost.append
     pool.pending.append(newcomer)
-    pool.evict(newcomer, "its process has ended")
-    run(pool.admit_pending())
+
+    async def scene() -> None:
+        pool.evict(newcomer, "its process has ended")
+        await pool.admit_pending()
+
+    run(scene())
     assert lost == [newcomer] and len(pool.generators) == 1
 
 

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from lrl.generators.client import GeneratorClient, RequestRejected
-from lrl.types import Rollout, Sampling
+from lrl.generators.generator import Generator, State
+from lrl.types import Prompt, Rollout, Sampling
 from tests.lent_server import LentServer
 
 T = TypeVar("T")
@@ -71,11 +72,14 @@ def test_after_a_flush_no_token_that_was_written_is_on_its_way(lent_server: Lent
         while True:
             writing = Writing(client)
             await writing.begun()
+            writing.version = 1  # as on a busy loop, which reads the frames after the sync
+            await asyncio.sleep(0.1)
+            await client.flush(60.0)
             await call(client, "/pause?mode=keep&clear_cache=false")
             await client.flush(60.0)
             at_the_flush = writing.lengths
+            assert all(set(rollout.versions) == {0} for rollout in writing.rollouts), "a token is too new"
             await call(client, "/update_weight_version", {"new_version": "1"})
-            writing.version = 1
             await call(client, "/resume")
             await writing.task
             if max(at_the_flush) < SAMPLING.max_tokens:
@@ -85,6 +89,30 @@ def test_after_a_flush_no_token_that_was_written_is_on_its_way(lent_server: Lent
     at_the_flush, writing = with_client(lent_server, scene)
     assert [rollout.versions.count(0) for rollout in writing.rollouts] == at_the_flush
     assert set(writing.lengths) == {SAMPLING.max_tokens}
+
+
+def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(lent_server: LentServer) -> None:
+    async def scene(client: GeneratorClient) -> None:
+        generator = Generator(lent_server.server, SAMPLING.n)
+        generator.version, generator.state = 0, State.SERVING
+        prompt, sampling = Prompt(id=0, token_ids=PROMPT, text=""), FullLength(n=8, max_tokens=SAMPLING.max_tokens)
+        while True:  # until the generator has written a second token of a response before it moves
+            rollouts = [Rollout() for _ in range(sampling.n)]
+            writing = asyncio.ensure_future(generator.write(prompt, rollouts, sampling, 0, 60.0))
+            while not all(rollout.token_ids for rollout in rollouts):
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.1)
+            before = [len(rollout.token_ids) for rollout in rollouts]
+            generator.interrupt(rollouts)
+            await writing
+            unfinished = [not rollout.finished for rollout in rollouts]
+            new = [len(rollout.token_ids) - old for rollout, old in zip(rollouts, before, strict=True)]
+            if all(unfinished) and any(new):
+                break
+        assert all(len(set(map(len, (r.token_ids, r.logprobs, r.versions)))) == 1 for r in rollouts)
+        await generator.client.close()
+
+    with_client(lent_server, scene)
 
 
 def test_a_flush_brings_tokens_before_their_time(lent_server: LentServer) -> None:

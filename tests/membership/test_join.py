@@ -237,7 +237,7 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, m
     async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
         """Succeeds."""
 
-    settings = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"seed": 3})
+    settings = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"swap-space": 3})
 
     class ScriptedRun(lrl.AsyncSingleDevice):
         def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
@@ -252,9 +252,11 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, m
     strategy = ScriptedRun()
     strategy.parallel_devices = [torch.device("cpu")] * 2
     policy = SimpleNamespace(policy_folder=str(tmp_path))
-    data = SimpleNamespace(reward_pool=lrl.rewards.RewardPool([lrl.rewards.GSM8K()]), reward_launcher=None)
+    pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
+    data = SimpleNamespace(reward_pool=pool, reward_launcher=None, resumes_from=None)
     parts = {"strategy": strategy, "lightning_module": policy, "datamodule": data, "state": SimpleNamespace(fn="fit")}
-    trainer: Any = SimpleNamespace(**parts, loggers=[], default_root_dir=str(tmp_path), logger=None, interrupted=False)
+    where = {"loggers": [], "default_root_dir": str(tmp_path), "logger": None}
+    trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
     try:
         strategy.start_generators(trainer)
         client = find_run(str(tmp_path))

@@ -66,7 +66,7 @@ def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
 
 
 def test_settings_come_from_the_run_and_the_endpoint_from_this_machine() -> None:
-    asked = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"seed": 3})
+    asked = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"swap-space": 3})
     spec = replace(spec_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
     found = join.settings_here("runs/1", spec, join.LocalOverrides([0], {"host": "10.0.0.7", "insecure": True}), "")
     assert found == replace(asked, host="10.0.0.7", insecure=True)

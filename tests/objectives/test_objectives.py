@@ -10,7 +10,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
+from lrl.advantages import GroupMean
 from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective, Tokens
+from lrl.rollouts.packing import Packer
+from lrl.runtime.config_errors import ConfigError
+from lrl.types import Group, Prompt, Rollout
 from tests.objectives import formulas
 from tests.objectives.responses import VERSION, Response, Token, columns, groups_of, on_policy, sampled, tokens_of
 
@@ -79,6 +83,33 @@ def test_an_extreme_ratio_stays_finite(name: str) -> None:
     losses, gradients = gradient(objective, responses)
     _, micro = columns(responses)
     assert torch.isfinite(losses).all() and torch.isfinite(gradients[micro.mask]).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_all(name: str) -> None:
+    objective = CASES[name][0]
+    versions = ([0, 0, 1, 1], [1, 1, 1, 1])
+    written = {"token_ids": [5, 6, 7, 8], "logprobs": [-1.0, -1.2, -1.4, -1.6], "finish_reason": "stop"}
+    rollouts = [
+        Rollout(**written, versions=by, reward=float(number), reference_logprobs=[-1.0] * 4)
+        for number, by in enumerate(versions)
+    ]
+    group = Group(index=0, prompt=Prompt(id=0, token_ids=[1], text=""), rollouts=rollouts)
+
+    def losses(oldest_version: int | None) -> list[list[float]]:
+        """Returns the losses of each response, under a policy that has moved by half a nat a token."""
+        packer = Packer(99, GroupMean(), 1.0, oldest_version, whole_groups=True)
+        (micro,) = [micro for rounds in (packer.add(group), packer.flush()) for each in rounds for micro in each]
+        tokens = Tokens.select(micro.behaviour_logprobs + 0.5, micro, 2)
+        found = objective.token_losses(tokens)
+        return [found[tokens.responses == response].tolist() for response in range(2)]
+
+    whole = losses(None)
+    if objective.whole_responses:
+        with pytest.raises(ConfigError, match=r"data\.stragglers mask has left out .* set data\.stragglers to wait"):
+            losses(1)
+    else:
+        assert losses(1) == [whole[0][2:], whole[1]]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -20,6 +20,14 @@ DATA: dict[str, Case] = {
     "Parquet that is none": source("broken.parquet", "cannot be read"),
     "a column that is not there": (source("questions.jsonl")[0], ("prompt", "question", "prompt_column")),
     "a column that the reward reads": (source("no-answers.jsonl")[0], ("'answer'", "exact_match")),
+    "a reference that is not one number": (
+        (*source("times.jsonl")[0], REWARD, "GSM8K"),
+        ("data.prompts", "'gsm8k'", "row 8 of times", "'12:30'", "exactly one", "2 rows are like that"),
+    ),
+    "a reference that is missing": (
+        source("null-answer.jsonl")[0],
+        ("data.prompts", "'exact_match'", "row 8 of null-answer", "None", "Correct the data"),
+    ),
     "a column that a function reads": (
         (REWARD, "[lrl.quickstart.task:correct]", "--data.prompts.source", "{in}/data/no-answers.jsonl"),
         ("'answer'", "correct"),
@@ -31,6 +39,10 @@ DATA: dict[str, Case] = {
     "prompts that are all skipped": (
         (*source("long.jsonl")[0], "--data.prompts.too_long", "skip"),
         ("8 prompts", "max_prompt_tokens=64", "raise"),
+    ),
+    "prompts of which too few are left": (
+        (*source("mostly-long.jsonl")[0], "--data.prompts.too_long", "skip"),
+        ("data.groups_per_step is 4", "3 prompts", "5 longer ones are skipped", "data.max_prompt_tokens"),
     ),
     "a template for other columns": (
         ("--data.prompts.template", "{question}"),
@@ -71,12 +83,27 @@ DATA: dict[str, Case] = {
         ("'rr:f'", "no module 'rr'", "file.py:function"),
     ),
     "a reward of a file that is not there": ((REWARD, "no_such.py:f"), ("no file 'no_such.py'",)),
+    "a file of rewards without a function": ((REWARD, "{in}/judging.py"), ("judging.py", "no function in it")),
+    "a file of an unknown kind": source("rows.xlsx", "none of the endings", ".csv"),
+    "a compressed file that is none": source("plain.jsonl.gz", "cannot be read"),
+    "a setting of a data set that is named alone": (
+        ("--data.prompts", "{in}/data/rows.jsonl", "--data.prompts.limit", "soon"),
+        ("--data.prompts.limit is 'soon'", "int|null"),
+    ),
+    "a data set in the place of its group": (
+        ("--data", "{in}/data/rows.jsonl"),
+        ("--data ", "Did you mean --data.prompts "),
+    ),
     "a misspelt reward": ((REWARD, "lrl.rewards.GSM9K"), ("Did you mean GSM8K?",)),
     "a prompt that no tokenizer encodes": (
         source("surrogate.jsonl")[0],
         ("Row 3 of surrogate, column 'prompt'", "character 2", "half of a surrogate pair"),
     ),
     "a reward that takes no columns": ((REWARD, "[os.path:join]"), ("join", "**columns")),
+    "a reward of TRL": (
+        (REWARD, "trl_rewards:brief"),
+        ("brief takes `completions`", "def brief_of_one(prompt, response, **columns)", "completions=[response]"),
+    ),
     "two rewards of one name": (
         (REWARD, json.dumps([{"class_path": "lrl.rewards.GSM8K"}] * 2)),
         ("more than one named", "gsm8k"),
@@ -85,6 +112,10 @@ DATA: dict[str, Case] = {
 
 MODELS: dict[str, Case] = {
     "a model that is not there": setting("model.model", "no/such-model"),
+    "a folder in the place of its group": (
+        ("--model", "{in}/models/whole"),
+        ("--model ", "Did you mean --model.model "),
+    ),
     "a folder that is not there": setting("model.model", "./nope", "model.model='./nope': there is no such folder"),
     "a folder in none": setting("model.model", "a/b/c", "model.model='a/b/c': there is no such folder"),
     "a model that cannot be imported": setting("model.model", "no_such_module:make"),
@@ -138,6 +169,10 @@ RESUMES: dict[str, Case] = {
     "a checkpoint of other groups": (
         ("--ckpt_path", "{in}/checkpoints/other-groups.ckpt"),
         ("data.groups_per_step 4", "resume with"),
+    ),
+    "a checkpoint of another order of the prompts": (
+        ("--ckpt_path", "{in}/checkpoints/other-order.ckpt"),
+        ("another order of them", "data.prompts has changed", "seed"),
     ),
     "a checkpoint of another kind of run": (
         ("--ckpt_path", "{in}/checkpoints/other-module.ckpt"),

@@ -81,6 +81,10 @@ SETTINGS: dict[str, Case] = {
         (*("--trainer.strategy.server.quantization", "mxfp8"), *("--trainer.strategy.server.dtype", "bfloat16")),
         ("strategy.server.quantization is mxfp8", "fp8_per_channel"),
     ),
+    "speculative decoding on a CPU": (
+        ("--trainer.strategy.server.extra_args", json.dumps({"speculative-config": {"method": "ngram"}})),
+        ("strategy.server.extra_args", "speculative decoding", "CPU", "Leave speculative-config out"),
+    ),
     "quantised matrices and activations of 32 bits": (
         ("--trainer.strategy.server.quantization", "fp8_per_channel"),
         ("strategy.server.quantization is fp8_per_channel", "dtype float32", "bfloat16"),
@@ -107,6 +111,10 @@ SETTINGS: dict[str, Case] = {
     "a misspelt key two classes deep": (
         ("--trainer.strategy.server.max_num_seq", "1"),
         ("trainer.strategy.server.max_num_seq:", "Did you mean trainer.strategy.server.max_num_seqs?"),
+    ),
+    "a file in the place of a class": (
+        ("--model.objective", "{in}/misspelt.yaml"),
+        ("model.objective", "misspelt.yaml", "takes the name of a class", "--config"),
     ),
     "a misspelt key in a config": (
         ("--config", "{in}/misspelt.yaml"),
@@ -228,6 +236,7 @@ SETTINGS: dict[str, Case] = {
     "no place for a prompt": setting("data.max_prompt_tokens", 0, "at least 1"),
     "no place for an answer": setting("data.max_response_tokens", 0, "at least 1"),
     "greedy rollouts": setting("data.temperature", "0.0", "Use 1.0"),
+    "a temperature at which vLLM does not sample": setting("data.temperature", "0.005", "would sample at 0.01"),
     "a temperature that is no number": (("--data.temperature", ".nan"), ("data.temperature is nan", "Use 1.0")),
     "an empty micro-batch": setting("data.micro_batch_tokens", 0, "at least 1"),
     "a negative number of skips": setting("data.max_skipped_per_step", -1, "at least 0"),
@@ -275,6 +284,18 @@ SETTINGS: dict[str, Case] = {
         ),
         ("model.objective TBA", "data.advantages", "GRPO", "lrl.GroupMean"),
     ),
+    **{
+        f"{name} on responses without their old tokens": (
+            (*("--data.stragglers", "mask", "--model.objective", name), *more),
+            (f"model.objective {name}", "data.stragglers mask", "wait"),
+        )
+        for name, more in {
+            "TOPR": (),
+            "GSPO": (),
+            "TIS": ("--model.objective.level", "sequence"),
+            "TBA": ("--model.reference", "lrl.Reference"),
+        }.items()
+    },
     "a negative learning rate": setting("model.lr", "-0.1", "at least 0"),
     "a learning rate that is no number": (("--model.lr", ".nan"), ("model.lr is nan", "at least 0")),
     "a moment that never decays": (("--model.betas", "[0.9, 1.0]"), ("model.betas is (0.9, 1.0)", "below 1")),
@@ -346,6 +367,9 @@ TRAINER: dict[str, Case] = {
     ),
     "a log at every zeroth step": callback("RolloutLog", {"every_n_steps": 0}, "RolloutLog.every_n_steps is 0"),
     "an evaluation at every zeroth step": evaluation({"every_n_steps": 0}, "Evaluation.every_n_steps is 0"),
+    "an evaluation at a temperature at which vLLM does not sample": evaluation(
+        {"temperature": 0.005}, "Evaluation.temperature is 0.005", "0.01"
+    ),
     "an evaluation of equal samples": evaluation({"samples": 4}, "Evaluation.samples is 4", "temperature 0"),
     "an evaluation of one group in half a place": evaluation(
         {"samples": 4, "temperature": 1.0, "concurrency": 2}, "Evaluation.concurrency is 2", "samples 4"

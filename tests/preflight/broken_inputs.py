@@ -46,6 +46,7 @@ def make(folder: Path) -> Path:
     for part, name in (("data", "broken"), ("trainer", "broken"), ("data", "latin"), ("trainer", "gone")):
         (folder / f"{part}-of-{name}.yaml").write_text(f"{part}: {name}.yaml\n")
     (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
+    (folder / "trl_rewards.py").write_text("def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n")
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
     (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))
     return folder
@@ -198,6 +199,8 @@ DATA: dict[str, list[Any] | bytes] = {
     "strings.jsonl": ["1+1=", "2+2="],
     "questions.jsonl": [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS],
     "no-answers.jsonl": [{"prompt": row["prompt"]} for row in ROWS],
+    "times.jsonl": [*ROWS, *({"prompt": f"{n} minutes past 12?", "answer": f"12:{n}"} for n in (30, 45))],
+    "null-answer.jsonl": [*ROWS, {"prompt": "8+8=", "answer": None}],
     "blank.jsonl": [*ROWS, {"prompt": " ", "answer": ""}, {"prompt": "", "answer": ""}],
     "numbers.jsonl": [{"prompt": n, "answer": "1"} for n in range(8)],
     "answered.jsonl": [{"prompt": [*CHAT, {"role": "assistant", "content": "4"}], "answer": "4"}] * 4,
@@ -205,10 +208,13 @@ DATA: dict[str, list[Any] | bytes] = {
     "system.jsonl": [{"prompt": [{"role": "system", "content": "Be brief."}, *CHAT], "answer": "4"}] * 4,
     "added.jsonl": [*ROWS, {"prompt": "1<7>=", "answer": "1"}],
     "long.jsonl": [{"prompt": "1+" * 200 + "1=", "answer": "201"}] * 8,
+    "mostly-long.jsonl": [*ROWS[:3], *({"prompt": "1+" * 200 + "1=", "answer": "201"} for _ in range(5))],
     "twins.jsonl": ROWS + ROWS,
     "surrogate.jsonl": [*ROWS[:3], {"prompt": "1+\ud83d", "answer": "1"}, *ROWS[3:]],
     "broken.parquet": b"no parquet",
     "broken.json": b"[{]",
+    "rows.xlsx": b"PK",
+    "plain.jsonl.gz": b"{}",
 }
 
 
@@ -233,6 +239,7 @@ def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
         "whole": whole,
         "other-model": whole | {"state_dict": smaller},
         "other-groups": whole | {"RolloutDataModule": {"advantages": {}, "ledger": ledgers[2]}},
+        "other-order": whole | {"RolloutDataModule": {"ledger": ledgers[4] | {"prompts": "of another seed"}}},
         "other-module": {"state_dict": weights, "global_step": 1},
         "no-weights": {"global_step": 1},
     }

@@ -102,6 +102,66 @@ async def obey_later(prompt, response, **columns):
     return obey(prompt, response)
 
 
+def first_answer(prompt, response, *, answers, **columns):
+    """Changes its column, as `answers.pop()` does."""
+    return float(answers.pop(0) == response)
+
+
+def answers_left(prompt, response, *, answers, **columns):
+    answers.append("more")
+    return len(answers)
+
+
+async def first_answer_later(prompt, response, *, answers, **columns):
+    await asyncio.sleep(0)
+    return float(answers.pop(0) == response)
+
+
+async def one_later(prompt="", response="", **columns):
+    await asyncio.sleep(0)
+    return 1.0
+
+
+def run_a_loop(prompt, response, **columns):
+    match response:
+        case "asyncio.run":
+            return asyncio.run(one_later())
+        case "Runner":
+            with asyncio.Runner() as runner:
+                return runner.run(one_later())
+        case "new loop":
+            loop = asyncio.new_event_loop()
+            try:
+                return loop.run_until_complete(one_later())
+            finally:
+                loop.close()
+    return 0.0
+
+
+async def run_a_loop_in_a_loop(prompt, response, **columns):
+    return asyncio.run(one_later())
+
+
+def trl_reward(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+def trl_reward_with_columns(prompts, completions, answer):
+    return [float(each == right) for each, right in zip(completions, answer, strict=True)]
+
+
+async def trl_reward_later(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
+def swapped(response, prompt, **columns):
+    return 1.0
+
+
+def only_response(response, **columns):
+    return 1.0
+
+
 def length(prompt, response, *, num_tokens, finish_reason, **columns):
     return num_tokens if finish_reason == "stop" else -num_tokens
 

@@ -1,7 +1,9 @@
 """If a verifier gives up, the response is wrong and counted, and its worker stays; an error stays an error."""
 
 import logging
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ from scenes import counted, scored, start_afresh  # noqa: E402
 from test_size import HUGE  # noqa: E402
 
 from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
-from lrl.rewards.math import OutOfTimeError, within  # noqa: E402
+from lrl.rewards.cpu_limit import OutOfTimeError, within  # noqa: E402
 from lrl.rewards.size import TooLargeError, check_size  # noqa: E402
 
 GIVE_UP_S = 0.5
@@ -67,6 +69,30 @@ def test_a_response_that_takes_too_long_to_compare_is_wrong_and_no_worker_is_los
     assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(LONG), 1.0]
     assert counted(pool) == {"scored": len(LONG) + 2, "zero": len(LONG)}
     assert pool.counts["gave_up"] >= 5 and pool.counts["replaced"] == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells who waits for a processor")
+def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
+    """On one core beside six processes that compute, a worker gets about a seventh of the time."""
+    cores = os.sched_getaffinity(0)
+    compute = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    others = []
+    os.sched_setaffinity(0, {min(cores)})
+    pool = RewardPool([Math(give_up_s=GIVE_UP_S)], workers=1, timeout_s=3 * GIVE_UP_S)
+    try:
+        pool.start()
+        scored(pool, *boxed("2+2"), columns={"answer": "4"})  # the first call loads the parser
+        start_afresh(pool)
+        others = [subprocess.Popen([sys.executable, "-c", compute]) for _ in range(6)]
+        rollouts = scored(pool, *boxed(*LONG[:2], "2+2"), columns={"answer": "4"})
+    finally:
+        os.sched_setaffinity(0, cores)
+        for other in others:
+            other.kill()
+            other.wait()
+        pool.close()
+    assert [rollout.reward for rollout in rollouts] == [0.0, 0.0, 1.0]
+    assert counted(pool) == {"scored": 3, "zero": 2} and pool.counts["replaced"] == 0
 
 
 NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, 10**12), st.sampled_from(["x", r"\pi", "0.1", "i"])).map(str)

@@ -1,4 +1,4 @@
-"""MATH's own answers are right however they are written, and verdicts are those of math-verify."""
+"""MATH's own answers are right however they are written, and verdicts on final answers are those of math-verify."""
 
 import json
 import threading
@@ -17,9 +17,13 @@ MADE_UP = [
 ]
 
 
+def all_rows():
+    every = [json.loads(row) for row in DATA.open()] if DATA.exists() else MADE_UP
+    return [{"answer": row["answer"], "solution": row["solution"]} for row in every]
+
+
 def rows():
-    every_fourth = [json.loads(row) for row in DATA.open()][::4] if DATA.exists() else MADE_UP
-    return [{"answer": row["answer"], "solution": row["solution"]} for row in every_fourth]
+    return all_rows()[::4] if DATA.exists() else MADE_UP
 
 
 def test_every_gold_answer_is_right_and_another_wrong():
@@ -28,6 +32,18 @@ def test_every_gold_answer_is_right_and_another_wrong():
         assert Math()("", response, **row) == 1.0, row["answer"]
         assert Math()("", response, solution=row["solution"]) == 1.0, row["answer"]
         assert Math()("", r"Therefore $\boxed{-12345.678}$.", **row) == 0.0, row["answer"]
+
+
+def test_a_withdrawn_answer_does_not_count():
+    for row in all_rows():
+        right = row["answer"]
+        wrong = "7" if right != "7" else "8"
+        for form in (r"\boxed{%s}", r"$\boxed{%s}$", r"\fbox{%s}", "<answer>%s</answer>"):
+            before, behind = form % wrong, form % right
+            corrected = f"Therefore {before}. Wait, that is wrong. The answer is {behind}"
+            assert Math()("", corrected, answer=right) == 1.0, corrected
+            spoilt = f"Therefore {behind}. Wait, that is wrong. The answer is {before}"
+            assert Math()("", spoilt, answer=right) == 0.0, spoilt
 
 
 def test_a_verdict_on_the_data_is_math_verifys_own():
@@ -65,10 +81,135 @@ def test_a_response_that_cannot_be_read_is_wrong(response):
     assert Math()("", response, answer="2") == 0.0
 
 
-@pytest.mark.parametrize("columns", [{}, {"solution": "no box, no number"}])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"solution": "no box, no number"},
+        {"answer": ""},
+        {"answer": None},
+        {"answer": float("nan")},
+        {"answer": ["2"]},
+        {"answer": {"value": 2}},
+        {"answer": "2 3"},
+    ],
+)
 def test_a_row_that_cannot_be_read_is_an_error_and_not_a_zero(columns):
-    with pytest.raises(ValueError, match="row has neither"):
-        Math()("", "2", **columns)
+    for judge in (Math().check_row, lambda columns: Math()("", "2", **columns)):
+        with pytest.raises(ValueError, match="row has neither|column `answer`|gold answer"):
+            judge(columns)
+
+
+@pytest.mark.parametrize(
+    ("answer", "response"),
+    [
+        ("2", r"so \boxed{2}, not 3"),
+        ("2", r"\boxed{x = \boxed{2}}"),
+        ("2", r"$\boxed 2$ it is, and 3 is not"),
+        ("2", r"\boxed{2} \boxed{}"),
+        ("2", "<answer>2</answer>"),
+        ("2", r"<answer>Hence \boxed{2}, and not 3.</answer>"),
+        ("2", "<answer>The answer is $2$.</answer>"),
+        ("2", "**Answer:** 2, because 3 is too large."),
+        ("2", "The answer is $2$, because $3$ is too large."),
+        ("2", "The answer is $3$. No: the answer is $2$."),
+        ("2", "The final answer is $3$. No: the answer is $2$."),
+        ("2", "The answer is 2, since $x = 3$."),
+        ("2", "First $x = 3$, then $y = 2$"),
+        ("2", "It is 3 at first and 2 at last"),
+        ("2", "3 + 3 = 6\n#### 2"),
+        ("1, 2", r"\boxed{1} and \boxed{2}"),
+        ("1, 2", r"$x = \boxed{1}$ or $x = \boxed{2}$"),
+        ("1, 2", "The answers are $1$ and $2$."),
+        (r"\text{Evelyn}", "The answer is Evelyn."),
+    ],
+)
+def test_the_final_answer_is_the_one_that_the_text_commits_to(answer, response):
+    assert Math()("", response, answer=answer) == 1.0
+    wrong = response.replace("2", "4").replace("Evelyn", "Evelyns")
+    assert Math()("", wrong, answer=answer) == 0.0
+
+
+UNICODE = [
+    (r"\frac{1}{2}", "½"), (r"1\frac{1}{2}", "1½"), ("x^2", "x²"), ("x^{-10}", "x⁻¹⁰"), ("52_8", "52₈"),
+    (r"\sqrt{2}", "√2"), (r"\sqrt{x+1}", "√(x+1)"), (r"\frac{\sqrt{3}}{3}", "√3/3"), (r"\sqrt[3]{2}", "∛2"),
+    (r"(2,\infty)", "(2, ∞)"), (r"90^\circ", "90°"), ("90", "90°"), ("-5", "−5"), ("12", "3×4"), ("12", "3·4"),
+    ("2", "6÷3"), (r"2\pi", "2π"), (r"1 \pm \sqrt{19}", "1 ± √19"), (r"x \le 5", "x ≤ 5"), (r"\alpha", "α"),
+    (r"(0,9) \cup (9,36)", "(0,9) ∪ (9,36)"), (r"x \in [-2,7]", "x ∈ [-2,7]"), (r"\emptyset", "∅"), ("5", "５"),
+    (r"\mathbb{R}", "ℝ"), ("x^2+1", "𝑥²+1"), ("3/4", "3⁄4"), (r"\lfloor x \rfloor", "⌊x⌋"), ("36", "€36"),
+    (r"12\pi", "12π cm²"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "response"), UNICODE)
+def test_mathematics_in_unicode_is_the_same_as_in_latex(answer, response):
+    assert Math()("", rf"\boxed{{{response}}}", answer=answer) == 1.0
+    assert Math()("", rf"\boxed{{{answer}}}", answer=response) == 1.0
+    assert Math()("", rf"\boxed{{{response}}}", answer="17/3") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "same", "other"),
+    [
+        (r"\text{east}", "East", "seat"),
+        ("east", r"\textbf{east}", r"\text{seat}"),
+        ("silent", "silent.", "listen"),
+        ("no solution", r"\text{No solution}", "no solutions"),
+        ("dog, cat", "cat and dog", "god, act"),
+        (r"\text{(C)}", "C", "(D)"),
+        (r"\text{(C)}", r"\textbf{(C)}\ 25", r"\textbf{(D)}\ 25"),
+        ("C", r"\text{(C)}", r"\text{(D)}"),
+        ("True", "true", "False"),
+        ("infinity", r"\infty", r"-\infty"),
+        ("xy", "yx", "xz"),  # two letters are a product
+        (r"\text{Ärger}", "ärger", "Ärgre"),
+    ],
+)
+def test_words_are_compared_as_words_and_not_as_products_of_letters(answer, same, other):
+    assert Math()("", rf"\boxed{{{same}}}", answer=answer) == 1.0
+    assert Math()("", rf"\boxed{{{other}}}", answer=answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "same", "other"),
+    [
+        ("3t", "t*3", "3"),
+        (r"2\pi r h", r"2\pi h r", r"2\pi r"),
+        ("6h", "6 h", "6t"),
+        ("15", "15m", "15x"),
+        ("15", "15 cm^2", "15 + cm^2"),
+        ("15", r"15\,\text{cm}^2", r"\text{15 or 16}"),
+        (r"15\mbox{ cm}^2", "15", "16"),
+        ("30 degrees", r"30^\circ", "31"),
+        ("5000000", r"5\text{ million} \cdot 0 + 5000000", r"5\text{ million}"),
+        ("5", r"\text{5 apples}", r"5 \text{ million}"),
+        ("52_8", "52_{8}", "52_9"),
+        ("12", "12", "5 7"),  # which math-verify adds
+        ("35", "5(7)", "12"),
+        ("35", r"(5)\left(7\right)", "(5)8"),
+        ("12", r"\log_2(8) \cdot 4", "5(7)"),
+        ("2(x+1)", "2x+2", "x+3"),
+        (r"1\frac{2}{3}", "1 2/3", "1"),
+        ("58500", "58 500", r"58,50"),
+        ("58500", r"58\,500", "58.5"),
+        ("1500", "1.5e3", "1.5"),
+        ("0.00005", r"5 \times 10^{-5}", "0.0000504"),
+        (0.00005, "0.00005", "5"),
+        (1e16, "10000000000000000", "1"),
+        (".0000672", "0.0000672", "0.0000671"),
+        ("1/3", "0.333333", "0.33"),
+        ("5", "5.", "> 5"),
+        ("x^2", "x**2", "x*2"),
+        (r"\emptyset", r"\varnothing", "0"),
+        ("(1,2)", "(1, 2)", "(2,1)"),
+        ("[1,2)", r"\left[1,2\right)", "[1,2]"),
+        ("1,-2", r"\{-2, 1\}", "-2"),
+        (r"50\%", "0.5", "0.05"),
+    ],
+)
+def test_units_separators_and_forms_do_not_matter_and_values_do(answer, same, other):
+    assert Math()("", rf"\boxed{{{same}}}", answer=answer) == 1.0
+    assert Math()("", rf"\boxed{{{other}}}", answer=answer) == 0.0
 
 
 def test_it_works_outside_the_main_thread():

@@ -79,7 +79,7 @@ def test_a_pool_whose_idle_workers_are_killed_replaces_them(pool):
 
 
 def test_a_worker_that_stops_is_replaced(monkeypatch):
-    pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=TIMEOUT_S)
+    pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=1.0)
     pool.start()
     (rollout,) = scored(pool, "pid")
     os.kill(int(rollout.reward), signal.SIGSTOP)
@@ -125,6 +125,38 @@ def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
     (rollout,) = scored(pool, "yes", columns=columns)
     pool.close()
     assert rollout.reward_parts == {"level": 3.0, "exact_match": 1.0}
+
+
+def test_what_a_reward_does_to_its_columns_no_other_call_sees():
+    rewards = [odd_rewards.first_answer, odd_rewards.answers_left, odd_rewards.first_answer_later]
+    pool = RewardPool(rewards, workers=1)
+    pool.start()
+    columns = {"answers": ["5"]}
+    rollouts = scored(pool, "5", "5", "4", "5", columns=columns)
+    (again,) = scored(pool, "5", columns=columns)
+    pool.close()
+    right = {"first_answer": 1.0, "answers_left": 2.0, "first_answer_later": 1.0}
+    wrong = {"first_answer": 0.0, "answers_left": 2.0, "first_answer_later": 0.0}
+    assert [rollout.reward_parts for rollout in [*rollouts, again]] == [right, right, wrong, right, right]
+    assert columns == {"answers": ["5"]} and pool.counts["retried"] == 0
+
+
+def test_a_plain_reward_may_run_an_event_loop_of_its_own_beside_async_ones():
+    pool = RewardPool([odd_rewards.run_a_loop, odd_rewards.one_later], workers=1)
+    pool.start()
+    ways = scored(pool, "asyncio.run", "none", "Runner", "new loop", "asyncio.run")
+    pool.close()
+    assert [rollout.reward_parts["run_a_loop"] for rollout in ways] == [1.0, 0.0, 1.0, 1.0, 1.0]
+    assert [rollout.reward_parts["one_later"] for rollout in ways] == [1.0] * 5
+
+
+def test_an_async_reward_that_runs_another_loop_is_told_what_to_write():
+    pool = RewardPool([odd_rewards.run_a_loop_in_a_loop], workers=1)
+    pool.start()
+    (rollout,) = scored(pool, "5")
+    pool.close()
+    assert rollout.reward_failure.startswith("exception: run_a_loop_in_a_loop: RuntimeError: asyncio.run() cannot")
+    assert "write `await f()` there for `asyncio.run(f())`, or define the reward with `def`" in rollout.reward_failure
 
 
 def test_async_rewards_of_a_group_overlap_and_a_late_one_costs_only_itself():

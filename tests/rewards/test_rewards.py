@@ -1,5 +1,8 @@
 """The small rewards, and functions as rewards."""
 
+import asyncio
+import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -35,8 +38,33 @@ def test_an_invalid_pattern_is_refused():
 def test_white_space_around_an_exact_match_does_not_matter():
     assert ExactMatch("word")("", " yes\n", word="yes") == 1.0
     assert ExactMatch("word")("", "Yes", word="yes") == 0.0
-    with pytest.raises(ValueError, match="column='word'"):
+    with pytest.raises(ValueError, match="no column `word`"):
         ExactMatch("word")("", "yes", answer="yes")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (0.00005, "0.00005", "5e-05"),
+        (1e16, "10000000000000000", "1e+16"),
+        (72.0, "72", "72.00"),
+        (72.0, "72.0", "7"),
+        ("72.0", "72.0", "72"),
+        (123456789012345678, "123456789012345678", "123456789012345680"),
+        (True, "True", "1"),
+    ],
+)
+def test_a_number_of_a_column_is_written_out(answer, right, wrong):
+    ExactMatch().check_row({"answer": answer})
+    assert ExactMatch()("", right, answer=answer) == 1.0
+    assert ExactMatch()("", wrong, answer=answer) == 0.0
+
+
+@pytest.mark.parametrize("answer", [None, float("nan"), ["yes"], {"text": "yes"}])
+def test_a_column_without_a_text_or_a_number_is_no_reference(answer):
+    for judge in (ExactMatch().check_row, lambda columns: ExactMatch()("", "None", **columns)):
+        with pytest.raises(ValueError, match="column `answer`"):
+            judge({"answer": answer})
 
 
 @pytest.mark.parametrize(("num_tokens", "penalty"), [(0, 0), (100, 0), (125, -0.25), (200, -1), (1000, -1)])
@@ -76,6 +104,33 @@ def test_a_path_that_leads_nowhere_is_refused_by_name(path):
 def test_a_function_without_columns_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"def no_columns\(prompt, response, \*\*columns\)"):
         Function(odd_rewards.no_columns)
+
+
+def port_in(error):
+    """Returns the function that the error about a reward of TRL tells to write."""
+    code = re.search("`((?:async )?def .*)`, and give", str(error))[1]
+    names = dict(vars(odd_rewards))
+    exec(code, names)
+    return names[re.search(r"def (\w+)", code)[1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "reward"), [("trl_reward", 2.0), ("trl_reward_with_columns", 1.0), ("trl_reward_later", 2.0)]
+)
+def test_a_reward_of_trl_is_refused_with_a_port_that_works(name, reward):
+    with pytest.raises(
+        ValueError, match=f"The reward {name} takes `completions`, as a reward function of TRL"
+    ) as caught:
+        Function(f"odd_rewards:{name}")
+    ported = Function(port_in(caught.value))
+    found = ported("What is it?", "72", answer="72", finish_reason="stop", num_tokens=2)
+    assert (asyncio.run(found) if inspect.isawaitable(found) else found) == reward
+
+
+@pytest.mark.parametrize("function", [odd_rewards.swapped, odd_rewards.only_response])
+def test_a_function_that_would_get_the_prompt_for_the_response_is_refused(function):
+    with pytest.raises(ValueError, match=rf"def {function.__name__}\(prompt, response, \*\*columns\)"):
+        Function(function)
 
 
 def test_an_object_that_is_no_reward_is_refused():

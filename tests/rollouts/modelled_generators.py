@@ -30,6 +30,7 @@ class ManualClient:
 
     def __init__(self) -> None:
         self.requests: list[Asked] = []
+        self.last_token_at = 0.0
 
     async def write(
         self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, **how: Any

@@ -97,6 +97,8 @@ class ModelledRun:
         self.loop = VirtualClock()
         self.record = Record()
         self.resumes = 0
+        self.other_rewards = ""
+        """What has changed in the rewards when the run is resumed next."""
         self.start(None)
         self.save()
 
@@ -121,7 +123,8 @@ class ModelledRun:
             max_skipped=self.max_skipped,
         )
         if state is not None:
-            self.controller.load_state_dict(from_file(state))
+            self.controller.load_state_dict(from_file(state), self.other_rewards)
+            self.other_rewards = ""
         self.sync()
         self.verify()  # a run waits until its first sync is verified
 

@@ -343,6 +343,45 @@ def test_with_other_sampling_settings_open_groups_are_generated_anew_and_none_is
     assert record.getMessage() == f"4 open groups of the checkpoint are generated anew: {said}."
 
 
+@pytest.mark.parametrize("changed", ["data.rewards right has changed", "the columns of their rows have changed"])
+def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none_is_written_again(
+    changed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pacing = Pacing(prompts_per_epoch=100, groups_per_step=3, max_lag=1, last_step=2)
+    state = interrupted_run(pacing, 13.5)
+    finished = [group["index"] for group in state["finished"]]
+    assert finished == [0, 1, 2]
+    fleet = ModelFleet(lambda index: 1.0 + index)
+    controller = make_controller(pacing, fleet, random.Random(1), every=1000)
+    asked: list[int] = []
+
+    class Rewards:
+        async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+            asked.append(prompt.id)
+            for rollout in rollouts:
+                assert (rollout.reward, rollout.reward_failure, rollout.reward_parts) == (None, None, {})
+                rollout.reward = 7.0
+
+    controller.rewards = Rewards()
+    if changed.startswith("data.rewards"):
+        controller.load_state_dict(state, changed)
+        again = finished
+    else:
+        rows = controller.prompts
+        controller.prompts = {
+            index: replace(rows[index], columns={"answer": "5"} if index == 1 else {}) for index in range(100)
+        }
+        controller.load_state_dict(state)
+        again = [1]
+    assert f"{len(again)} finished groups of the checkpoint are scored again: {changed}." in caplog.text
+    trained = {group.index: group for _, _, group in run(train(controller, fleet, 1, lambda: 1.0))}
+    assert sorted(trained) == list(range(6)) and set(again) <= set(asked)
+    assert [index for index, _ in fleet.asked] == [3, 4, 5], "a finished response is written again"
+    for index in finished:
+        rewards = {rollout.reward for rollout in trained[index].rollouts}
+        assert (rewards == {7.0}) == (index in again)
+
+
 def test_a_checkpoint_of_another_data_set_is_refused() -> None:
     state = interrupted_run(SHORT, 7.5)
     controller = make_controller(SHORT, ModelFleet(lambda index: 1.0), random.Random(0))

@@ -1,3 +1,4 @@
+import json
 import logging
 import re
 from typing import Any
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lrl.rollouts.prompts import Prompts
 from tests.data_rows import gsm8k_rows, math_rows
+from tests.tiny_policies import with_special_tokens
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}>{{ m.content }}\n"
@@ -16,6 +18,15 @@ CHAT = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 ROWS = [{"prompt": f"{a}+1?", "answer": a + 1, "level": "easy"} for a in range(7)]
+
+
+FULL = "{% if tools %}tools {{ tools | tojson }}\n{% endif %}{% if style is defined %}{{ style }}\n{% endif %}" + CHAT
+"""A chat template with tools and a variable."""
+NO_SYSTEM = (
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""One that leaves system messages, tools and calls of them out."""
 
 
 def characters(chat: bool = False) -> PreTrainedTokenizerFast:
@@ -33,6 +44,15 @@ def loaded(source: Any = ROWS, *, has_chat: bool = False, most: int = 10_000, **
     prompts = Prompts(source, **settings)
     prompts.load(characters(has_chat), most)
     return prompts
+
+
+def rendered(rows: list[dict[str, Any]], chat_template: str, **settings: Any) -> str:
+    """The text of the first row's prompt."""
+    tokenizer = characters()
+    tokenizer.chat_template = chat_template
+    prompts = Prompts(rows, shuffle=False, **settings)
+    prompts.load(tokenizer, 10_000)
+    return tokenizer.decode(prompts[0].token_ids)
 
 
 def seen(prompts: Prompts, start: int, stop: int) -> list[int]:
@@ -110,10 +130,116 @@ def test_a_template_with_an_unknown_column_is_an_error_with_the_known_columns() 
         loaded([{"prompt": "x", "hint": "y"}, {"prompt": "x"}], template="{prompt} {hint}")
 
 
+@pytest.mark.parametrize("field", ["{hint}", "{hint!r:>9}", "{meta[hint]}", "{number}"])
+def test_a_column_without_a_value_is_no_word_of_a_prompt(field: str) -> None:
+    empty = {"prompt": "x", "hint": None, "meta": {"hint": None}, "number": float("nan")}
+    full = {"prompt": "x", "hint": "h", "meta": {"hint": "h"}, "number": 1.0}
+    name = re.sub(r"[{}]|!.*", "", field)
+    with pytest.raises(ValueError, match=rf"Row 1 .*cannot be filled: {re.escape(name)} is (null|not a number)"):
+        loaded([full, empty], template="{prompt} " + field)
+
+
+SYSTEM = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2?"}]
+
+
+def test_a_system_message_that_the_chat_template_leaves_out_is_refused() -> None:
+    for rows, settings in (([{"prompt": SYSTEM}], {}), (ROWS, {"system_prompt": "Add."})):
+        with pytest.raises(ValueError, match=r"leaves out the content of the system message\. .*`template`"):
+            rendered(rows, NO_SYSTEM, **settings)
+    assert rendered(ROWS, NO_SYSTEM) == "<user>0+1?\n<assistant>"
+    rows = [{"prompt": [*SYSTEM[1:]]}, {"prompt": SYSTEM}]
+    with pytest.raises(ValueError, match="Row 1 of prompts: .*the system message"):
+        rendered(rows, NO_SYSTEM)
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def test_tools_are_rendered_by_the_chat_template() -> None:
+    with_nulls = {**TOOL, "strict": None}  # as Arrow gives it, where another row's tool has the key
+    for tools in ([TOOL], json.dumps([TOOL]), [with_nulls]):
+        text = rendered([{"prompt": "2+2?", "tools": tools}], FULL)
+        assert text == f"tools {json.dumps([TOOL])}\n<user>2+2?\n<assistant>"
+    for none in (None, [], "", "null"):
+        assert rendered([{"prompt": "2+2?", "tools": none}], FULL) == "<user>2+2?\n<assistant>"
+    by_hand = rendered([{"prompt": "2+2?", "tools": "add(a, b)"}], FULL, template="{tools}: {prompt}")
+    assert by_hand == "<user>add(a, b): 2+2?\n<assistant>"
+
+
+def test_variables_of_a_row_reach_the_chat_template() -> None:
+    row = {"prompt": "2+2?", "chat_template_kwargs": {"style": "brief", "other": None}}
+    assert rendered([row], FULL) == "brief\n<user>2+2?\n<assistant>"
+
+
+CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "row", "words"),
+    [
+        (NO_SYSTEM, {"tools": [TOOL]}, "leaves out the column 'tools'.*{tools} in `template`"),
+        (None, {"tools": [TOOL]}, "column 'tools': the tokenizer has no chat template.*chat=false"),
+        (FULL, {"tools": ["hammer"]}, "column 'tools': .*hammer.* is no list of JSON schemas.*rename"),
+        (FULL, {"tools": "hammer"}, "column 'tools': .*hammer.* is no list of JSON schemas"),
+        (NO_SYSTEM, {"prompt": [*SYSTEM[1:], CALL, *SYSTEM[1:]]}, "leaves out the tool_calls of the assistant message"),
+        (FULL, {"chat_template_kwargs": {"thinking": False}}, "'chat_template_kwargs': .*no variable 'thinking'"),
+        (FULL, {"chat_template_kwargs": {"tokenize": False}}, "'chat_template_kwargs': lrl sets 'tokenize'"),
+        (FULL, {"chat_template_kwargs": "brief"}, "'chat_template_kwargs': 'brief' is no dict"),
+        (None, {"chat_template_kwargs": {"style": "x"}}, "'chat_template_kwargs': the tokenizer has no chat template"),
+        (FULL, {"images": ["photo"]}, "column 'images': lrl trains on text alone"),
+        (None, {"image": "photo"}, "column 'image': lrl trains on text alone"),
+        (
+            FULL,
+            {"prompt": [{"role": "system", "content": [{"type": "text"}]}, SYSTEM[1]]},
+            "system message is not text",
+        ),
+    ],
+)
+def test_what_no_prompt_would_show_is_refused_by_row(
+    chat_template: str | None, row: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^Row 1 of prompts.*{words}"):
+        rendered([{"prompt": "1+1?"}, {"prompt": "2+2?"} | row], chat_template)  # type: ignore[arg-type]
+
+
+def test_without_a_chat_on_purpose_columns_of_a_chat_are_the_rewards() -> None:
+    row = {"prompt": "2+2?", "tools": ["hammer"], "images": [], "image": None}
+    assert rendered([row], FULL, chat=False) == "2+2?"
+
+
 def test_chat_prompts_end_where_the_policy_begins() -> None:
     prompts = loaded(has_chat=True, system_prompt="Add.", template="What is {prompt}", shuffle=False)
     assert characters().decode(prompts[0].token_ids) == "<system>Add.\n<user>What is 0+1?\n<assistant>"
     assert prompts[0].text == "What is 0+1?"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "prompt"),
+    [
+        ("$A", "2+2=", "2+2="),
+        ("<|start|> $A", "2+2=", "<|start|>2+2="),
+        ("<|start|> $A <|end|>", "2+2=", "<|start|>2+2="),
+        ("$A <|end|>", "2+2=", "2+2="),
+        ("<|start|> $A", "<|start|>2+2=", "<|start|>2+2="),
+        ("<|start|> $A <|end|>", "<|start|>2+2=", "<|start|>2+2="),
+        ("$A <|end|>", "<|start|>2+2=<|end|>", "<|start|>2+2=<|end|>"),
+        ("<|start|> $A <|end|>", "<|start|>", "<|start|>"),
+    ],
+)
+def test_a_plain_prompt_begins_once_and_does_not_end(form: str, text: str, prompt: str) -> None:
+    tokenizer = with_special_tokens(form)
+    prompts = Prompts([{"prompt": text}])
+    prompts.load(tokenizer, 10)
+    assert tokenizer.decode(prompts[0].token_ids) == prompt
+
+
+def test_a_rendered_chat_has_the_special_tokens_of_its_template_alone() -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}>"
+    tokenizer = with_special_tokens("<|start|> $A <|end|>", template)
+    for chat, text in ((True, "2+2="), (False, "<|start|>2+2=>")):
+        prompts = Prompts([{"prompt": text}], chat=chat)
+        prompts.load(tokenizer, 10)
+        assert tokenizer.decode(prompts[0].token_ids) == "<|start|>2+2=>"
 
 
 def test_messages_keep_their_turns_and_the_template_fills_the_last_question() -> None:

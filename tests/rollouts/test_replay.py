@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 from collections import Counter
+from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.rollouts.replay import Replay
+from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
+from tests.runtime.checkpoint_file import through_a_file
 
 
 def group(index: int, version: int, reward: float = 0.0) -> Group:
@@ -64,10 +70,47 @@ def test_well_rewarded_groups_are_drawn_more() -> None:
 
 def test_a_resumed_run_draws_the_same_groups_as_an_unbroken_one() -> None:
     whole, resumed = Replay(2, 10), Replay(2, 10)
-    whole.add(0, [group(i, 0, reward=i / 5) for i in range(5)])
-    resumed.load_state_dict(whole.state_dict())
-    assert resumed.draw(1) == whole.draw(1)
-    assert resumed.draw(2) == whole.draw(2)
+    groups = [group(i, 0, reward=i / 5) for i in range(5)]
+    whole.add(0, groups)
+    resumed.load_state_dict(through_a_file(whole.state_dict()), lambda index: groups[index].prompt)
+    for step in (1, 2):
+        ours, theirs = resumed.draw(step), whole.draw(step)
+        assert [group.prompt for group in ours] == [group.prompt for group in theirs]
+        assert [group.rewards for group in ours] == [group.rewards for group in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            assert [r.token_ids for r in one.rollouts] == [r.token_ids for r in other.rollouts]
+            assert [r.versions for r in one.rollouts] == [r.versions for r in other.rollouts]
+
+
+COLUMNS = {
+    "a timestamp of Parquet": datetime.datetime(2026, 1, 2),
+    "a number of numpy": np.float64(1.5),
+    "a Decimal": Decimal("1.5"),
+    "an object": object(),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_column_of_any_type_is_there_for_the_rewards_and_not_in_a_checkpoint(kind: str) -> None:
+    replay, resumed, one = Replay(1, 10), Replay(1, 10), group(0, 0)
+    one.prompt.columns = {"answer": COLUMNS[kind]}
+    replay.add(0, [one])
+    resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: copy.deepcopy(one.prompt))
+    assert len(resumed) == 1
+    state = save_group(one, judged=True)
+    assert load_group(through_a_file(state), one.prompt).prompt.columns["answer"] is COLUMNS[kind]
+
+
+def test_a_group_whose_row_has_another_answer_is_not_replayed(caplog: pytest.LogCaptureFixture) -> None:
+    replay, resumed, groups = Replay(2, 10), Replay(2, 10), [group(0, 0), group(1, 0)]
+    for one in groups:
+        one.prompt.columns = {"answer": "5"}
+    replay.add(0, groups)
+    state = through_a_file(replay.state_dict())
+    groups[1].prompt.columns = {"answer": "6"}
+    resumed.load_state_dict(state, lambda index: groups[index].prompt)
+    assert [one.index for one in resumed.draw(1)] == [0]
+    assert "1 groups are not replayed any longer: the columns of their rows have changed" in caplog.text
 
 
 def test_groups_with_nothing_to_train_are_not_kept() -> None:

@@ -1,9 +1,11 @@
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
 import pytest
 
 from lrl.rollouts.sources import read_rows, short_name
@@ -50,7 +52,39 @@ def saved_splits(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("write", [lines, listed, parquet, saved, saved_splits])
+def table(path: Path, ending: str = ".csv", delimiter: str = ",") -> Path:
+    path = path.with_suffix(ending)
+    with path.open("w", encoding="utf-8-sig", newline="") as file:  # as spreadsheets write it
+        writer = csv.DictWriter(file, ROWS[0], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return path
+
+
+def tabs(path: Path) -> Path:
+    return table(path, ".TSV", "\t")
+
+
+def compressed(write: Callable[[Path], Path], ending: str, codec: str) -> Callable[[Path], Path]:
+    def write_compressed(path: Path) -> Path:
+        plain = write(path)
+        target = plain.with_name(plain.name + ending)
+        with pyarrow.output_stream(str(target), codec) as stream:
+            stream.write(plain.read_bytes())
+        plain.unlink()
+        return target
+
+    return write_compressed
+
+
+COMPRESSED = [
+    compressed(lines, ".gz", "gzip"),
+    compressed(listed, ".zst", "zstd"),
+    compressed(table, ".bz2", "bz2"),
+]
+
+
+@pytest.mark.parametrize("write", [lines, listed, table, tabs, *COMPRESSED, parquet, saved, saved_splits])
 def test_rows_come_back_as_they_were_written(write: Callable[[Path], Path], tmp_path: Path) -> None:
     assert list(read_rows(str(write(tmp_path / "rows")), None, "test")) == ROWS
 
@@ -61,7 +95,7 @@ def test_rows_come_from_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert list(read_rows("made_up_rows:rows", None, "train")) == [{"prompt": "1+1?"}]
     with pytest.raises(ValueError, match="made_up_rows:none' returned None"):
         list(read_rows("made_up_rows:none", None, "train"))
-    with pytest.raises(ValueError, match="made_up_rows has no .missing."):
+    with pytest.raises(ValueError, match=r"made_up_rows \(.*\) has no .missing."):
         list(read_rows("made_up_rows:missing", None, "train"))
 
 
@@ -90,6 +124,48 @@ def test_a_line_that_is_not_json_is_found_by_its_number(tmp_path: Path) -> None:
         read_rows(str(path), None, "train")
 
 
+def test_a_csv_file_says_its_values_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('prompt,answer,hint\n"a, b\n""c""",007,NA\n\n2+2=,4.0,\n')
+    assert list(read_rows(str(path), None, "train")) == [
+        {"prompt": 'a, b\n"c"', "answer": "007", "hint": "NA"},
+        {"prompt": "2+2=", "answer": "4.0", "hint": ""},
+    ]
+
+
+def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"2+2=\r\n\r\n 3+3= \n")
+    assert list(read_rows(str(path), None, "train")) == [{"prompt": "2+2="}, {"prompt": " 3+3= "}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rows.csv", "prompt,answer\n1+1=,2\n2+2=\n", "line 3: the row has 1 fields, and the first line names 2"),
+        ("rows.csv", "prompt,answer\na, b,2\n", "line 2: the row has 3 fields(?s:.*)into quotes"),
+        ("rows.csv", 'prompt,answer\n"a"b,2\n', "line 2: .*expected after"),
+        ("rows.csv", "prompt,prompt\na,2\n", "names the column 'prompt' twice"),
+        ("rows.jsonl.gz", "{}", r"rows\.jsonl\.gz cannot be read: .*header"),
+        ("rows.xlsx", "PK", r"rows\.xlsx' has none of the endings(?s:.*)\.csv"),
+        ("rows.gz", "{}", r"rows\.gz' has none of the endings(?s:.*)\.gz"),
+        ("rows", "{}", "rows' has none of the endings"),
+    ],
+)
+def test_a_file_that_is_there_and_cannot_be_read_says_why(name: str, content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=said):
+        list(read_rows(str(tmp_path / name), None, "train"))
+
+
+def test_a_file_that_is_cut_is_not_read_in_part(tmp_path: Path) -> None:
+    for write in COMPRESSED:
+        path = write(tmp_path / "rows")
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(ValueError, match="cannot be read: Truncated"):
+            read_rows(str(path), None, "train")
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -97,6 +173,7 @@ def test_a_line_that_is_not_json_is_found_by_its_number(tmp_path: Path) -> None:
         ("gsm8k", "gsm8k"),
         ("a/Data-v1.5/", "Data-v1.5"),
         ("x/y.jsonl", "y"),
+        ("x/y-v1.5.csv.gz", "y-v1.5"),
         ("m.n:rows", "rows"),
     ],
 )

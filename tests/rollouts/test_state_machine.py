@@ -150,10 +150,15 @@ class Schedule(RuleBasedStateMachine):
         self.run.crash()
 
     @precondition(lambda self: self.run.resumes < RESUMES)
-    @rule(max_lag=st.sampled_from([None, None, None, 0, 1, 3]), responses=st.sampled_from([None, None, None, 1, 2, 3]))
-    def stop(self, max_lag: int | None, responses: int | None) -> None:
+    @rule(
+        max_lag=st.sampled_from([None, None, None, 0, 1, 3]),
+        responses=st.sampled_from([None, None, None, 1, 2, 3]),
+        other_rewards=st.sampled_from(["", "", "data.rewards right has changed"]),
+    )
+    def stop(self, max_lag: int | None, responses: int | None, other_rewards: str) -> None:
         """Stops the run with a checkpoint, and resumes it with the same settings or with others."""
         run = self.run
+        run.other_rewards = other_rewards
         self.write_some(every=2, tokens=1)
         run.save_on_the_way_out()
         state = from_file(run.checkpoint[1])

@@ -45,7 +45,7 @@ def test_only_policies_that_need_lengths_get_a_length_predictor() -> None:
 
 def test_learned_lengths_are_in_the_checkpoint_and_may_be_absent() -> None:
     data, resumed = data_module(dispatch=TailBatching()), data_module(dispatch=TailBatching())
-    data._end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
+    data._learners.end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
     state = through_a_file(data.state_dict())
     resumed.load_state_dict(state)
     assert resumed.length_predictor.expected(make_prompt(8, 8)) == pytest.approx(80) != 1

@@ -33,6 +33,7 @@ from lrl.runtime.stopwatch import GENERATOR, TRAINER
 from lrl.types import Group, Prompt, Rollout
 from tests.leftovers import wait_for
 from tests.lent_server import Borrowing, LentServer, start_server
+from tests.tiny_policies import END, PAD
 
 STEPS, GROUPS, RESPONSES = 6, 2, 4
 TEMPERATURE = 0.8
@@ -366,7 +367,7 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated(
         message = {"role": "user", "content": row["prompt"]}
         prompt = torch.tensor([tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=False)])
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
-        same += tokenizer.decode(answer, skip_special_tokens=True) == row["response"]
+        same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
 
 

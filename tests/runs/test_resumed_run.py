@@ -86,6 +86,6 @@ def test_a_resumed_run_continues_its_half_written_responses(
 
 def test_without_a_controller_the_saved_state_is_the_loaded_one() -> None:
     data = data_module()
-    state = {"ledger": {"steps_done": 3}, "advantages": data.advantages.state_dict()}
+    state = data.state_dict() | {"ledger": {"steps_done": 3}}
     data.load_state_dict(state)
     assert data.state_dict() == state

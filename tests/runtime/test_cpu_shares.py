@@ -105,9 +105,11 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     strategy, before = ScriptedRun(), os.sched_getaffinity(0)
     strategy.parallel_devices = [torch.device("cpu")] * 2
     policy = SimpleNamespace(policy_folder=str(tmp_path))
-    data = SimpleNamespace(reward_pool=lrl.rewards.RewardPool([lrl.rewards.GSM8K()]), reward_launcher=None)
+    pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
+    data = SimpleNamespace(reward_pool=pool, reward_launcher=None, resumes_from=None)
     parts = {"strategy": strategy, "lightning_module": policy, "datamodule": data, "state": SimpleNamespace(fn="fit")}
-    trainer: Any = SimpleNamespace(**parts, loggers=[], default_root_dir=str(tmp_path), interrupted=False)
+    where = {"loggers": [], "default_root_dir": str(tmp_path)}
+    trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
     others = set(sorted(before)[CORES // 2 :])
 
     def cores() -> list[set[int]]:

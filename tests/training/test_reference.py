@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lrl.rollouts.replay import Replay
 from lrl.training.model import label_logprobs
 from lrl.training.reference import Reference
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
+from tests.runtime.checkpoint_file import through_a_file
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 
@@ -141,12 +142,35 @@ def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint
     assert torch.equal(first(at_four.reference.network), first(at_four.network))
 
 
+def test_a_reference_that_was_refreshed_lives_on_through_every_resume_until_another_is_named(
+    folder: str, other_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(steps: int, **settings: Any) -> torch.Tensor:
+        """Returns a weight of the reference of a run that resumes from the step before."""
+        policy = PolicyModule(folder, lr=1e-2, reference=Reference(**settings))
+        saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+        running = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
+        before = None if steps == 1 else str(tmp_path / f"step={steps - 1}.ckpt")
+        running.fit(policy, Steps([FakeStep(pack(GROUPS))] * steps), ckpt_path=before)
+        return next(policy.reference.network.parameters()).detach().clone()
+
+    first = next(opened(folder).network.parameters()).detach()
+    refreshed = run(1, refresh_every_n_steps=1)
+    assert not torch.equal(refreshed, first)
+    assert torch.equal(run(2), refreshed) and torch.equal(run(3), refreshed) and torch.equal(run(4), refreshed)
+    assert "is not restored" not in caplog.text
+    named = next(opened(other_folder).network.parameters()).detach()
+    assert torch.equal(run(5, model=other_folder), named), "the reference that the settings name is not the one"
+    assert f"model.reference.model was None and is {other_folder}" in caplog.text
+    assert torch.equal(run(6, model=other_folder), named)
+
+
 def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: str, other_folder: str) -> None:
     policy, other = opened(folder, reference=Reference(refresh_every_n_steps=2)), opened(other_folder)
     (group, *_) = prepared(policy)
     policy.reference.end_step(2, other.network)
     replay = Replay(1, 10)
-    replay.load_state_dict({"groups": [(0, asdict(group))]})  # as a checkpoint brings it back
+    replay.add(0, [copy.deepcopy(group)])
     (replayed,) = replay.draw(1)
     policy.prepare(replayed, 1.0, 10_000)
     theirs = opened(folder, reference=Reference(model=other_folder))
@@ -154,6 +178,22 @@ def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: st
     for one, right, before in zip(replayed.rollouts, expected.rollouts, group.rollouts, strict=True):
         assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
         assert one.reference_logprobs != before.reference_logprobs
+
+
+def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(folder: str, other_folder: str) -> None:
+    first = opened(folder, reference=Reference(place="reward", coefficient=0.1))
+    (group, *_) = prepared(first)
+    replay, resumed = Replay(1, 10), Replay(1, 10)
+    replay.add(0, [group])
+    resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: group.prompt)
+    theirs = opened(folder, reference=Reference(model=other_folder))  # as new as the first one: version 0
+    (expected, *_) = prepared(theirs)
+    (replayed,) = resumed.draw(1)
+    theirs.prepare(replayed, 1.0, 10_000)
+    for one, right, before in zip(*map(with_tokens, (replayed, expected, group)), strict=True):
+        assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
+        assert one.reference_logprobs != before.reference_logprobs
+        assert one.kl_penalty == 0.0 != before.kl_penalty
 
 
 def test_a_group_is_not_computed_again_as_long_as_the_reference_is_the_same(folder: str) -> None:

@@ -26,6 +26,7 @@ class Client:
 
     def __init__(self) -> None:
         self.posted: list[str] = []
+        self.last_token_at = 0.0
         self.failing: dict[str, int] = {}
         self.lying: set[str] = set()
         self.silent: set[str] = set()

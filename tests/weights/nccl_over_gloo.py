@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -39,9 +38,18 @@ ID_BYTES = 128
 class Library:
     """What lrl and vLLM call in NCCL's library."""
 
+    folder = Path()
+    """Where the members of this process's communicators meet."""
+
     def ncclGetUniqueId(self) -> Any:
-        """Returns a file by which the members meet."""
-        path = os.path.join(tempfile.gettempdir(), f"nccl-over-gloo-{secrets.token_hex(8)}").encode()
+        """Returns a file by which the members meet.
+
+        Raises:
+            ValueError: Its path is longer than an id of NCCL.
+        """
+        path = os.fsencode(self.folder.resolve() / secrets.token_hex(8))
+        if len(path) > ID_BYTES:
+            raise ValueError(f"{self.folder} is too long a path for an id of {ID_BYTES} bytes: take a shorter one.")
         return SimpleNamespace(internal=path.ljust(ID_BYTES, b"\0"))
 
     def ncclCommAbort(self, communicator: Communicator) -> None:
@@ -107,23 +115,50 @@ class Stream:
     def synchronize(self) -> None:
         """Nothing is under way."""
 
+    def wait_event(self, event: Any) -> None:
+        """It has happened."""
+
+
+class Event:
+    """A CUDA event that has happened."""
+
+    def record(self, stream: Stream) -> None:
+        """Happens at once."""
+
 
 class TorchOnCpu:
-    """The module torch, with one device without streams."""
+    """The module torch, with one device without streams; vLLM 0.33 asks for more of it than 0.32."""
 
-    accelerator = SimpleNamespace(current_device_index=lambda: 0, synchronize=lambda *_: None)
-    cuda = SimpleNamespace(
-        Stream=lambda *_, **__: Stream(), stream=nullcontext, current_stream=Stream, is_available=lambda: False
+    Event = Event
+    accelerator = SimpleNamespace(
+        current_device_index=lambda: 0,
+        current_stream=Stream,
+        is_available=lambda: False,
+        synchronize=lambda *_: None,
     )
+    cuda = SimpleNamespace(
+        Stream=lambda *_, **__: Stream(),
+        current_stream=Stream,
+        is_available=lambda: False,
+        stream=nullcontext,
+    )
+
+    @staticmethod
+    def empty(*size: Any, **how: Any) -> torch.Tensor:
+        """Returns a buffer that takes `record_stream`, as a GPU's does."""
+        buffer = torch.empty(*size, **how)
+        buffer.record_stream = lambda stream: None  # type: ignore[method-assign, assignment]
+        return buffer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
 
-def install(replace: Callable[[Any, str, Any], None] = setattr) -> None:
+def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None] = setattr) -> None:
     """Puts the stand-in in the place of NCCL in this process.
 
     Args:
+        folder: Where the members of its communicators meet; only who makes their ids needs it. It is left with files.
         replace: Sets an attribute; a monkeypatch's `setattr` takes it back.
     """
     from vllm.distributed.device_communicators import pynccl_wrapper
@@ -131,6 +166,8 @@ def install(replace: Callable[[Any, str, Any], None] = setattr) -> None:
 
     from lrl.weights.nccl_engine import NcclEngine
 
+    if folder is not None:
+        replace(Library, "folder", folder)
     replace(pynccl_wrapper, "NCCLLibrary", Library)
     replace(nccl_common, "uid_init_process_group", Communicator)
     for module in (base, nccl_common, packed_tensor):
@@ -161,10 +198,13 @@ class GlooServer(Server):
 
     def environment(self) -> dict[str, str]:
         """See `Server.environment`."""
-        plugin, repository = _plugin(self.log_path.parent), Path(__file__).parents[2]
+        plugin = _plugin(self.log_path.parent)
+        repository = Path(__file__).parents[2]
+        before = os.environ.get("PYTHONPATH")
+        folders = [str(plugin), str(repository), *([before] if before else [])]  # an empty one is the current folder
         return super().environment() | {
             KILL: str(self.told),
-            "PYTHONPATH": f"{plugin}{os.pathsep}{repository}",
+            "PYTHONPATH": os.pathsep.join(folders),
             "VLLM_PLUGINS": "lrl,nccl_over_gloo",
         }
 

@@ -1,9 +1,13 @@
-"""The transport within one GPU, as far as it goes without one."""
+"""The transport within one GPU: vLLM's own trainer engine sends the policy, with CUDA's calls played on a CPU.
+
+What is played: the handle of a buffer (the buffer itself), the number of the device, and its streams. All else is
+vLLM's and lrl's code, on both ends: how tensors are packed, what travels, and how a worker takes a buffer apart.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import base64
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,47 +17,94 @@ import torch
 from lrl.weights import ipc
 from lrl.weights.ipc import Ipc
 
-ENGINES = "vllm.distributed.weight_transfer"
+DEVICE = "GPU-1"
+
+
+class Generator:
+    """The control plane of one generator, and its worker's end of a buffer."""
+
+    def __init__(self, dtype: str) -> None:
+        self.taking_part = [SimpleNamespace(server=SimpleNamespace(settings=SimpleNamespace(dtype=dtype)))]
+        self.calls: list[str] = []
+        self.buffer = torch.empty(0)
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        self.calls.append("init")
+        assert info == {"packed": True}
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
+
+        self.calls.append("update")
+        assert "ipc_handles" not in info  # no JSON can hold them
+        assert set(pickle.loads(base64.b64decode(info["ipc_handles_pickled"]))) == {DEVICE}
+        sizes = info["tensor_sizes"]
+        dtypes = [getattr(torch, name) for name in info["dtype_names"]]
+        found = unpack_tensor(self.buffer[: sum(sizes)], info["names"], info["shapes"], dtypes, sizes)
+        self.weights |= {name: tensor.clone() for name, tensor in found}
+
+    def finish_weight_update(self) -> None:
+        self.calls.append("finish")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What vLLM's trainer engine is asked for; vLLM itself is not there."""
-    found: list[dict[str, Any]] = []
+def generator(monkeypatch: pytest.MonkeyPatch) -> Generator:
+    """A generator in bfloat16 whose buffers arrive although there is no GPU."""
+    from vllm.distributed.weight_transfer import packed_tensor
 
-    def engine(info: dict[str, Any], client: Any, source: Any) -> Any:
-        found.append(info | {"sends": [name for name, _ in source]})
-        return SimpleNamespace(shutdown=lambda: None)
+    generator = Generator("bfloat16")
+    empty = torch.empty
 
-    factory = SimpleNamespace(WeightTransferTrainerFactory=SimpleNamespace(trainer_init=engine))
-    modules = {
-        ENGINES: factory,
-        f"{ENGINES}.ipc_engine": SimpleNamespace(IPCTrainerInitInfo=dict),
-        f"{ENGINES}.base": SimpleNamespace(ParamMeta=tuple, WeightSource=object),
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
-    return found
+    def reduce_tensor(tensor: torch.Tensor) -> tuple[None, tuple[int, str]]:
+        generator.buffer = tensor
+        return None, (0, "handle")
+
+    def stream(*device: Any) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: None)
+
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", reduce_tensor)
+    monkeypatch.setattr(torch, "empty", lambda *shape, device=None, **other: empty(*shape, **other))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "current_stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=DEVICE))
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    return generator
 
 
-@pytest.mark.parametrize(("numbers", "size"), [(10, 64), (100, 200)])
-def test_the_buffer_holds_the_largest_tensor_on_the_wire(
-    numbers: int, size: int, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+def policy() -> dict[str, torch.Tensor]:
+    """Six matrices, two vectors of which one has an odd number of numbers, and one tensor larger than a buffer."""
+    draw = torch.Generator().manual_seed(0)
+    matrices = {f"layers.{layer}.weight": torch.randn(7, 5, generator=draw) for layer in range(6)}
+    vectors = {"norm": torch.randn(5, generator=draw), "bias": torch.randn(8, generator=draw)}
+    return matrices | vectors | {"embedding": torch.randn(40, 5, generator=draw)}
+
+
+def test_vllms_own_engine_delivers_every_tensor_of_every_version(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        yield "small", torch.ones(3, 1)
-        yield "large", torch.ones(numbers, 1)
-
-    monkeypatch.setattr(ipc, "BUFFER_BYTES", 64)
-    server = SimpleNamespace(settings=SimpleNamespace(dtype="bfloat16"))
-    control: Any = SimpleNamespace(
-        taking_part=[SimpleNamespace(server=server)],
-        init_weight_transfer_engine=None,
-        start_weight_update=None,
-        finish_weight_update=None,
-    )
+    monkeypatch.setattr(ipc, "BUFFER_BYTES", 150)  # two matrices
+    weights = policy()
     transport = Ipc()
-    transport.connect(control, weights, "run-0")
+    transport.connect(generator, lambda: iter(weights.items()), "run-0")  # type: ignore[arg-type]
+    for _ in range(2):
+        weights["embedding"] += 1.0
+        generator.weights.clear()
+        transport.send(generator)  # type: ignore[arg-type]
+        expected = {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights.items()}
+        assert generator.weights.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(generator.weights[name], value, rtol=0, atol=0)
     transport.close()
-    assert asked == [{"packed": True, "packed_buffer_size_bytes": size, "rank": 0, "sends": ["small", "large"]}]
-    assert Ipc.buffer_bytes(2 * numbers) == 2 * size
+    assert generator.calls[:2] == ["init", "start"]
+    assert generator.calls[-1] == "finish"
+    assert generator.calls.count("update") > 4, "one bounded buffer, many times"
+
+
+@pytest.mark.parametrize(("largest", "size"), [(10, ipc.BUFFER_BYTES), (2 * ipc.BUFFER_BYTES, 2 * ipc.BUFFER_BYTES)])
+def test_the_room_it_takes_is_a_buffer_that_holds_the_largest_tensor_and_its_copy(largest: int, size: int) -> None:
+    assert Ipc.buffer_bytes(largest) == 2 * size

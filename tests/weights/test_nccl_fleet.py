@@ -108,8 +108,13 @@ def servers(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-def scene(servers: dict[str, GlooServer], policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    install(monkeypatch.setattr)
+def scene(
+    servers: dict[str, GlooServer],
+    policy_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Scene]:
+    install(tmp_path_factory.mktemp("nccl"), monkeypatch.setattr)
     monkeypatch.setattr(nccl, "BUFFER_BYTES", BUFFER)
     found = Scene(policy_folder)
     yield found

@@ -354,7 +354,8 @@ def test_a_run_by_pull_gives_its_servers_the_routes(tmp_path: Path) -> None:
     strategy.transport, placements = strategy.plan()
     trainer: Any = SimpleNamespace(
         lightning_module=SimpleNamespace(policy_folder="a/model", dtype_name="float32"),
-        datamodule=SimpleNamespace(max_model_tokens=64),
+        datamodule=SimpleNamespace(max_model_tokens=64, resumes_from=None),
+        global_step=0,
         loggers=[],
         default_root_dir=str(tmp_path),
     )

@@ -217,13 +217,20 @@ class LanguageModelRanker(Ranker):
             "ngrams": self._ngrams.state_dict(),
             "texts": list(texts),
             "numbers": torch.tensor(numbers, dtype=torch.float32),
+            "model": self.model,
             "judged": self._ensemble.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Trains the original model on the texts of the state."""
+        """Trains the original model on the texts of the state; how well another model has guessed is not restored."""
         self._ngrams.load_state_dict(state["ngrams"])
-        self._ensemble.load_state_dict(state["judged"])
+        if state.get("model") == self.model:
+            self._ensemble.load_state_dict(state["judged"])
+        else:
+            log.warning(
+                "data.length_predictor.ranker.model was %s and is %s: its guesses are judged anew.",
+                *(state.get("model"), self.model),
+            )
         self._learnt.clear()
         self._to_learn.clear()
         self._add(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))

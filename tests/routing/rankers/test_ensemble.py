@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lrl.routing.rankers.language_model import LEAST, Ensemble
+from lrl.routing.rankers.language_model import LEAST, Ensemble, LanguageModelRanker
 from tests.runtime.checkpoint_file import through_a_file
 
 DRAW = np.random.default_rng(0)
@@ -48,3 +48,13 @@ def test_judgements_come_back_from_a_checkpoint() -> None:
     empty = Ensemble()
     empty.load_state_dict(Ensemble().state_dict())
     assert empty(1.0, 2.0) == 1.0
+
+
+def test_judgements_of_another_models_guesses_are_not_restored() -> None:
+    first = LanguageModelRanker("a/model", device="cpu")
+    first._ensemble.judge(list(zip(NOISE.tolist(), FOUND.tolist(), FOUND.tolist(), strict=True)))
+    state = through_a_file(first.state_dict())
+    for model, knows in (("a/model", True), ("another/model", False)):
+        resumed = LanguageModelRanker(model, device="cpu")
+        resumed.load_state_dict(state)
+        assert (resumed.metrics() != {}) == knows

@@ -1,0 +1,210 @@
+"""The trainer alone on one GPU: tokens a second, and the share of the card's bfloat16 peak. vLLM is not needed.
+
+    python -m benchmarks.gpu.trainer --size 1.5b
+    python -m benchmarks.gpu.trainer --size 8b --dtype bfloat16 --checkpointing
+    python -m benchmarks.gpu.trainer --size tiny --device cpu --steps 3 --groups 2 --tokens 32     a rehearsal
+
+Real optimizer steps of lrl's `PolicyModule` under Lightning, on responses that are there already. The weights are
+random. The peak is measured in the same run: a product of two bfloat16 matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from transformers import LlamaConfig
+
+import lrl
+from benchmarks import arguments
+from benchmarks.forced_lengths import equal
+from benchmarks.gpu import report
+from benchmarks.gpu.machine import MACHINES, Machine
+from benchmarks.gpu.memory_plan import GIB
+from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy, num_parameters
+from benchmarks.ready_responses import ReadyResponses
+from benchmarks.records import origin
+from lrl.training.model import open_tokenizer
+
+MAX_PROMPT_TOKENS = 512
+WARM_UP_STEPS = 2
+"""The first step makes AdamW's state, and both compile or choose kernels."""
+LEAST_STEPS = WARM_UP_STEPS + 1
+
+
+class StepSeconds(L.Callback):
+    """Keeps the seconds of every step, to the end of its last kernel."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.seconds: list[float] = []
+        self._started = 0.0
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Begins to count."""
+        self.machine.wait()
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Ends counting."""
+        self.machine.wait()
+        self.seconds.append(time.perf_counter() - self._started)
+
+
+def flops(config: LlamaConfig, tokens: int, response_tokens: int) -> float:
+    """Returns the floating-point operations of a step's matrices: forward once, backward twice that.
+
+    Attention's products and what gradient checkpointing computes again are not counted, so a share of the peak that is
+    made of them is a lower bound.
+
+    Args:
+        config: Shape of the policy.
+        tokens: Tokens of all sequences, prompts included: each goes through every layer.
+        response_tokens: Tokens that go through the head.
+    """
+    head = config.vocab_size * config.hidden_size
+    embeddings = head if config.tie_word_embeddings else 2 * head
+    layers = num_parameters(config) - embeddings
+    return 6.0 * (layers * tokens + head * response_tokens)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains; returns the result."""
+    config = llama(args.size)
+    machine = MACHINES[args.device]()
+    rows = list(made_up_rows())
+    folder = args.folder / f"policy-{args.size}"
+    make_policy(config, [row["question"] for row in rows], folder, machine.device)
+    prompts = lrl.Prompts(rows, prompt_column="question", shuffle=False)
+    prompts.load(open_tokenizer(str(folder)), MAX_PROMPT_TOKENS)
+    data = ReadyResponses(
+        prompts,
+        config.vocab_size,
+        equal(args.tokens),
+        groups=args.groups,
+        responses=args.responses,
+        micro_batch_tokens=args.micro_batch_tokens,
+    )
+    policy = lrl.PolicyModule(
+        str(folder),
+        dtype=args.dtype,
+        attention=args.attention,
+        gradient_checkpointing=args.checkpointing,
+    )
+    steps = StepSeconds(machine)
+    peak = machine.matrix_flops_per_s()
+    machine.begin()
+    trainer = L.Trainer(
+        accelerator=machine.accelerator,
+        devices=1,
+        precision="bf16-mixed" if args.dtype == "float32" else "32-true",
+        callbacks=[steps],
+        max_steps=args.steps,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        default_root_dir=args.folder,
+    )
+    trainer.fit(policy, data)
+    step_s = statistics.median(steps.seconds[WARM_UP_STEPS:])
+    response_tokens = args.groups * args.responses * args.tokens
+    last = range((args.steps - 1) * args.groups, args.steps * args.groups)
+    prompt_tokens = args.responses * sum(len(prompts[index].token_ids) for index in last)
+    tokens = prompt_tokens + response_tokens
+    achieved = flops(config, tokens, response_tokens) / step_s
+    return {
+        **origin(),
+        "command": args.command,
+        "machine": machine.name,
+        "size": args.size,
+        "dtype": args.dtype,
+        "attention": policy.network.config._attn_implementation,
+        "checkpointing": args.checkpointing,
+        "micro_batch_tokens": args.micro_batch_tokens,
+        "responses": args.groups * args.responses,
+        "response_tokens": args.tokens,
+        "measured_steps": len(steps.seconds) - WARM_UP_STEPS,
+        "step_s": step_s,
+        "tokens_per_s": tokens / step_s,
+        "response_tokens_per_s": response_tokens / step_s,
+        "tflops": achieved / 1e12,
+        "peak_tflops": peak / 1e12,
+        "share_of_peak": achieved / peak,
+        "peak_gib": machine.peak / GIB,
+        "responses_share_rows": policy.responses_share_rows,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Returns a result as a Markdown table."""
+    columns = {
+        "policy": result["size"],
+        "weights": result["dtype"],
+        "attention": result["attention"],
+        "checkpointing": "yes" if result["checkpointing"] else "no",
+        "tokens a micro-batch": f"{result['micro_batch_tokens']:,}",
+        "step s": f"{result['step_s']:.2f}",
+        "tokens/s": f"{result['tokens_per_s']:,.0f}",
+        "TFLOP/s": f"{result['tflops']:.3g}",
+        "of the peak": f"{result['share_of_peak']:.0%}",
+        "peak GiB": f"{result['peak_gib']:.1f}",
+    }
+    return report.table(columns, result)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.trainer", description="The trainer alone on one GPU, random weights."
+    )
+    parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="the policy (%(default)s)")
+    parser.add_argument("--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the weights; float32 is trained in bf16-mixed (%(default)s)",
+    )
+    parser.add_argument("--attention", help="as model.attention; left out: transformers' choice")
+    parser.add_argument("--checkpointing", action="store_true", help="as model.gradient_checkpointing")
+    parser.add_argument("--micro-batch-tokens", type=int, default=16384, help="(%(default)s)")
+    parser.add_argument("--groups", type=int, default=16, help="prompts a step (%(default)s)")
+    parser.add_argument("--responses", type=int, default=8, help="responses to each (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of each response (%(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="the first two do not count (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/one_gpu"), help="of policies (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/one_gpu/trainer.jsonl"), help="gets a line (%(default)s)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, appends the result to `--out` as a line of JSON, and prints it as a table."""
+    parser = make_parser()
+    args = arguments.parse(parser, argv)
+    if args.steps < LEAST_STEPS:
+        parser.error(f"--steps {args.steps}: the first two are not measured; give at least {LEAST_STEPS}.")
+    if args.device == "gpu" and not torch.cuda.is_available():
+        parser.error(
+            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, or rehearse it: --size tiny "
+            "--device cpu --steps 3 --groups 2 --tokens 32."
+        )
+    os.makedirs(args.folder, exist_ok=True)
+    result = measure(args)
+    report.keep(args, result)
+    print(table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

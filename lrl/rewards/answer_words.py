@@ -1,0 +1,45 @@
+r"""Answers in words (`\text{east}`, `no solution`, `(C)`), compared as text.
+
+A parser of formulas reads `east` as the product e·a·s·t, which is that of `seat`, too.
+"""
+
+import re
+import unicodedata
+
+from lrl.rewards.number_text import TEXT_GROUP
+
+_WORD = r"[^\W\d_]+(?:['-][^\W\d_]+)*"
+_WORDS = re.compile(rf"{_WORD}(?: {_WORD})*")
+_SEPARATOR = re.compile(r",|;|\b(?:and|or)\b")
+_CHOICE = re.compile(r"\(([a-zA-Z])\)(?=\s*(?:$|[\w\\.:]))")
+_IN_BRACKETS = re.compile(r"[\[(](.*)[\])]")
+_MARKUP = re.compile(r"\\[,;:! ]|\\q?quad\b|[$*`\"~{}]")
+_FEWEST_LETTERS = 3
+r"""Of a word outside of `\text{}`; `xy` is a product."""
+
+
+def words_of(text: str) -> frozenset[str] | None:
+    r"""Returns the answers in words, in lower case; None if `text` is a formula.
+
+    Letters outside of `\text{}` are words if there are three or more of them together.
+    """
+    parts = [_cleaned(part) for part in _SEPARATOR.split(TEXT_GROUP.sub(r" \1 ", text))]
+    if not all(_WORDS.fullmatch(part) for part in parts):
+        return None
+    outside = TEXT_GROUP.sub("", text)
+    letters = max(len(word) for part in parts for word in part.split())
+    if letters < _FEWEST_LETTERS and any(map(str.isalpha, outside)):
+        return None
+    return frozenset(part.casefold() for part in parts)
+
+
+def choice_of(text: str) -> str | None:
+    r"""Returns the letter of a choice (`(C)` or `\textbf{(C)}\ 25`) in lower case, or None."""
+    choice = _CHOICE.match(" ".join(_MARKUP.sub(" ", TEXT_GROUP.sub(r" \1 ", text)).split()))
+    return choice[1].casefold() if choice else None
+
+
+def _cleaned(text: str) -> str:
+    text = " ".join(_MARKUP.sub(" ", unicodedata.normalize("NFKC", text)).split()).rstrip(".")
+    bracket = _IN_BRACKETS.fullmatch(text)
+    return bracket[1].strip() if bracket else text

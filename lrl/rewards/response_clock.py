@@ -1,0 +1,40 @@
+"""The clock of a deadline for a response: it stands still while the worker waits for a processor.
+
+On a busy machine a reward that computes gets a part of a processor, and takes longer by the wall.
+That is no fault of the response. So the time counts in which the worker computes, or waits for
+something else than a processor.
+"""
+
+import time
+from pathlib import Path
+
+_NANOSECOND = 1e-9
+
+
+class ResponseClock:
+    """Counts the seconds in which the main thread of a process computes or sleeps, from now on.
+
+    Only Linux tells how long it waits for a processor; elsewhere that time counts, too.
+
+    Args:
+        pid: The process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._started = time.monotonic()
+        self._waited_before_s = _waited_for_processor_s(pid)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of this clock."""
+        waited_s = _waited_for_processor_s(self._pid) - self._waited_before_s
+        return time.monotonic() - self._started - max(0.0, waited_s)
+
+
+def _waited_for_processor_s(pid: int) -> float:
+    try:
+        _computed, waited, _turns = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):  # not Linux, or the process has ended
+        return 0.0
+    return int(waited) * _NANOSECOND

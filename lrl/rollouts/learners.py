@@ -1,0 +1,126 @@
+"""The parts of a run that learn from whole steps: the baseline, the replay buffer and the length predictor.
+
+A checkpoint has what each of them has learnt, with the settings on which that depends. Under other settings a part
+begins anew: a mean of other rewards, or responses sampled at another temperature, would be wrong without a word.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lrl.advantages import Advantages, rewards_of
+from lrl.rewards import Reward
+from lrl.rollouts.replay import Replay
+from lrl.routing.length_predictor import LengthPredictor
+from lrl.runtime.made_with import Settings, changes, fingerprint
+from lrl.types import Group, Prompt, Sampling
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependencies:
+    """What the state of the learners depends on."""
+
+    sampling: Sampling
+    """Settings of the responses that they have learnt from."""
+    rewards: Settings
+    """The rewards of these responses (`settings_of`)."""
+    kl_in_the_reward: Sequence[Any] = ()
+    """Settings of the KL penalty that is subtracted from the rewards (`lrl.Reference`); empty without one."""
+
+    @property
+    def of_lengths(self) -> Settings:
+        """The settings on which the lengths of responses depend."""
+        return {
+            "data.max_response_tokens": self.sampling.max_tokens,
+            "data.temperature": self.sampling.temperature,
+        }
+
+
+class Learners:
+    """The parts that learn from whole steps; None for one that the run has not."""
+
+    def __init__(self, advantages: Advantages, replay: Replay | None, length_predictor: LengthPredictor | None) -> None:
+        self.advantages = advantages
+        self.replay = replay
+        self.length_predictor = length_predictor
+        self._first_states: dict[str, Any] | None = None
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """The parts of this run, by their name in a checkpoint."""
+        parts = {"advantages": self.advantages, "replay": self.replay, "length_predictor": self.length_predictor}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def end_step(self, step: int, groups: Sequence[Group]) -> None:
+        """Learns from the fresh groups of a step, once its optimizer step is done."""
+        self.advantages.end_step(rewards_of([rollout for group in groups for rollout in group.rollouts]))
+        if self.replay is not None:
+            self.replay.add(step, groups)
+        if self.length_predictor is not None:
+            self.length_predictor.end_step(groups)
+
+    def begin_anew(self) -> None:
+        """Forgets what an earlier fit in this process has taught them, perhaps with another policy."""
+        if self._first_states is None:
+            self._first_states = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
+            return
+        for name, state in self._first_states.items():
+            if name == "replay":
+                self._parts[name].load_state_dict(state, {}.__getitem__)  # it is empty
+            else:
+                self._parts[name].load_state_dict(state)
+
+    def state_dict(self, dependencies: Dependencies) -> dict[str, Any]:
+        """Returns what each part has learnt, in plain types and tensors, with the settings on which it depends."""
+        return {
+            name: {"made_with": self._made_with(name, dependencies), "state": part.state_dict()}
+            for name, part in self._parts.items()
+        }
+
+    def load_state_dict(
+        self, saved: dict[str, Any], dependencies: Dependencies, prompt_at: Callable[[int], Prompt] | None
+    ) -> None:
+        """Restores the parts that are in `saved` and were made with the settings of this run; logs which were not.
+
+        Args:
+            saved: The result of `state_dict`; it may have more.
+            dependencies: The settings of this run.
+            prompt_at: Returns the run's prompt at an index; None where there are none, and nothing is replayed.
+        """
+        for name, part in self._parts.items():
+            if not saved.get(name, {}).get("state") or (name == "replay" and prompt_at is None):
+                continue
+            if why := changes(saved[name].get("made_with"), self._made_with(name, dependencies)):
+                rank_zero_only(log.warning)("data.%s begins anew, without its state in the checkpoint: %s.", name, why)
+            elif name == "replay":
+                part.load_state_dict(saved[name]["state"], prompt_at)
+            else:
+                part.load_state_dict(saved[name]["state"])
+
+    def _made_with(self, name: str, dependencies: Dependencies) -> Settings:
+        """Returns the settings on which the state of a part depends."""
+        if name == "length_predictor":
+            return dependencies.of_lengths
+        if name == "replay":
+            size: Settings = {"data.rollouts_per_group": dependencies.sampling.n}
+            return size | dependencies.of_lengths | dependencies.rewards
+        kind = type(self.advantages)
+        baseline: Settings = {
+            "data.advantages": f"{kind.__module__}.{kind.__qualname__}",
+            "model.reference": fingerprint(dependencies.kl_in_the_reward),
+        }
+        return baseline | dependencies.rewards
+
+
+def settings_of(rewards: Sequence[Reward]) -> Settings:
+    """Returns the settings on which scores depend: class, arguments and source code of each reward.
+
+    Call it when they are imported: their files may change while the run goes on.
+    """
+    return {f"data.rewards {one.name}": fingerprint([type(one).__mro__, vars(one)]) for one in rewards}

@@ -1,0 +1,46 @@
+"""The text of a response, as rewards, evaluations and logs see it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, GenerationConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def response_text(
+    tokenizer: PreTrainedTokenizerBase,
+    token_ids: list[int],
+    ends: frozenset[int],
+    skip_special_tokens: bool,
+) -> str:
+    """Returns a response as text, without its end.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        token_ids: The response.
+        ends: What `ends_of_text` returns; these tokens never come into the text.
+        skip_special_tokens: Whether to leave out all other special tokens, too.
+    """
+    kept = [token for token in token_ids if token not in ends]
+    return tokenizer.decode(kept, skip_special_tokens=skip_special_tokens)
+
+
+def ends_of_text(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
+    """Returns the tokens that begin, end or fill up a text, and belong to no response.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        folder: Folder or hub name of the policy.
+    """
+    configs: list[Any] = [AutoConfig.from_pretrained(folder).get_text_config()]
+    with suppress(OSError):  # a policy may have no generation_config.json
+        configs.append(GenerationConfig.from_pretrained(folder))
+    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    for config in configs:
+        eos = config.eos_token_id
+        ends.update(eos if isinstance(eos, list) else [eos])
+    return frozenset(ends - {None})

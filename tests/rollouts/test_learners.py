@@ -1,0 +1,133 @@
+"""What a run has learnt, through checkpoints of the same and of other settings."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lrl.advantages import Advantages, GroupMean, ReinforcePlusPlus
+from lrl.rewards import ExactMatch
+from lrl.rollouts.learners import Dependencies, Learners, settings_of
+from lrl.rollouts.replay import Replay
+from lrl.routing.length_predictor import LengthPredictor
+from lrl.types import Group, Prompt, Sampling
+from tests.rollouts.test_packing import make_group
+from tests.runtime.checkpoint_file import through_a_file
+
+SETTINGS = Dependencies(sampling=Sampling(n=2, max_tokens=9), rewards=settings_of([ExactMatch()]))
+SAMPLING = SETTINGS.sampling
+REWARDS = replace(SETTINGS, rewards=settings_of([ExactMatch(weight=0.5)]))
+
+
+def groups() -> list[Group]:
+    found = [make_group(index, 2, [3, 5]) for index in range(4)]
+    for group in found:
+        for place, rollout in enumerate(group.rollouts):
+            rollout.reward = float(place)
+    return found
+
+
+GROUPS = groups()
+
+
+def prompt_at(index: int) -> Prompt:
+    return GROUPS[index].prompt
+
+
+def learners(advantages: Advantages | None = None) -> Learners:
+    return Learners(advantages or ReinforcePlusPlus(), Replay(2, 8), LengthPredictor())
+
+
+def taught() -> Learners:
+    found = learners()
+    found.end_step(0, GROUPS)
+    return found
+
+
+def known(found: Learners) -> set[str]:
+    """Returns the names of the parts that know what another run has learnt."""
+    ready = {
+        "advantages": bool(found.advantages.state_dict().get("moments")),
+        "replay": bool(found.replay),
+        "length_predictor": found.length_predictor.quantile(1.0) > 1,  # type: ignore[union-attr]
+    }
+    return {name for name, knows in ready.items() if knows}
+
+
+ALL = {"advantages", "replay", "length_predictor"}
+CASES: dict[str, tuple[Dependencies, set[str], str]] = {
+    "the same settings": (SETTINGS, ALL, ""),
+    "another temperature": (
+        replace(SETTINGS, sampling=replace(SAMPLING, temperature=0.5)),
+        {"advantages"},
+        "data.temperature was 1 and is 0.5",
+    ),
+    "another limit": (
+        replace(SETTINGS, sampling=replace(SAMPLING, max_tokens=5)),
+        {"advantages"},
+        "data.max_response_tokens was 9 and is 5",
+    ),
+    "larger groups": (
+        replace(SETTINGS, sampling=replace(SAMPLING, n=3)),
+        {"advantages", "length_predictor"},
+        "data.rollouts_per_group was 2 and is 3",
+    ),
+    "another reward": (REWARDS, {"length_predictor"}, "data.rewards exact_match has changed"),
+    "a KL penalty in the reward": (
+        replace(SETTINGS, kl_in_the_reward=(0.1, "k1", None)),
+        {"replay", "length_predictor"},
+        "model.reference has changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_learnt_is_restored_only_under_the_settings_on_which_it_depends(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, expected, said = CASES[case]
+    state, resumed = through_a_file(taught().state_dict(SETTINGS)), learners()
+    with caplog.at_level(logging.WARNING):
+        resumed.load_state_dict(state, settings, prompt_at)
+    assert known(resumed) == expected
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == len(ALL - expected) and all(said in line for line in told)
+    assert all(any(f"data.{name} begins anew" in line for line in told) for name in ALL - expected)
+
+
+def test_moments_of_another_class_of_advantages_are_not_restored(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(ReinforcePlusPlus):
+        """A user's baseline."""
+
+    state = through_a_file(taught().state_dict(SETTINGS))
+    for other in (Own(), GroupMean()):
+        resumed = learners(other)
+        resumed.load_state_dict(state, SETTINGS, prompt_at)
+        assert known(resumed) == {"replay", "length_predictor"}
+        assert "data.advantages begins anew" in caplog.text
+
+
+def test_a_part_that_the_checkpoint_has_not_begins_anew_and_others_are_restored() -> None:
+    state: dict[str, Any] = through_a_file(taught().state_dict(SETTINGS))
+    del state["replay"]
+    resumed = learners()
+    resumed.load_state_dict(state, SETTINGS, prompt_at)
+    assert known(resumed) == {"advantages", "length_predictor"}
+    without_prompts = learners()
+    without_prompts.load_state_dict(through_a_file(taught().state_dict(SETTINGS)), SETTINGS, None)
+    assert known(without_prompts) == {"advantages", "length_predictor"}
+
+
+def test_a_second_fit_of_one_process_begins_with_nothing_of_the_first() -> None:
+    found = learners()
+    found.begin_anew()
+    found.end_step(0, GROUPS)
+    assert known(found) == ALL
+    found.begin_anew()
+    assert known(found) == set()
+    rewards = torch.tensor([0.0, 1.0])
+    torch.testing.assert_close(found.advantages(rewards), ReinforcePlusPlus()(rewards))

@@ -1,0 +1,308 @@
+"""Every name of vLLM that lrl relies on beyond its imports, which the test finds by itself.
+
+A member is written with `()` where lrl calls or overrides it, without where it reads or sets it: a method that becomes
+a property breaks lrl, and the other way round.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+TRANSFER = "vllm.distributed.weight_transfer"
+
+
+class Members(NamedTuple):
+    """What a class must have; `alternatives` are for releases that differ, one of them is enough."""
+
+    by: str
+    """The file of lrl that relies on it."""
+    module: str
+    name: str
+    alternatives: tuple[str, ...]
+    """Each a list of members, divided by spaces."""
+
+
+class Call(NamedTuple):
+    """How lrl calls a function or method, or how it is called where lrl puts its own in the place."""
+
+    by: str
+    module: str
+    name: str
+    """`function` or `Class.method`."""
+    positional: int
+    """Number of positional arguments, without `self`."""
+    keywords: str = ""
+    """Names divided by spaces."""
+
+
+MEMBERS = (
+    Members(
+        "generators/held_tokens.py",
+        "vllm.v1.engine.core",
+        "EngineCoreProc",
+        ("process_output_sockets() output_queue",),
+    ),
+    Members(
+        "generators/held_tokens.py",
+        "vllm.v1.engine",
+        "EngineCoreOutput",
+        (
+            "request_id new_token_ids new_logprobs finish_reason events new_prompt_logprobs_tensors "
+            "prompt_token_id_logprobs pooling_output prefill_stats routed_experts new_sampling_mask "
+            "kv_transfer_params ec_transfer_params mm_cache_miss_hashes",
+        ),
+    ),
+    Members(
+        "generators/held_tokens.py",
+        "vllm.v1.engine",
+        "EngineCoreOutputs",
+        ("outputs weight_version utility_output finished_requests scheduler_stats",),
+    ),
+    Members(
+        "generators/held_tokens.py",
+        "vllm.v1.metrics.stats",
+        "SchedulerStats",
+        ("prefix_cache_stats spec_decoding_stats kv_connector_stats kv_cache_eviction_events iteration_details",),
+    ),
+    Members(
+        "generators/flat_logprobs.py",
+        "vllm.v1.engine.logprobs",
+        "LogprobsProcessor",
+        ("_update_sample_logprobs() tokenizer logprobs cumulative_logprob",),
+    ),
+    Members(
+        "generators/flat_logprobs.py",
+        "vllm.logprobs",
+        "FlatLogprobs",
+        ("start_indices end_indices token_ids logprobs ranks decoded_tokens",),
+    ),
+    Members(
+        "generators/flat_logprobs.py",
+        "vllm.v1.outputs",
+        "LogprobsLists",
+        ("logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens",),
+    ),
+    Members(
+        "generators/token_versions.py",
+        "vllm.v1.engine.output_processor",
+        "RequestState",
+        ("_new_completion_output() _weight_version_spans() request_id",),
+    ),
+    Members("generators/forked_engine.py", "vllm.platforms.cpu", "CpuPlatform", ("check_and_update_config()",)),
+    Members("generators/forked_engine.py", "vllm.platforms.interface", "Platform", ("is_cpu()",)),
+    Members(
+        "generators/write_route.py",
+        "vllm.v1.engine.async_llm",
+        "AsyncLLM",
+        ("generate() get_weight_version() engine_core",),
+    ),
+    Members("generators/write_route.py", "vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue",)),
+    Members(
+        "generators/write_route.py",
+        "vllm.outputs",
+        "CompletionOutput",
+        ("index token_ids logprobs finish_reason weight_versions",),
+    ),
+    Members("generators/write_route.py", "vllm.outputs", "WeightVersionSpan", ("version start end",)),
+    Members(
+        "generators/write_route.py",
+        "vllm.sampling_params",
+        "SamplingParams",
+        ("n max_tokens temperature logprobs detokenize output_kind flat_logprobs prompt_logprobs ignore_eos",),
+    ),
+    Members("generators/write_route.py", "vllm.sampling_params", "RequestOutputKind", ("DELTA",)),
+    Members(
+        "weights/plugin.py",
+        f"{TRANSFER}.factory",
+        "WeightTransferEngineFactory",
+        ("_registry register_engine()",),
+    ),
+    Members(
+        "weights/shared_memory_engine.py",
+        f"{TRANSFER}.base",
+        "WeightTransferEngine",
+        (
+            "init_transfer_engine() start_weight_update() update_weights() receive_weights() finish_weight_update() "
+            "shutdown() parse_update_info() init_info_cls update_info_cls device model vllm_config model_config",
+        ),
+    ),
+    Members(
+        "weights/shared_memory_engine.py",
+        "vllm.model_executor.layers.fused_moe.fused_moe_method_base",
+        "FusedMoEMethodBase",
+        ("moe_kernel",),
+    ),
+    Members(
+        "weights/shared_memory_engine.py",
+        "vllm.model_executor.model_loader.default_loader",
+        "DefaultModelLoader",
+        ("get_all_weights()",),
+    ),
+    Members(
+        "weights/shared_memory_engine.py",
+        "vllm.config.load",
+        "LoadConfig",
+        ("use_tqdm_on_load load_format",),
+    ),
+    Members(
+        "weights/nccl_engine.py",
+        f"{TRANSFER}.nccl_engine",
+        "NCCLWeightTransferEngine",
+        ("model_update_group init_transfer_engine() update_weights() shutdown()",),
+    ),
+    Members(
+        "weights/nccl.py",
+        f"{TRANSFER}.nccl_common",
+        "NCCLWeightTransferInitInfo",
+        ("nccl_unique_id_b64 rank_offset world_size packed packed_buffer_size_bytes packed_num_buffers",),
+    ),
+    Members(
+        "weights/nccl.py",
+        f"{TRANSFER}.nccl_engine",
+        "NCCLWeightTransferUpdateInfo",
+        ("names dtype_names shapes",),
+    ),
+    Members(
+        "weights/communicator.py",
+        "vllm.distributed.device_communicators.pynccl",
+        "PyNcclCommunicator",
+        ("disabled available device nccl comm broadcast() destroy()",),
+    ),
+    Members(
+        "weights/communicator.py",
+        "vllm.distributed.device_communicators.pynccl_wrapper",
+        "NCCLLibrary",
+        ("ncclGetUniqueId() ncclCommAbort()",),
+    ),
+    Members(
+        "weights/ipc.py",
+        f"{TRANSFER}.ipc_engine",
+        "IPCTrainerInitInfo",
+        ("packed packed_buffer_size_bytes rank",),
+    ),
+    Members(
+        "weights/ipc.py",
+        f"{TRANSFER}.ipc_engine",
+        "IPCWeightTransferUpdateInfo",
+        ("names ipc_handles ipc_handles_pickled tensor_sizes",),
+    ),
+    Members(
+        "weights/ipc.py",
+        f"{TRANSFER}.ipc_engine",
+        "IPCTrainerWeightTransferEngine",
+        ("trainer_init() send_weights() shutdown()",),
+    ),
+    Members(
+        "weights/ipc.py",
+        f"{TRANSFER}.base",
+        "VLLMWeightSyncClient",
+        ("init_weight_transfer_engine() start_weight_update() update_weights() finish_weight_update()",),
+    ),
+    Members(
+        "weights/wire.py",
+        f"{TRANSFER}.base",
+        "WeightSource",
+        ("metadata() __iter__()", "metadata iter_full()"),
+    ),
+)
+
+CALLS = (
+    Call("generators/held_tokens.py", "vllm.v1.engine.core", "EngineCoreProc.process_output_sockets", 3),
+    Call("generators/flat_logprobs.py", "vllm.v1.engine.logprobs", "LogprobsProcessor._update_sample_logprobs", 1),
+    Call("generators/token_versions.py", "vllm.v1.engine.output_processor", "RequestState._weight_version_spans", 0),
+    Call("generators/forked_engine.py", "vllm.platforms.cpu", "CpuPlatform.check_and_update_config", 1),
+    Call("generators/write_route.py", "vllm.inputs.engine", "tokens_input", 1, "cache_salt"),
+    Call("generators/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.generate", 3, "priority"),
+    Call("generators/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.get_weight_version", 0),
+    Call("weights/plugin.py", f"{TRANSFER}.factory", "WeightTransferEngineFactory.register_engine", 3),
+    Call("weights/shared_memory_engine.py", f"{TRANSFER}.base", "WeightTransferEngine.__init__", 4),
+    Call(
+        "weights/shared_memory_engine.py",
+        "vllm.model_executor.model_loader.reload.layerwise",
+        "initialize_layerwise_reload",
+        1,
+    ),
+    Call(
+        "weights/shared_memory_engine.py",
+        "vllm.model_executor.model_loader.reload.layerwise",
+        "finalize_layerwise_reload",
+        2,
+    ),
+    Call("weights/shared_memory_engine.py", "vllm.model_executor.model_loader", "get_model_loader", 1),
+    Call(
+        "weights/shared_memory_engine.py",
+        "vllm.model_executor.model_loader.default_loader",
+        "DefaultModelLoader.get_all_weights",
+        2,
+    ),
+    Call("weights/communicator.py", f"{TRANSFER}.nccl_common", "uid_init_process_group", 4),
+    Call(
+        "weights/nccl.py",
+        f"{TRANSFER}.packed_tensor",
+        "packed_nccl_broadcast_producer",
+        0,
+        "iterator group src post_iter_func buffer_size_bytes num_buffers",
+    ),
+    Call(
+        "benchmarks/weight_receiver.py",
+        f"{TRANSFER}.packed_tensor",
+        "packed_nccl_broadcast_consumer",
+        0,
+        "iterator group src post_unpack_func device buffer_size_bytes num_buffers",
+    ),
+    Call("weights/ipc.py", f"{TRANSFER}.factory", "WeightTransferTrainerFactory.trainer_init", 1, "client source"),
+)
+
+ROUTES = (
+    "/health",
+    "/inference/v1/generate",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/weight_info",
+    "/init_weight_transfer_engine",
+    "/shutdown_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+    "/tokenize",
+    "/v1/models",
+    "/v1/chat/completions",
+    "/v1/completions",
+)
+
+VARIABLES = (
+    "VLLM_SERVER_DEV_MODE",
+    "VLLM_PLUGINS",
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION",
+    "VLLM_DISABLE_PYNCCL",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_CPU_OMP_THREADS_BIND",
+)
+
+FLAGS = (
+    "model",
+    "port",
+    "host",
+    "ssl-keyfile",
+    "ssl-certfile",
+    "enable-scale-out",
+    "weight-transfer-config",
+    "logprobs-mode",
+    "generation-config",
+    "scheduling-policy",
+    "disable-uvicorn-access-log",
+    "max-model-len",
+    "max-num-seqs",
+    "dtype",
+    "quantization",
+    "tensor-parallel-size",
+    "enforce-eager",
+    "gpu-memory-utilization",
+    "distributed-executor-backend",
+    "block-size",
+    "kv-cache-memory-bytes",
+    "middleware",
+)

@@ -294,7 +294,7 @@ def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(start:
     )
     assert command.ends() == 0, command.said
     assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.said))
-    assert "Starting with 2 processes" in command.said and "| 3/3 [" in command.said
+    assert "Starting with 2 processes" in command.said and "step 3/3: " in command.said
     assert {"[node 0]", "[node 1]"} <= {line[:8] for line in command.said.splitlines()}
     command.leaves_nothing()
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lrl.generators.frames import WRITE, Part, pack
-from lrl.generators.held_tokens import HOLD_S
+from lrl.generators.frames import HOLD_S, WRITE, Part, pack
 from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
 
 MEDIAN, SIGMA, LONGEST = 400, 0.8, 4000

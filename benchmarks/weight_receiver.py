@@ -2,10 +2,10 @@
 
     LRL_GENERATOR_FILES=lrl-bench-0- LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
 
-Listens at that address and prints its port. An update loads the file as `lrl.weights.shared_memory_engine` does: its
-checksum, then a copy of every tensor. Or it takes part in a broadcast as vLLM's engine does, with gloo in the place of
-NCCL. vLLM's conversion to the form of its kernels is left out, which is the same for every transport.
-"""
+Listens at that address and prints its port. An update loads the file as
+`lrl.vllm_plugin.shared_memory_engine` does: its checksum, then a copy of every tensor. Or it takes
+part in a broadcast as vLLM's engine does, with gloo in the place of NCCL. vLLM's conversion to the
+form of its kernels is left out, which is the same for every transport."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from lrl.generators.auth import TokenMiddleware
 from lrl.generators.server import FILES_VARIABLE
+from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights import communicator
 from lrl.weights.checksum import checksum as checksum_of
-from lrl.weights.pull_routes import PullRoutes
 from lrl.weights.staged_file import SHARED_MEMORY
 
 COPY = "/copy"

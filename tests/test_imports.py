@@ -1,4 +1,4 @@
-"""No file and no folder of lrl imports, through others, itself; imports for type checking count."""
+"""No file and no folder of lrl imports, through others, itself, and few import vLLM; imports for type checking count."""
 
 from __future__ import annotations
 
@@ -81,6 +81,16 @@ def test_no_file_imports_itself_through_others() -> None:
 def test_no_folder_imports_itself_through_others() -> None:
     found = circle(of_folders(imports(ROOT), modules(ROOT)))
     assert not found, " -> ".join(found)
+
+
+def test_vllm_is_imported_in_one_room_and_at_the_trainers_ends_of_transports() -> None:
+    ends = {f"lrl.weights.{name}" for name in ("communicator", "ipc", "nccl", "wire")}
+    known = modules(ROOT)
+    found = {
+        name for name, path in known.items() if any(one.split(".")[0] == "vllm" for one in imported(path, "", known))
+    }
+    assert ends < found
+    assert {name for name in found - ends if not name.startswith("lrl.vllm_plugin.")} == set()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from lrl.vllm_plugin.relied_on import MEMBERS
 from tests.vllm_contract.check import ROOT, broken, imports_of_vllm, snapshots
-from tests.vllm_contract.relied_on import MEMBERS
 from tests.vllm_contract.sources import Snapshot, snapshot
 
 KEPT = snapshots()

@@ -23,11 +23,12 @@ Different:
 
 - Objective: TRL's is the clipped surrogate of PPO and lrl's is AIPO. On-policy both have the gradient of the plain
   policy gradient; the difference is at work in lrl with `max_lag: 1` alone.
-- Generation: TRL generates with transformers' `generate`, lrl with a vLLM server. TRL can use vLLM, but not without
-  CUDA: its server mode moves weights by NCCL and refuses any other device, and the mode within the trainer's process
-  loads weights in a way that leaves the output head of vLLM's CPU build as it was
-  (`lrl/weights/shared_memory_engine.py`). Its third way, transformers' continuous batching, runs on a CPU and is slower
-  there than `generate`. So the seconds compare generation engines at least as much as trainers.
+- Generation: TRL generates with transformers' `generate`, lrl with a vLLM server. TRL can use vLLM,
+  but not without CUDA: its server mode moves weights by NCCL and refuses any other device, and the
+  mode within the trainer's process loads weights in a way that leaves the output head of vLLM's CPU
+  build as it was (`lrl/vllm_plugin/shared_memory_engine.py`). Its third way, transformers'
+  continuous batching, runs on a CPU and is slower there than `generate`. So the seconds compare
+  generation engines at least as much as trainers.
 - Threads: each side has the number with which it is fastest. TRL has all cores for generating and for training, one
   after the other. In lrl trainer and generator have half of the cores each.
 - Start-up is left out of the seconds and listed apart: lrl starts a vLLM server.

@@ -57,7 +57,7 @@ TEXTS = {
     "lrl/generators/health.py": ["No heartbeat", "its process has ended"],
     "lrl/generators/response_stream.py": ["a response says that"],
     "lrl/weights/probe.py": ["does not compute"],
-    "lrl/weights/shared_memory_engine.py": ["checksum"],
+    "lrl/vllm_plugin/shared_memory_engine.py": ["checksum"],
     "lrl/weights/sync.py": [STAGING, ATTEMPT],
 }
 """The file of lrl that writes each text; a test fails when a text is not there."""

@@ -3,7 +3,6 @@
 import ctypes
 from typing import Any
 
-from lrl.generators import forked_engine
 from lrl.generators.settings import ServerSettings
 from lrl.runtime.cpu_affinity import half_of_the_cores, trainer_has_all_cores
 
@@ -56,7 +55,7 @@ def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]
         # vLLM compiles a helper of log-probs at the first request, in eager mode, too. It took 12 s of every start, and
         # without a C++ compiler every request failed.
         "TORCH_COMPILE_DISABLE": "1",
-        forked_engine.METHOD: "fork",
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # see `lrl.vllm_plugin.forked_engine`
     }
     # Without the last one vLLM insists on a separate worker, so that it can set the worker's threads.
     return {name: own.get(name, value) for name, value in defaults.items()} | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

@@ -19,7 +19,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 WRITE, FLUSH = "/lrl/write", "/lrl/flush"
-"""The routes of a generator (`lrl.generators.write_route`)."""
+"""The routes of a generator (`lrl.vllm_plugin.write_route`)."""
+HOLD_S = 1.0
+"""Seconds for which a token may wait in the engine (`lrl.vllm_plugin.output_batching`); its
+generator's death can cost a response the tokens of as long."""
+OWN = "lrl-"
+"""Found in the ids of lrl's requests, whose tokens are held; whoever else reads from this server is
+not made to wait."""
 BYTES = 8
 """Of a token and its log-prob."""
 

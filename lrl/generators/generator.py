@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.endpoint import Location
-from lrl.generators.held_tokens import HOLD_S
+from lrl.generators.frames import HOLD_S
 from lrl.generators.settings import ServerSettings
 from lrl.generators.stats import GeneratorStats
 from lrl.routing.request_queue import Slots
@@ -242,7 +242,7 @@ class Generator(Slots):
         self.pauses += 1
         clears = keys_and_values == "recompute"
         await self.client.post(f"/pause?mode=keep&clear_cache={str(clears).lower()}", deadline_s=deadline_s)
-        return self.stats.held_tokens if clears and wrote else 0  # a second pause finds nothing to drop
+        return self.stats.cached_tokens if clears and wrote else 0  # a second pause finds nothing to drop
 
     async def confirm(self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S) -> None:
         """Raises GeneratorError unless GET `route` returns `expected`: an answered call is no proof of its effect."""

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from lrl.generators.client import GeneratorError, GeneratorTimeout, RequestRejected
+from lrl.generators.frames import HOLD_S
 from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
-from lrl.generators.held_tokens import HOLD_S
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling

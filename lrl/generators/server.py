@@ -226,10 +226,10 @@ class Server:
         flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
         # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
-        layers = ["lrl.generators.write_route.WriteRoute", *self.middleware, "lrl.generators.auth.TokenMiddleware"]
+        layers = ["lrl.vllm_plugin.write_route.WriteRoute", *self.middleware, "lrl.generators.auth.TokenMiddleware"]
         around = [word for layer in layers for word in ("--middleware", layer)]
         # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a `random.py`.
-        return [sys.executable, "-P", "-m", "lrl.generators.api_server", *around, *as_flags(flags)]
+        return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment without its process group's variables, and with those that vLLM needs."""

@@ -55,7 +55,7 @@ class GeneratorStats:
         return not self._writing
 
     @property
-    def held_tokens(self) -> int:
+    def cached_tokens(self) -> int:
         """Tokens in the KV cache for unfinished responses that have begun, prompts included. It lacks those on their
         way, which a pause sends before it is answered."""
         begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]

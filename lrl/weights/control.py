@@ -12,7 +12,7 @@ from lrl.generators.client import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator, gather
 from lrl.runtime.event_loop import LoopThread
 from lrl.runtime.ranks import RankLostError
-from lrl.weights.abort_route import ROUTE as ABORT
+from lrl.weights.communicator import ABORT_ROUTE
 
 T = TypeVar("T")
 INIT, UPDATE = "/init_weight_transfer_engine", "/update_weights"
@@ -154,7 +154,7 @@ class Control:
         Args:
             phase: The calls to the generators.
             own: The trainer's part.
-            name: Of the communicator (`lrl.weights.abort_route`).
+            name: Of the communicator (`lrl.vllm_plugin.abort_route`).
             abort: Ends the trainer's part.
 
         Raises:
@@ -269,7 +269,7 @@ class Control:
 
     def abort_transfer(self, name: str) -> None:
         """Makes every worker return from the collective of the communicator `name`."""
-        route = f"{ABORT}{name}"
+        route = f"{ABORT_ROUTE}{name}"
         self.each(route, lambda generator: generator.client.post(route, deadline_s=self.silence_s), short=True)
 
     def _init_body(self, init_info: dict[str, Any]) -> Callable[[Generator], dict[str, Any]]:

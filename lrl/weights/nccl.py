@@ -1,10 +1,10 @@
 """Weights by NCCL: a packed broadcast from trainer rank 0 to every worker of every generator.
 
-The generators' end is vLLM's engine, made so that it can be ended (`lrl.weights.nccl_engine`). The trainer's end is not
-vLLM's: that one meets the workers through a store on a port of its own, which asks for no token, and waits for a lost
-worker for ever. Here the members meet by NCCL's unique id, which travels over the route that asks for the run's token,
-and whatever waits for other members runs on a thread beside the one that watches it (`Control.join`).
-"""
+The generators' end is vLLM's engine, made so that it can be ended (`lrl.vllm_plugin.nccl_engine`).
+The trainer's end is not vLLM's: that one meets the workers through a store on a port of its own,
+which asks for no token, and waits for a lost worker for ever. Here the members meet by NCCL's
+unique id, which travels over the route that asks for the run's token, and whatever waits for other
+members runs on a thread beside the one that watches it (`Control.join`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from lrl.runtime.daemon_call import start_daemon_call
 from lrl.weights import communicator
-from lrl.weights.abort_route import transfer_name
 from lrl.weights.control import Control, Weights
 from lrl.weights.stuck import abort_broadcast
 from lrl.weights.transport import Machine, Transport
@@ -50,7 +49,7 @@ class Nccl(Transport):
 
     backend = "nccl"
     collective = True
-    middleware = ("lrl.weights.abort_route.AbortRoute",)
+    middleware = ("lrl.vllm_plugin.abort_route.AbortRoute",)
     attempts = (False, False, False)
     _wire: Wire
 
@@ -112,7 +111,7 @@ class Nccl(Transport):
         self._wire = Wire(weights, getattr(torch, settings[0].dtype))  # the generators of a pool have one format
         unique_id = communicator.new_unique_id()
         encoded = base64.b64encode(unique_id).decode()
-        self._name = transfer_name(encoded)
+        self._name = communicator.transfer_name(encoded)
         size = 1 + sum(one.tensor_parallel_size for one in settings)
         info = {"nccl_unique_id_b64": encoded, "rank_offset": 1, "world_size": size, "packed": True}
         buffers = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}

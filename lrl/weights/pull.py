@@ -5,7 +5,7 @@
 
 No generator waits for another's link or death, the pause is that of shared memory, and a transfer that breaks is
 resumed. A generator that holds the version before fetches the difference; any other one the whole. Those that have the
-version serve it to others (`lrl.weights.places`). The other end is `lrl.weights.pull_routes`.
+version serve it to others (`lrl.weights.places`). The other end is `lrl.vllm_plugin.pull_routes`.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Pull(Transport):
     copies = True
     fetches = True
     narrows = True
-    middleware = ("lrl.weights.pull_routes.PullRoutes",)
+    middleware = ("lrl.vllm_plugin.pull_routes.PullRoutes",)
 
     @classmethod
     def address_refusal(cls, host: str) -> str:

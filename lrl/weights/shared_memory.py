@@ -18,7 +18,7 @@ from lrl.weights.wire import Described, described, formatted
 
 
 class SharedMemory(Transport):
-    """The trainer's end of `lrl.weights.shared_memory_engine`."""
+    """The trainer's end of `lrl.vllm_plugin.shared_memory_engine`."""
 
     backend = "shared_memory"
     copies = True

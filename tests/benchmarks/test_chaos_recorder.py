@@ -22,7 +22,7 @@ from benchmarks.chaos.journal import Journal, Reader
 from lrl.rollouts.serialisation import Resumed, save_group
 from lrl.types import Group, Prompt, Rollout
 
-PARTS = ["lrl.generators.api_server", "VLLM::EngineCore", "VLLM::Worker"]
+PARTS = ["lrl.vllm_plugin.api_server", "VLLM::EngineCore", "VLLM::Worker"]
 TREE = """
 import os, subprocess, sys, time
 if names := os.environ["BELOW"].split():

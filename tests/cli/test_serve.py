@@ -106,7 +106,7 @@ def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_
     answer = run_in_shell(lines, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", SEEN=str(tmp_path))
     assert answer["object"] == "chat.completion" and answer["usage"]["completion_tokens"] >= 1
     command_lines = (tmp_path / "command_lines").read_bytes()
-    assert b"lrl.generators.api_server" in command_lines, "it has seen them all"
+    assert b"lrl.vllm_plugin.api_server" in command_lines, "it has seen them all"
     files = [path for folder in (run, tmp_path) for path in folder.rglob("*") if path.is_file()]
     assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
 

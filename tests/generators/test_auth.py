@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lrl.generators.auth import TOKEN_VARIABLE, TokenMiddleware
 from lrl.generators.frames import FLUSH, WRITE
-from lrl.weights.abort_route import ROUTE
+from lrl.weights.communicator import ABORT_ROUTE as ROUTE
 from tests.http_call import call
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import fit

@@ -305,7 +305,7 @@ def test_the_token_guards_the_routes_of_a_transport(tmp_path: Path) -> None:
     command = Server(*words).command()
     layers = [after for word, after in zip(command, command[1:], strict=False) if word == "--middleware"]
     # vLLM puts the last one outermost
-    own = "lrl.generators.write_route.WriteRoute"
+    own = "lrl.vllm_plugin.write_route.WriteRoute"
     assert layers == [own, "a.Route", "b.Route", "lrl.generators.auth.TokenMiddleware"]
 
 

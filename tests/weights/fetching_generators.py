@@ -24,10 +24,10 @@ from lrl.generators.endpoint import Endpoint
 from lrl.generators.generator import Generator
 from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
+from lrl.vllm_plugin.fetched_files import FetchedFiles
+from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights.checksum import checksum
 from lrl.weights.fetch_order import FETCH
-from lrl.weights.fetched_files import FetchedFiles
-from lrl.weights.pull_routes import PullRoutes
 
 TOKEN = "secret"
 

@@ -164,7 +164,7 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
     from vllm.distributed.device_communicators import pynccl_wrapper
     from vllm.distributed.weight_transfer import base, nccl_common, packed_tensor
 
-    from lrl.weights.nccl_engine import NcclEngine
+    from lrl.vllm_plugin.nccl_engine import NcclEngine
 
     if folder is not None:
         replace(Library, "folder", folder)
@@ -178,7 +178,9 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         finish(self)
-        for layer in self.model.modules():  # what vLLM's CPU build packs once only: lrl.weights.shared_memory_engine
+        for (
+            layer
+        ) in self.model.modules():  # what vLLM's CPU build packs once only: lrl.vllm_plugin.shared_memory_engine
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
 

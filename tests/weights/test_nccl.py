@@ -20,7 +20,7 @@ from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.event_loop import LoopThread
 from lrl.runtime.ranks import RankLostError
 from lrl.weights import communicator, find_transport
-from lrl.weights.abort_route import ROUTE
+from lrl.weights.communicator import ABORT_ROUTE as ROUTE
 from lrl.weights.control import CollectiveBroken, Control
 from lrl.weights.nccl import Nccl
 from lrl.weights.wire import Wire

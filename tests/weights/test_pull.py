@@ -17,7 +17,8 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.runtime.event_loop import LoopThread
-from lrl.weights import fetched_files, places
+from lrl.vllm_plugin import fetched_files
+from lrl.weights import places
 from lrl.weights.control import Control
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.pull import Pull

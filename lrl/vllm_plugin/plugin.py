@@ -4,11 +4,11 @@ It registers lrl's engines, lets vLLM's engine hold tokens back, and its API ser
 tell their versions. On a CPU it lets the engine be a fork. Process groups of one rank share a thread.
 """
 
-from lrl.generators import flat_logprobs, forked_engine, gloo_thread, held_tokens, token_versions
+from lrl.vllm_plugin import flat_logprobs, forked_engine, gloo_thread, output_batching, token_versions
 
 ENGINES = {
-    **dict.fromkeys(("shared_memory", "pull"), ("lrl.weights.shared_memory_engine", "SharedMemoryEngine")),
-    "nccl": ("lrl.weights.nccl_engine", "NcclEngine"),
+    **dict.fromkeys(("shared_memory", "pull"), ("lrl.vllm_plugin.shared_memory_engine", "SharedMemoryEngine")),
+    "nccl": ("lrl.vllm_plugin.nccl_engine", "NcclEngine"),
 }
 """Module and class by name; `nccl` takes the place of vLLM's own, from which it derives."""
 
@@ -20,7 +20,7 @@ def register() -> None:
     for name, place in ENGINES.items():
         WeightTransferEngineFactory._registry.pop(name, None)
         WeightTransferEngineFactory.register_engine(name, *place)
-    held_tokens.install()
+    output_batching.install()
     flat_logprobs.install()
     token_versions.install()
     forked_engine.install()

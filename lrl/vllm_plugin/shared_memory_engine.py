@@ -1,4 +1,5 @@
-"""The generator's end of the shared-memory transport; runs inside vLLM's worker, registered by `lrl.weights.plugin`.
+"""The generator's end of the shared-memory transport; runs inside vLLM's worker, registered by
+`lrl.vllm_plugin.plugin`.
 
 vLLM's CPU build packs weights at load into the form that its kernels take, and for two kinds of layers an update would
 not reach that form. All others are packed again as their weights arrive, and their weights dropped, so that there is no

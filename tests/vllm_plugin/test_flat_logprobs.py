@@ -10,7 +10,7 @@ from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from lrl.generators import flat_logprobs
+from lrl.vllm_plugin import flat_logprobs
 
 
 def processor(flat: bool, columns: int) -> Any:

@@ -12,7 +12,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason, Ut
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists
 
-from lrl.generators.held_tokens import HOLD_S, OWN, HeldTokens
+from lrl.generators.frames import HOLD_S, OWN
+from lrl.vllm_plugin.output_batching import OutputBatcher
 
 CALL = UtilityOutput(call_id=1)
 
@@ -36,7 +37,7 @@ def message(*outputs: EngineCoreOutput, client: int = 0, version: str = "0", **f
 
 def passed(clock: Clock, *messages: Any, after_s: float = 0.0) -> list[Any]:
     """Returns what has been passed on `after_s` seconds after `messages`, which came at once."""
-    held, found = HeldTokens(queue.Queue(), clock), []
+    held, found = OutputBatcher(queue.Queue(), clock), []
     for one in messages:
         held._take(one)
     clock.now += after_s
@@ -67,7 +68,7 @@ def test_tokens_wait_for_hold_s_and_go_together() -> None:
 
 def test_a_queue_that_never_runs_empty_does_not_hold_tokens_longer() -> None:
     clock, outputs = Clock(), queue.Queue[Any]()
-    held, waited = HeldTokens(outputs, clock), []
+    held, waited = OutputBatcher(outputs, clock), []
     for step in range(40):
         outputs.put(message(output(OWN + "a", [step])))
     outputs.put(b"dead")
@@ -130,7 +131,7 @@ def test_statistics_of_a_prefill_are_not_lost() -> None:
 )
 def test_every_token_is_passed_on_once_and_in_order(steps: list[tuple[int, int, str]]) -> None:
     clock, outputs, wrote, found = Clock(), queue.Queue[Any](), dict[str, list[int]](), list[Any]()
-    held = HeldTokens(outputs, clock)
+    held = OutputBatcher(outputs, clock)
     for place, (number, count, event) in enumerate(steps):
         name = f"{OWN}{number}"
         tokens = [10 * place + more for more in range(count)]

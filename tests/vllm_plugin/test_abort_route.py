@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from lrl.weights.abort_route import ROUTE, AbortRoute, abort_mark, transfer_name
+from lrl.vllm_plugin.abort_route import AbortRoute, abort_mark
+from lrl.weights.communicator import ABORT_ROUTE as ROUTE
+from lrl.weights.communicator import transfer_name
 
 NAME = transfer_name("of a communicator")
 

@@ -1,9 +1,9 @@
 """Log-probs of many tokens at once in vLLM's API server.
 
-vLLM appends the log-probs of a response token by token, which was two thirds of the API server's work once the tokens
-came together (`lrl.generators.held_tokens`). Where each token has a single log-prob, its own, the columns of a message
-can be appended as they are. All other requests are left to vLLM.
-"""
+vLLM appends the log-probs of a response token by token, which was two thirds of the API server's
+work once the tokens came together (`lrl.vllm_plugin.output_batching`). Where each token has a
+single log-prob, its own, the columns of a message can be appended as they are. All other requests
+are left to vLLM."""
 
 from __future__ import annotations
 

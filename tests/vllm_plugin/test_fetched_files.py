@@ -12,10 +12,10 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from lrl.generators.endpoint import Endpoint, Location, first_certificate
-from lrl.weights import fetched_files
+from lrl.vllm_plugin import fetched_files
+from lrl.vllm_plugin.fetched_files import FetchedFiles, FetchFailed
 from lrl.weights.delta import write_delta
 from lrl.weights.fetch_order import FILES, FetchOrder, RemoteFile
-from lrl.weights.fetched_files import FetchedFiles, FetchFailed
 from lrl.weights.file_server import FileServer
 from tests.certificates import self_signed, signed_by
 from tests.http_call import call

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from lrl.generators import cpu_backend, forked_engine
-from lrl.generators.forked_engine import METHOD
+from lrl.generators import cpu_backend
 from lrl.generators.settings import ServerSettings
+from lrl.vllm_plugin import forked_engine
+from lrl.vllm_plugin.forked_engine import METHOD
 from tests.lent_server import LentServer
 
 pytest.importorskip("vllm")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lrl.generators.held_tokens import OWN
+from lrl.generators.frames import OWN
 
 
 def install() -> None:

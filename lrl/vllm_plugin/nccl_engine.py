@@ -1,7 +1,8 @@
-"""The generator's end of the NCCL transports; runs inside vLLM's worker, registered by `lrl.weights.plugin`.
+"""The generator's end of the NCCL transports; runs inside vLLM's worker, registered by `lrl.vllm_plugin.plugin`.
 
-It is vLLM's own engine, which the trainer can end (`lrl.weights.abort_route`). NCCL's kernels wait for a lost member
-for ever, and so would the worker; once its communicator is aborted they return, and leave garbage in their buffers.
+It is vLLM's own engine, which the trainer can end (`lrl.vllm_plugin.abort_route`). NCCL's kernels
+wait for a lost member for ever, and so would the worker; once its communicator is aborted they
+return, and leave garbage in their buffers.
 
 A transfer that was ended is no error here, because of vLLM's executor for several workers: it raises the first error
 that it reads and leaves the answers of the other workers unread, so that every later call would get the answer of the
@@ -24,8 +25,8 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from vllm.logger import init_logger
 
 from lrl.runtime.daemon_call import start_daemon_call
-from lrl.weights.abort_route import abort_mark, transfer_name
-from lrl.weights.communicator import abort
+from lrl.vllm_plugin.abort_route import abort_mark
+from lrl.weights.communicator import abort, transfer_name
 
 log = init_logger(__name__)  # vLLM's, because other loggers do not reach the server's log
 

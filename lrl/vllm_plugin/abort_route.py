@@ -1,31 +1,27 @@
 """The route by which the trainer ends a collective transfer inside a generator.
 
-A worker that waits for a lost member waits in its GPU for ever: NCCL has no deadline, and vLLM's other routes queue
-behind the call that waits. So the API server answers this route by itself and leaves a mark, a file in the temporary
-folder that the supervisor gives to all processes of the generator; the worker looks for it (`lrl.weights.nccl_engine`).
+A worker that waits for a lost member waits in its GPU for ever: NCCL has no deadline, and vLLM's
+other routes queue behind the call that waits. So the API server answers this route by itself and
+leaves a mark, a file in the temporary folder that the supervisor gives to all processes of the
+generator; the worker looks for it (`lrl.vllm_plugin.nccl_engine`).
 
 Each communicator has a name of its own, so a mark never meets another transfer than its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lrl.weights.communicator import ABORT_ROUTE
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-ROUTE = "/lrl/abort_transfer/"
-_PATH = re.compile(re.escape(ROUTE) + r"([0-9a-f]{16})")
+_PATH = re.compile(re.escape(ABORT_ROUTE) + r"([0-9a-f]{16})")
 DONE = b'{"message": "The transfer ends."}'
-
-
-def transfer_name(unique_id: str) -> str:
-    """Returns the name of the communicator with this unique id: 16 hexadecimal digits that do not give the id away."""
-    return hashlib.sha256(unique_id.encode()).hexdigest()[:16]
 
 
 def abort_mark(name: str) -> Path:

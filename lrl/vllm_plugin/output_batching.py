@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 
-HOLD_S = 1.0
-"""Seconds for which a token may wait in the engine; its generator's death can cost a response the tokens of as long."""
-OWN = "lrl-"
-"""Found in the request ids whose tokens are held; whoever else reads from this server is not made to wait."""
+from lrl.generators.frames import HOLD_S, OWN
+
 UNUSUAL = (
     "new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "prefill_stats", "routed_experts",
     "new_sampling_mask", "kv_transfer_params", "ec_transfer_params", "mm_cache_miss_hashes",
@@ -33,7 +31,8 @@ NEWS = ("spec_decoding_stats", "kv_connector_stats", "kv_cache_eviction_events",
 
 
 def install() -> None:
-    """Puts a `HeldTokens` in front of the socket of every engine that starts in this process; may be called twice."""
+    """Puts an `OutputBatcher` in front of the socket of every engine that starts in this process;
+    may be called twice."""
     from vllm.v1.engine.core import EngineCoreProc
 
     send = EngineCoreProc.process_output_sockets
@@ -41,13 +40,13 @@ def install() -> None:
         return
 
     def holding(self: Any, *places: Any) -> None:
-        self.output_queue = HeldTokens(self.output_queue)
+        self.output_queue = OutputBatcher(self.output_queue)
         send(self, *places)
 
     EngineCoreProc.process_output_sockets = holding
 
 
-class HeldTokens:
+class OutputBatcher:
     """The engine's queue of outputs; takes the place of the `queue.Queue` behind it.
 
     Args:

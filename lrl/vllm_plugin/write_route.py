@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from lrl.generators.frames import FLUSH, WRITE, Part, line, pack
-from lrl.generators.held_tokens import OWN
+from lrl.generators.frames import FLUSH, OWN, WRITE, Part, line, pack
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

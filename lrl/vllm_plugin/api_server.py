@@ -1,4 +1,4 @@
-"""The program of a generator: vLLM's API server, `python -m lrl.generators.api_server FLAGS`.
+"""The program of a generator: vLLM's API server, `python -m lrl.vllm_plugin.api_server FLAGS`.
 
 Imports are most of its start on a CPU. An engine that is spawned imports this module again.
 """

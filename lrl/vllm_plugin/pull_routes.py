@@ -19,8 +19,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from lrl.generators.auth import TOKEN_VARIABLE
 from lrl.generators.server import FILES_VARIABLE
+from lrl.vllm_plugin.fetched_files import FetchedFiles, FetchFailed
 from lrl.weights.fetch_order import FETCH, FILES, FetchOrder
-from lrl.weights.fetched_files import FetchedFiles, FetchFailed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -1,4 +1,4 @@
-"""No file and no folder of lrl imports itself through others; few files import vLLM. Imports for type checking count."""
+"""No file and no folder of lrl imports itself through others; few import vLLM. Imports for type checking count."""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.fan_out
 
-Every machine has one link, which carries as much in each direction. A source divides its link evenly among those that
-fetch from it. `tree` is what pull does: the real rule of who fetches from whom (`lrl.weights.places`) on a virtual
-clock, with the default patience of a sync. `delta` is the same tree with a share of the bytes, and seconds to make the
-difference and to rebuild the file; both are what `benchmarks.weight_transports` measured at lr 1e-6 on two cores, where
-one core does either. The time of the pause is not in it.
+Every machine has one link, which carries as much in each direction. A source divides its link
+evenly among those that fetch from it. `tree` is what pull does: the real rule of who fetches from
+whom (`lrl.weights.upload_slots`) on a virtual clock, with the default patience of a sync. `delta`
+is the same tree with a share of the bytes, and seconds to make the difference and to rebuild the
+file; both are what `benchmarks.weight_transports` measured at lr 1e-6 on two cores, where one core
+does either. The time of the pause is not in it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 
 from benchmarks import arguments, records
 from lrl.planning.simulator import clock
-from lrl.weights.places import Places
 from lrl.weights.pull import PATIENCE
+from lrl.weights.upload_slots import UploadSlots
 
 GB = 1e9
 DEADLINE_S = 300.0
@@ -86,14 +87,14 @@ def machine(number: int) -> Any:
 
 async def tree(count: int, size: float, rate: float, rebuild_s: float) -> tuple[float, float]:
     """Returns the seconds until all have fetched `size` bytes and rebuilt the file, and the bytes that rank 0 sent."""
-    places = Places(PATIENCE * DEADLINE_S)
+    slots = UploadSlots(PATIENCE * DEADLINE_S)
     links: defaultdict[Any, Link] = defaultdict(lambda: Link(rate))
 
     async def fetch(child: Any) -> None:
-        async with places.take(child) as source:
+        async with slots.take(child) as source:
             await links[source and id(source)].send(size)
         await asyncio.sleep(rebuild_s)
-        await places.open_at(child)
+        await slots.open_at(child)
 
     await asyncio.gather(*(fetch(machine(number)) for number in range(count)))
     return asyncio.get_running_loop().time(), links[None].sent

@@ -150,7 +150,11 @@ def main(policy: str, folder: Path, strategy: str, ranks: int, steps: int, setti
             return RankStream(module)
         arriving = groups(trainer.global_step, module.network.config.vocab_size)
         packer = Packer(
-            MICRO_BATCH_TOKENS, GroupMean(), 1.0, ranks=trainer.world_size, blanks=module.sharding is not None
+            MICRO_BATCH_TOKENS,
+            GroupMean(),
+            1.0,
+            data_parallel_size=trainer.world_size,
+            blanks=module.sharding is not None,
         )
         run = RunParts(next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=module.ranks)
         return StepStream(trainer.global_step, GROUPS, packer, run)

@@ -5,11 +5,12 @@
     python -m benchmarks.weight_tree --policy 130m --receivers 4 --fan-outs 2    vLLM servers receive
     python -m benchmarks.weight_tree --print-only                  print what is there
 
-Each receiver is in a network namespace of its own, on a bridge. The kernel (tc) lets rank 0 and each receiver send at
-most `--mbit` megabits a second. `--fan-outs` are the values of `lrl.weights.places.FAN_OUT` to try; as many as there
-are receivers is no tree: all fetch from rank 0. `links` is the time in units of one copy over one free link. A receiver
-is a stand-in (`benchmarks.weight_receiver`) for a version of `--megabytes`, or with `--policy` a vLLM server that gets
-random weights of that size (`benchmarks.random_policy`).
+Each receiver is in a network namespace of its own, on a bridge. The kernel (tc) lets rank 0 and
+each receiver send at most `--mbit` megabits a second. `--fan-outs` are the values of
+`lrl.weights.upload_slots.FAN_OUT` to try; as many as there are receivers is no tree: all fetch from
+rank 0. `links` is the time in units of one copy over one free link. A receiver is a stand-in
+(`benchmarks.weight_receiver`) for a version of `--megabytes`, or with `--policy` a vLLM server that
+gets random weights of that size (`benchmarks.random_policy`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
 from benchmarks.weight_transports import MB, Scene, receivers, stand_in
 from lrl.generators.settings import ServerSettings
 from lrl.runtime.event_loop import LoopThread
-from lrl.weights import places
+from lrl.weights import upload_slots
 from lrl.weights.pull import Pull
 
 NETWORK = "10.213.78"
@@ -96,7 +97,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
         with (
             slow_links(wanted["receivers"], args.mbit) as where,
             receivers(where, loop, args.folder, settings, program) as fleet,
-            mock.patch.object(places, "FAN_OUT", wanted["fan_out"]),
+            mock.patch.object(upload_slots, "FAN_OUT", wanted["fan_out"]),
         ):
             found = Scene(fleet, loop, (version, version)).sync(Pull, upto=0)
         loop.close()

@@ -98,10 +98,10 @@ class Evaluation(OnRankZero):
             data.evaluations.append(self)
         self.sampling = replace(self.sampling, max_tokens=data.sampling.max_tokens)
         data.load(self.prompts)
-        self._pool = data.reward_pool.like(self.judges(data), workers=1)
+        self._pool = data.reward_pool.like(self.rewards_for_evaluation(data), workers=1)
         self._pool.start(next(iter(self.prompts)))
 
-    def judges(self, data: RolloutDataModule) -> list[Reward]:
+    def rewards_for_evaluation(self, data: RolloutDataModule) -> list[Reward]:
         """Returns the rewards that score the responses."""
         rewards = [as_reward(reward) for reward in self.rewards or list(data.rewards)[:1]]
         if len(rewards) == 1:

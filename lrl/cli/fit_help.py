@@ -31,7 +31,7 @@ OF_THE_TRAINER = (
     *("log_every_n_steps", "enable_progress_bar"),
 )
 CALLBACKS = "lrl.callbacks"
-BESIDE = {
+OTHER_SETTINGS = {
     "config": "A YAML file, or the name of a shipped recipe ({recipes}); several are laid over one another.",
     "ckpt_path": "Checkpoint to resume from.",
     "seed_everything": "Seed of the run (default 0).",
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 def text(verb: str, recipes: str) -> str:
     """Returns the help of `verb`."""
     trainer = {one.name: one for one in settings_of(TRAINER, "--trainer.")}
-    run = [Setting(f"--{name}", "", text.format(recipes=recipes)) for name, text in BESIDE.items()]
+    run = [Setting(f"--{name}", "", text.format(recipes=recipes)) for name, text in OTHER_SETTINGS.items()]
     tables = {
         "Run": run,
         **{f"{prefix}, {title}": settings_of(where, f"--{prefix}.") for prefix, (where, title) in GROUPS.items()},
@@ -78,7 +78,10 @@ def text(verb: str, recipes: str) -> str:
 def all_settings() -> list[str]:
     """Returns the names of all settings, of the shipped classes and of Lightning's Trainer."""
     groups = {prefix: where for prefix, (where, _) in GROUPS.items()} | {"data.prompts": PROMPTS, "trainer": TRAINER}
-    return [*BESIDE, *(one.name for prefix, where in groups.items() for one in settings_of(where, f"{prefix}."))]
+    return [
+        *OTHER_SETTINGS,
+        *(one.name for prefix, where in groups.items() for one in settings_of(where, f"{prefix}.")),
+    ]
 
 
 def settings_of(where: str, prefix: str) -> list[Setting]:

@@ -65,7 +65,7 @@ def placed(args: argparse.Namespace, words: Sequence[str], gpus: int) -> int:
         return 1
     resources = {"CPU": args.cpus, "GPU": float(gpus), **args.resources}
     bundle = {name: amount for name, amount in resources.items() if amount}
-    asked = ray_run.Asked(args.nodes, bundle, args.address, args.wait_s, args.grace_s)
+    asked = ray_run.RayRequest(args.nodes, bundle, args.address, args.wait_s, args.grace_s)
     try:
         return ray_run.run([*words, "--trainer.num_nodes", str(args.nodes)], asked)
     except ray_run.RayRunError as error:

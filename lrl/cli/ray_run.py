@@ -30,7 +30,7 @@ from lrl.generators.launchers.ray import TRAVEL
 from lrl.generators.launchers.ray_driver import remove, what_is_missing
 
 POLL_S = 0.2
-SAID_AFTER_S, SAID_EVERY_S = 10.0, 60.0
+LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0
 """When a wait for places is reported."""
 START_S = 120.0
 """Longest wait for the start of the run's processes, on nodes that have answered."""
@@ -53,7 +53,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RayRequest:
     """The nodes that a run wants from Ray, and how long it waits."""
 
     nodes: int
@@ -109,17 +109,17 @@ class Node:
             lines.append(self.line)
             self.line, self.shown = b"", time.monotonic()
         head = f"[node {self.number}] " if self.several else ""
-        sys.stdout.write("".join(f"{head}{shown}\n" for line in lines if (shown := as_shown(line))))
+        sys.stdout.write("".join(f"{head}{shown}\n" for line in lines if (shown := last_state(line))))
         sys.stdout.flush()
 
 
-def as_shown(line: bytes) -> str:
-    """Returns what a terminal shows in the end of a line that returns to its beginning."""
+def last_state(line: bytes) -> str:
+    """Returns the last state of a progress bar's line."""
     parts = [part.rstrip() for part in line.decode(errors="replace").split("\r")]
     return next((part for part in reversed(parts) if part), "")
 
 
-def run(words: Sequence[str], asked: Asked) -> int:
+def run(words: Sequence[str], asked: RayRequest) -> int:
     """Runs `lrl` with these words on the nodes, and prints what they print; returns the run's exit status.
 
     Raises:
@@ -136,7 +136,7 @@ def run(words: Sequence[str], asked: Asked) -> int:
         with signals() as received, placed(asked, received) as nodes:
             try:
                 start(nodes, words, asked)
-                return Following(nodes, received, asked.grace_s).follow()
+                return RunMonitor(nodes, received, asked.grace_s).follow()
             finally:
                 for node in nodes:
                     with suppress(RayError):
@@ -160,7 +160,7 @@ def signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def placed(asked: Asked, received: list[int]) -> Iterator[list[Node]]:
+def placed(asked: RayRequest, received: list[int]) -> Iterator[list[Node]]:
     """Yields the nodes, each with an actor that has answered; gives their places back at the end.
 
     Raises:
@@ -174,7 +174,7 @@ def placed(asked: Asked, received: list[int]) -> Iterator[list[Node]]:
         wait_for_places(group, bundles, asked, received)
         nodes = [Node(number, actor_of(group, number, asked.bundle), asked.nodes > 1) for number in range(asked.nodes)]
         left_s = max(START_S, asked.wait_s + start - time.monotonic())
-        for node, found in zip(nodes, answers(nodes, left_s, received), strict=True):
+        for node, found in zip(nodes, node_info(nodes, left_s, received), strict=True):
             node.host, node.address, node.port, node.versions = (
                 found[name] for name in ("host", "address", "port", "versions")
             )
@@ -185,9 +185,11 @@ def placed(asked: Asked, received: list[int]) -> Iterator[list[Node]]:
             remove(group)
 
 
-def wait_for_places(group: PlacementGroup, bundles: list[dict[str, float]], asked: Asked, received: list[int]) -> None:
+def wait_for_places(
+    group: PlacementGroup, bundles: list[dict[str, float]], asked: RayRequest, received: list[int]
+) -> None:
     """Waits until Ray has reserved a node for each bundle."""
-    start, said_at = time.monotonic(), SAID_AFTER_S
+    start, said_at = time.monotonic(), LOG_AFTER_S
     while missing := what_is_missing(group, bundles, "STRICT_SPREAD (one on each node)"):
         stop_if_asked(received)
         waited = time.monotonic() - start
@@ -198,7 +200,7 @@ def wait_for_places(group: PlacementGroup, bundles: list[dict[str, float]], aske
             )
         if waited > said_at:
             say(f"Waiting for {waited:.0f} s: {missing}")
-            said_at += SAID_EVERY_S
+            said_at += LOG_EVERY_S
         time.sleep(POLL_S)
 
 
@@ -220,7 +222,7 @@ def actor_of(group: PlacementGroup, number: int, bundle: dict[str, float]) -> An
     )
 
 
-def answers(nodes: Sequence[Node], timeout_s: float, received: list[int]) -> list[dict[str, Any]]:
+def node_info(nodes: Sequence[Node], timeout_s: float, received: list[int]) -> list[dict[str, Any]]:
     """Returns what each node says of itself."""
     asked = [node.actor.look.remote() for node in nodes]
     end = time.monotonic() + timeout_s
@@ -256,7 +258,7 @@ def check(nodes: Sequence[Node]) -> None:
         )
 
 
-def start(nodes: Sequence[Node], words: Sequence[str], asked: Asked) -> None:
+def start(nodes: Sequence[Node], words: Sequence[str], asked: RayRequest) -> None:
     """Starts the processes of the run."""
     first = nodes[0]
     travelling = {name: value for name, value in os.environ.items() if name.startswith(TRAVEL)}
@@ -279,7 +281,7 @@ def start(nodes: Sequence[Node], words: Sequence[str], asked: Asked) -> None:
         raise RayRunError(f"The run could not be started on all nodes: {last_line(error)}") from error
 
 
-class Following:
+class RunMonitor:
     """Prints what the nodes print until all have ended, and ends the others with the first one.
 
     Signals are for rank 0, on node 0, which saves and ends, and the other ranks with it; they ignore signals.

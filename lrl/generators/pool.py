@@ -32,7 +32,7 @@ class GeneratorPool:
 
     Args:
         generators: Its members.
-        dispatch: Which of them responses which prompt, and in which order.
+        dispatch: Chooses the generator and the order of the prompts.
     """
 
     def __init__(self, generators: Sequence[Generator], dispatch: DispatchPolicy | None = None) -> None:
@@ -109,7 +109,7 @@ class GeneratorPool:
     async def generate_spare(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
     ) -> None:
-        """Like `generate`, in the places kept beside those for rollouts: neither waits for the other."""
+        """Generates in the spare slots, without waiting for rollouts."""
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             # Not during a sync: an evaluation may follow it at once, and its responses must be of the new version.
             async with self._changed:

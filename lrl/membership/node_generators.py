@@ -20,7 +20,7 @@ from lrl.generators.fleet import Fleet
 from lrl.membership.keeper import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, OWN_END_S
 from lrl.membership.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, url_elsewhere
 from lrl.membership.service import RegistryServer
-from lrl.runtime.parent_death import dying_with_this
+from lrl.runtime.parent_death import bound_to_this_process
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class _Place:
         words += ["--devices", ",".join(map(str, self.devices))] if self.devices else []
         own = {TOKEN_VARIABLE: self.run.token, CERTIFICATE_VARIABLE: self.run.certificate}
         self._process = subprocess.Popen(
-            dying_with_this(words),
+            bound_to_this_process(words),
             env=os.environ | own,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the trainer

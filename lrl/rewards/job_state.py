@@ -71,7 +71,7 @@ class JobState(ctypes.Structure):
         """Whether one reward runs on one response, and nothing else."""
         return self.response != _UNCERTAIN
 
-    def judged(self, response: int, outcome: Outcome) -> None:
+    def scored(self, response: int, outcome: Outcome) -> None:
         """Records the outcome of a response."""
         self.uncertain()
         if isinstance(outcome, str) and response < _MARKED:

@@ -22,8 +22,8 @@ from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.cpu_limit import OutOfTimeError, within
 from lrl.rewards.expression_text import cleaned, comparable, is_readable
 from lrl.rewards.final_answer import final_answers, marked_answers
+from lrl.rewards.math_magnitude import TooLargeError, check_magnitude
 from lrl.rewards.reference import reference_of
-from lrl.rewards.size import TooLargeError, check_size
 from lrl.runtime.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right
@@ -94,13 +94,13 @@ class Math(Reward):
         if any(right.split() == final.split() for final in finals):
             return 1.0
         try:
-            check_size(right)
+            check_magnitude(right)
         except TooLargeError as error:
             raise ValueError(f"the gold answer {right!r} {error}: nothing can be compared with it") from error
         right, finals = comparable(right, finals)
         try:
             for final in finals:
-                check_size(final if _EQUALS.search(right) else _EQUALS.split(final)[-1])
+                check_magnitude(final if _EQUALS.search(right) else _EQUALS.split(final)[-1])
         except TooLargeError as error:
             return GaveUp(f"the response {error}")
         try:

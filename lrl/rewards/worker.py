@@ -103,7 +103,7 @@ def _score_all(
             awaited[index] = values
         else:
             outcomes[index] = values if isinstance(values, str) else _weighted_sum(rewards, values)
-            state.judged(index, outcomes[index])
+            state.scored(index, outcomes[index])
     if awaited:
         state.begin_stretch()
         left_s = budget_s if len(responses) > 1 else max(0.0, budget_s - clock.seconds)
@@ -162,7 +162,7 @@ async def _await_one(rewards: list[Reward], state: JobState, index: int, values:
             break
     else:
         outcome = _weighted_sum(rewards, found)
-    state.judged(index, outcome)
+    state.scored(index, outcome)
     return outcome
 
 

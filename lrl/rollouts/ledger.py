@@ -161,8 +161,8 @@ class Ledger:
             "done_ahead": sorted(index for index, step in self._steps.items() if step < steps_done),
             "given_up": given_up,
             "skipped": dict(self.skipped),
-            "finished": [save_group(group, judged=True) for group in [*handed, *self.finished.values()]],
-            "running": [save_group(group, judged=False) for group in self.running.values()],
+            "finished": [save_group(group, scored=True) for group in [*handed, *self.finished.values()]],
+            "running": [save_group(group, scored=False) for group in self.running.values()],
         }
 
     def load_state_dict(
@@ -197,9 +197,9 @@ class Ledger:
         finished, running, unscored = list[Group](), list[Group](), 0
         for saved in state["finished"]:
             prompt = prompt_at(saved["index"])
-            judged = same_rewards and has_same_columns(saved, prompt)
-            (finished if judged else running).append(load_group(saved, prompt, judged=judged))
-            unscored += not judged
+            scored = same_rewards and has_same_columns(saved, prompt)
+            (finished if scored else running).append(load_group(saved, prompt, scored=scored))
+            unscored += not scored
         running += [load_group(saved, prompt_at(saved["index"])) for saved in state["running"]]
         for group in finished:
             self._put(group)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from lrl.advantages import Advantages
 from lrl.rollouts.bin_packing import BinPacker, Rows
-from lrl.training.collate import Sequence, blank, fill_rows
+from lrl.training.collate import TrainingSample, blank, fill_rows
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
@@ -31,7 +31,7 @@ class Packer:
         whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its size.
         mask_truncated: Whether responses that were cut at the token limit have no token in the loss; the baseline
             still counts them (overlong filtering: DAPO, 2503.14476, section 3.4).
-        ranks: Micro-batches of a round, of equal work.
+        data_parallel_size: Micro-batches of a round, of equal work.
         share_rows: Whether several responses may lie in one row; not with a model in which they would see each other.
         blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
 
@@ -47,7 +47,7 @@ class Packer:
         oldest_version: int | None = None,
         whole_groups: bool = False,
         mask_truncated: bool = False,
-        ranks: int = 1,
+        data_parallel_size: int = 1,
         share_rows: bool = True,
         blanks: bool = False,
     ) -> None:
@@ -70,8 +70,8 @@ class Packer:
         """Responses without a reward, and those of discarded groups."""
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored responses for a baseline."""
-        self._places = self._padded = 0
-        self._bins = BinPacker[Sequence](micro_batch_tokens, whole_groups, ranks, share_rows)
+        self._slots = self._padded = 0
+        self._bins = BinPacker[TrainingSample](micro_batch_tokens, whole_groups, data_parallel_size, share_rows)
 
     @property
     def budget(self) -> int:
@@ -81,7 +81,7 @@ class Packer:
     @property
     def padding(self) -> float:
         """Share of the tokens in all micro-batches so far that is padding."""
-        return self._padded / max(1, self._places)
+        return self._padded / max(1, self._slots)
 
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
         """Adds a finished group, and returns an iterator over the rounds that are full by now.
@@ -101,7 +101,7 @@ class Packer:
             self.masked_tokens += sum(rollout.mask) - sum(trained)
             if any(trained):
                 self.sequences += 1
-                self._bins.add(Sequence(group.index, group.prompt.token_ids, rollout, advantages, trained))
+                self._bins.add(TrainingSample(group.index, group.prompt.token_ids, rollout, advantages, trained))
             elif self._is_cut(rollout):
                 self.cut_rollouts += 1
             elif any(rollout.mask):
@@ -125,11 +125,11 @@ class Packer:
     def _is_cut(self, rollout: Rollout) -> bool:
         return self.mask_truncated and rollout.finish_reason == "length"
 
-    def _filled(self, each: list[Rows[Sequence]]) -> Round:
+    def _filled(self, each: list[Rows[TrainingSample]]) -> Round:
         filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]
         for micro in filled:
             if micro is not None:
-                self._places += micro.input_ids.numel()
+                self._slots += micro.input_ids.numel()
                 self._padded += int((micro.sequence_ids < 0).sum())
         return [blank() if micro is None and self._blanks else micro for micro in filled]
 

@@ -76,7 +76,7 @@ class Replay:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffer in primitives and tensors; without the prompts, and what `PolicyModule.prepare` adds."""
-        return {"groups": [(at, save_group(group, judged=True)) for at, group in self._groups]}
+        return {"groups": [(at, save_group(group, scored=True)) for at, group in self._groups]}
 
     def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
         """Restores the buffer, without the groups whose rows have other columns than when they were scored.

@@ -47,21 +47,21 @@ class Resumed:
         )
 
 
-def save_group(group: Group, *, judged: bool) -> dict[str, Any]:
+def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
     """Returns a group in plain types and tensors, which `torch.load` accepts with `weights_only=True`.
 
     Args:
         group: T tokens over all of its responses, in S runs of one version.
-        judged: Whether the group was scored; then its rewards and texts are saved, too.
+        scored: Whether the group was scored; then its rewards and texts are saved, too.
 
     Returns:
         `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S] (tokens of each run),
-        and plain numbers and strings: 8 bytes a token, and the text if it is judged.
+        and plain numbers and strings: 8 bytes a token, and the text if it is scored.
     """
     rollouts = group.rollouts
     versions = torch.tensor([version for rollout in rollouts for version in rollout.versions], dtype=torch.int32)
     versions, spans = torch.unique_consecutive(versions, return_counts=True)
-    scored = ("text", "reward", "reward_parts", "reward_failure") if judged else ()
+    fields = ("text", "reward", "reward_parts", "reward_failure") if scored else ()
     return {
         "index": group.index,
         "admitted_by": group.admitted_by,
@@ -74,7 +74,7 @@ def save_group(group: Group, *, judged: bool) -> dict[str, Any]:
         "spans": spans,
         "lengths": [len(rollout.token_ids) for rollout in rollouts],
         "finish_reasons": [rollout.finish_reason for rollout in rollouts],
-        "judgements": [{name: getattr(rollout, name) for name in scored} for rollout in rollouts],
+        "judgements": [{name: getattr(rollout, name) for name in fields} for rollout in rollouts],
     }
 
 
@@ -83,13 +83,13 @@ def has_same_columns(saved: dict[str, Any], prompt: Prompt) -> bool:
     return bool(saved.get("columns") == fingerprint(prompt.columns))
 
 
-def load_group(saved: dict[str, Any], prompt: Prompt, *, judged: bool = True) -> Group:
+def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) -> Group:
     """Returns the group of `save_group`.
 
     Args:
         saved: The saved group.
         prompt: The run's prompt at the group's index.
-        judged: Whether its rewards are restored, if it has any.
+        scored: Whether its rewards are restored, if it has any.
 
     Raises:
         ValueError: The group had another prompt.
@@ -104,7 +104,7 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, judged: bool = True) ->
     lengths = saved["lengths"]
     token_ids, logprobs = saved["token_ids"].split(lengths), saved["logprobs"].split(lengths)
     versions = saved["versions"].repeat_interleave(saved["spans"]).split(lengths)
-    judgements = saved["judgements"] if judged else [{} for _ in lengths]
+    judgements = saved["judgements"] if scored else [{} for _ in lengths]
     rollouts = [
         Rollout(token_ids=ids.tolist(), logprobs=logps.tolist(), versions=by.tolist(), finish_reason=reason, **given)
         for ids, logps, by, reason, given in zip(

@@ -32,7 +32,7 @@ class Slots(ABC):
         """Rollout responses that it writes or is about to write."""
         self.load: dict[Request, Sequence[Rollout]] = {}
         """The requests that hold its slots, each with its responses, of which some may have ended."""
-        self._held: dict[Request, int] = {}
+        self._slots: dict[Request, int] = {}
         self.passed_over = False
         """Whether requests wait that dispatch has not sent here."""
 
@@ -57,16 +57,16 @@ class Slots(ABC):
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
         """Reserves a slot for each response of `request`, until it ends (`release`) or until `free`."""
         self.in_flight += request.responses
-        self.load[request], self._held[request] = rollouts, request.responses
+        self.load[request], self._slots[request] = rollouts, request.responses
 
     def release(self, request: Request) -> None:
         """Frees one slot of `request`: a response has ended."""
         self.in_flight -= 1
-        self._held[request] -= 1
+        self._slots[request] -= 1
 
     def free(self, request: Request) -> None:
         """Frees the remaining slots of `request`."""
-        self.in_flight -= self._held.pop(request)
+        self.in_flight -= self._slots.pop(request)
         del self.load[request]
 
 

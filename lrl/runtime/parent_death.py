@@ -33,7 +33,7 @@ def die_with(owner: int) -> None:
         os._exit(1)
 
 
-def live_on() -> None:
+def unbind_from_parent() -> None:
     """Undoes `die_with`, for a process with other ways to notice the end of its owner."""
     if not _bound.is_set():  # then whoever started this process has bound it, for good
         return
@@ -42,7 +42,7 @@ def live_on() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
-def dying_with_this(words: Sequence[str]) -> list[str]:
+def bound_to_this_process(words: Sequence[str]) -> list[str]:
     """Returns a command whose process ends with this one; see `die_with`."""
     begin = "import os, sys; from lrl.runtime.parent_death import die_with; die_with(int(sys.argv[1]))"
     begin += "; os.execv(sys.argv[2], sys.argv[2:])"

@@ -1,4 +1,4 @@
 """Lightning strategies that divide a job's devices between the trainer and the generators.
 
-Hides when generators start and stop, and how a run ends that is told to.
+Hides the start and stop of generators and the graceful shutdown.
 """

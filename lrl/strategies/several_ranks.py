@@ -6,8 +6,8 @@ After an error rank 0 calls no collective and kills the ranks that it has starte
 connection whose end they could notice. Until then the kernel ends a rank together with the rank 0 that has started it,
 and the first signal ends any rank at once: there is nothing to save, and no Python handler runs while it waits.
 
-Ranks of several machines meet twice: at their start, before anything costs time, in a roll call that says who is
-missing and why (`lrl.runtime.roll_call`); and when rank 0 has made its checks, in the process group.
+Ranks of several machines meet twice: at their start, before anything costs time, in a rendezvous that says who is
+missing and why (`lrl.runtime.rendezvous`); and when rank 0 has made its checks, in the process group.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lrl.generators.endpoint import is_loopback
 from lrl.membership.node_generators import NodeGenerators, RunAddress
 from lrl.runtime.config_errors import ConfigError, above, fault
 from lrl.runtime.keepalive import close_silent_connections
-from lrl.runtime.parent_death import die_with, live_on
+from lrl.runtime.parent_death import die_with, unbind_from_parent
 from lrl.runtime.ranks import Ranks, explain_broken_collective, explain_rank_loss
-from lrl.runtime.roll_call import RollCall
+from lrl.runtime.rendezvous import Rendezvous
 from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.shared_folder import check_reads, check_writes
@@ -85,36 +85,36 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         super().__init__(timeout=timeout, **kwargs)
         above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
         self.meeting_timeout_s = meeting_timeout_s
-        self._roll_call: RollCall | None = None
+        self._rendezvous: Rendezvous | None = None
         self._node_generators: NodeGenerators | None = None
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"
         processes = len(self.parallel_devices or ())
-        self._launcher = Launcher(self.cluster_environment, processes, self.num_nodes, roll_call=self.roll_call)
+        self._launcher = RankLauncher(self.cluster_environment, processes, self.num_nodes, rendezvous=self.rendezvous)
 
     @contextmanager
-    def roll_call(self) -> Iterator[None]:
+    def rendezvous(self) -> Iterator[None]:
         """Has the ranks of several machines meet; one that fails before they have a process group ends them all.
 
         Raises:
-            ConfigError: The network of this machine is set wrongly; see `RollCall.meet`.
-            MeetingError: Not all came within `meeting_timeout_s`, or one of them failed.
+            ConfigError: The network of this machine is set wrongly; see `Rendezvous.meet`.
+            RendezvousError: Not all came within `meeting_timeout_s`, or one of them failed.
         """
-        self._roll_call = None
+        self._rendezvous = None
         if self.num_nodes == 1 or dist.is_initialized():  # by an earlier run of this process
             yield
             return
         cluster: Any = self.cluster_environment
         self.set_world_ranks()  # type: ignore[attr-defined]
         of_node = len(self.parallel_devices or ())
-        with RollCall(
+        with Rendezvous(
             *(cluster.main_address, cluster.main_port, self.global_rank, of_node * self.num_nodes, of_node),
             hosts=self.global_rank == 0 and not _torchelastic_use_agent_store(),
             timeout_s=self.meeting_timeout_s,
             silence_s=self.heartbeat_s,
-        ) as self._roll_call:
-            self._roll_call.meet()
+        ) as self._rendezvous:
+            self._rendezvous.meet()
             yield
 
     def setup_environment(self) -> None:
@@ -127,7 +127,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             self.signals.ignore()
         self.ranks = Ranks(dist.new_group(backend="gloo", timeout=self._timeout))
         close_silent_connections(self.heartbeat_s)
-        live_on()  # the ranks have met; at a normal end rank 0 may be done first
+        unbind_from_parent()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
         if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
             check_writes(self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else [])
@@ -176,15 +176,15 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         Raises:
             RuntimeError: They were not all there in time, or could not connect.
         """
-        timeout, self._timeout = self._timeout, MEETING if self._roll_call is None else CONNECTING
+        timeout, self._timeout = self._timeout, MEETING if self._rendezvous is None else CONNECTING
         try:
-            if self._roll_call is not None:
+            if self._rendezvous is not None:
                 checks_s = self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
-                self._roll_call.wait_all("ready", None, checks_s)  # rank 0 comes last, from its checks
+                self._rendezvous.wait_all("ready", None, checks_s)  # rank 0 comes last, from its checks
             with self.signals.at_once():
                 yield
-            if self._roll_call is not None:
-                self._roll_call.end()
+            if self._rendezvous is not None:
+                self._rendezvous.end()
         except dist.DistError as error:
             raise RuntimeError(
                 f"The {self.world_size} ranks did not meet ({error}). This is what rank {self.global_rank} saw, "
@@ -218,7 +218,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             self._node_generators.stop()
             self._node_generators = None
         trainer = self.attached_trainer
-        if trainer is not None and trainer.interrupted and isinstance(self._launcher, Launcher):
+        if trainer is not None and trainer.interrupted and isinstance(self._launcher, RankLauncher):
             self._launcher.kill(signal.SIGKILL)
 
 
@@ -228,15 +228,15 @@ def checkpoint_folders(trainer: Any) -> list[Path]:
     return given or [run_folder(trainer)]
 
 
-class Launcher(_SubprocessScriptLauncher):
+class RankLauncher(_SubprocessScriptLauncher):
     """Starts the other ranks without Lightning's observer, which would kill rank 0 as soon as one of them fails.
 
     Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
     """
 
-    def __init__(self, *args: Any, roll_call: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, *args: Any, rendezvous: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(*args)
-        self._roll_call = roll_call
+        self._rendezvous = rendezvous
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Starts the ranks, unless torchrun or SLURM does, and calls `function`.
@@ -252,7 +252,7 @@ class Launcher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
-        with self._roll_call(), explain_broken_collective():  # wherever Lightning or torch calls one
+        with self._rendezvous(), explain_broken_collective():  # wherever Lightning or torch calls one
             return function(*args, **kwargs)
 
     def kill(self, signum: int | signal.Signals) -> None:

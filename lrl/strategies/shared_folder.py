@@ -1,4 +1,4 @@
-"""What ranks of several machines must see of one file system: checkpoints that all of them read or write.
+"""Checks that all ranks see the same checkpoint folder.
 
 All else is rank 0's: the run's folder, its logs, and the model's files, which it sends.
 """

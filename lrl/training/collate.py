@@ -9,7 +9,7 @@ from lrl.types import Group, MicroBatch, Rollout
 
 
 @dataclass(slots=True)
-class Sequence:
+class TrainingSample:
     """One rollout behind its prompt, with the inputs of its loss."""
 
     group: int
@@ -29,27 +29,27 @@ class Sequence:
         return len(self.prompt) + len(self.rollout.token_ids)
 
 
-def text_sequence(token_ids: list[int], group: int = 0) -> Sequence:
+def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:
     """Returns a text as a rollout behind a prompt of one token: every token but the first is a label."""
     first, *rest = token_ids
     rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))
-    return Sequence(group, [first], rollout, torch.zeros(()), [True] * len(rest))
+    return TrainingSample(group, [first], rollout, torch.zeros(()), [True] * len(rest))
 
 
 def blank() -> MicroBatch:
     """Returns a micro-batch without a token in the mask, for a rank that must take part in a pass."""
     nothing = Rollout(token_ids=[0], logprobs=[0.0], versions=[0])
-    return fill_rows([[Sequence(0, [0], nothing, torch.zeros(()), [False])]], temperature=1.0)
+    return fill_rows([[TrainingSample(0, [0], nothing, torch.zeros(()), [False])]], temperature=1.0)
 
 
 def unpacked(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
     """Returns rollouts of a group, each with at least one token and in its own row, with every token in the mask."""
     zero = torch.zeros(())
-    rows = [[Sequence(group.index, group.prompt.token_ids, r, zero, [True] * len(r.token_ids))] for r in rollouts]
+    rows = [[TrainingSample(group.index, group.prompt.token_ids, r, zero, [True] * len(r.token_ids))] for r in rollouts]
     return fill_rows(rows, temperature)
 
 
-def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
+def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatch:
     """Returns the micro-batch of these rows, padded to the longest."""
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
     sequences = [sequence for row in rows for sequence in row]
@@ -86,7 +86,7 @@ def fill_rows(rows: list[list[Sequence]], temperature: float) -> MicroBatch:
     return batch
 
 
-def _write(batch: MicroBatch, row: int, whole: slice, sequence: Sequence) -> None:
+def _write(batch: MicroBatch, row: int, whole: slice, sequence: TrainingSample) -> None:
     rollout, prompt = sequence.rollout, sequence.prompt
     token_ids = batch.labels.new_tensor(rollout.token_ids)
     batch.input_ids[row, whole] = torch.cat([batch.labels.new_tensor(prompt), token_ids])

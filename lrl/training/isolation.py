@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.runtime.config_errors import ConfigError
-from lrl.training.collate import Sequence, fill_rows, text_sequence
+from lrl.training.collate import TrainingSample, fill_rows, text_sequence
 from lrl.training.model import decoder_of, label_logprobs, named_model_errors
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:
     raise ConfigError(f"model={network.name_or_path!r}: {type(network).__name__} has no list of layers to train.")
 
 
-def _sequences(vocabulary: int, padding: int | None) -> list[Sequence]:
+def _sequences(vocabulary: int, padding: int | None) -> list[TrainingSample]:
     """Returns sequences of random tokens, always the same, with a weight for each label as its advantage."""
     draw = torch.Generator().manual_seed(0)
     # Many models embed the padding token as zeros. An attention to the best few tokens finds all equally good for it.

@@ -27,10 +27,10 @@ PIECE = 2**24
 ROW = 2**16
 """Words of a row: the place of a word in its row has 16 bits."""
 LENGTH = struct.Struct(">Q")
-MOST = 0.5
+MAX_DELTA_SHARE = 0.5
 """Largest share of the file that a delta is worth: above it, making it takes longer than a gigabit link saves."""
-SURE = 2
-"""Pieces after which a delta that is above `MOST` is given up."""
+PIECES_BEFORE_GIVING_UP = 2
+"""Pieces after which a delta that is above `MAX_DELTA_SHARE` is given up."""
 
 
 class DamagedDelta(ValueError):
@@ -62,7 +62,9 @@ def write_delta(old: Path, new: Path, file: Path, interrupted: Callable[[], None
             ):
                 interrupted()
                 out.write(LENGTH.pack(len(piece)) + piece)
-                if number >= min(SURE, len(starts)) and out.tell() > MOST * min(len(after), number * PIECE):
+                if number >= min(PIECES_BEFORE_GIVING_UP, len(starts)) and out.tell() > MAX_DELTA_SHARE * min(
+                    len(after), number * PIECE
+                ):
                     return False
     finally:
         pool.shutdown(cancel_futures=True)

@@ -5,7 +5,7 @@
 
 No generator waits for another's link or death, the pause is that of shared memory, and a transfer that breaks is
 resumed. A generator that holds the version before fetches the difference; any other one the whole. Those that have the
-version serve it to others (`lrl.weights.places`). The other end is `lrl.vllm_plugin.pull_routes`.
+version serve it to others (`lrl.weights.upload_slots`). The other end is `lrl.vllm_plugin.pull_routes`.
 """
 
 import logging
@@ -20,12 +20,12 @@ from lrl.generators.endpoint import Endpoint, Location, is_loopback, own_address
 from lrl.generators.generator import Generator
 from lrl.weights.checksum import checksum
 from lrl.weights.control import Control, Weights
-from lrl.weights.delta import MOST, write_delta
+from lrl.weights.delta import MAX_DELTA_SHARE, write_delta
 from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport, RemoteFile
 from lrl.weights.file_server import FileServer
-from lrl.weights.places import Places, is_here
 from lrl.weights.staged_file import SHARED_MEMORY, UnnamedFile, stage_unnamed, too_little_room
 from lrl.weights.transport import Transport
+from lrl.weights.upload_slots import UploadSlots, is_here
 from lrl.weights.wire import Described, described, formatted
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Pull(Transport):
     @classmethod
     def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
         """Two files and a delta for each generator that is here; the trainer's own are in no folder."""
-        needed = int(generators * (2 + MOST) * weight_bytes)
+        needed = int(generators * (2 + MAX_DELTA_SHARE) * weight_bytes)
         return too_little_room(cls.backend, needed, shutil.disk_usage(SHARED_MEMORY).free)
 
     def __init__(self) -> None:
@@ -118,8 +118,8 @@ class Pull(Transport):
         if self._older is not None:
             self._make_delta(self._older, self._staged, control.interrupted or (lambda: None))
         self._server.files = {one.remote.name: one.file.path for one in (self._staged, self._delta) if one is not None}
-        places, deadline_s = Places(PATIENCE * control.deadline_s), control.deadline_s
-        control.each(FETCH, lambda generator: self._have_fetched(generator, places, deadline_s))
+        slots, deadline_s = UploadSlots(PATIENCE * control.deadline_s), control.deadline_s
+        control.each(FETCH, lambda generator: self._have_fetched(generator, slots, deadline_s))
 
     def send(self, control: Control) -> None:
         """See `Transport.send`."""
@@ -155,11 +155,11 @@ class Pull(Transport):
         _remove(older)
         self._older = None
 
-    async def _have_fetched(self, generator: Generator, places: Places, deadline_s: float) -> None:
+    async def _have_fetched(self, generator: Generator, slots: UploadSlots, deadline_s: float) -> None:
         """Has one generator fetch the version when there is a place for it."""
         assert self._staged is not None, "staged before"
         started = time.monotonic()
-        async with places.take(generator) as peer:
+        async with slots.take(generator) as peer:
             left_s = deadline_s - (time.monotonic() - started)
             sources = [*([peer.server.location] if peer is not None else []), self._location(generator)]
             delta, base = (self._delta.remote, self._base) if self._delta is not None else (None, "")
@@ -170,7 +170,7 @@ class Pull(Transport):
         self._fetched[generator] = report.file
         self.fetched_bytes += received
         self.sent_bytes += report.received[-1]
-        await places.open_at(generator)
+        await slots.open_at(generator)
 
     def _location(self, generator: Generator) -> Location:
         """Returns where a generator reaches this server."""

@@ -69,7 +69,7 @@ def test_a_response_counts_as_continued_only_with_exactly_the_tokens_of_the_chec
 ) -> None:
     path = tmp_path / "journal.jsonl"
     one = recorder.StepRecorder(Journal(path), tmp_path / "stop")
-    saved = save_group(group([[4, 5], []], finished=False), judged=False)
+    saved = save_group(group([[4, 5], []], finished=False), scored=False)
     one.on_load_checkpoint(None, None, {"RolloutDataModule": {"ledger": {"running": [saved]}}})  # type: ignore[arg-type]
     resumed = Resumed(step=5, responses=1, tokens=2, finished_groups=0)
     one.on_train_start(run_of(group(tokens, finished=True), resumed), None)  # type: ignore[arg-type]

@@ -17,11 +17,11 @@ def test_an_accuracy_does_not_know_the_weight_that_a_reward_has_in_training(weig
     trained = ExactMatch(weight=weight)
     data = lrl.RolloutDataModule(ROWS, rewards=[trained, Format("x")])
     evaluation = Evaluation(ROWS, rewards=[trained] if own else None)
-    (judge,) = evaluation.judges(data)
+    (judge,) = evaluation.rewards_for_evaluation(data)
     assert isinstance(judge, ExactMatch) and judge.weight == 1.0 and trained.weight == weight
 
 
 def test_of_several_rewards_the_weighted_sum_counts() -> None:
     data = lrl.RolloutDataModule(ROWS, rewards=[ExactMatch()])
-    judges = Evaluation(ROWS, rewards=[ExactMatch(weight=0.7), Format("x", weight=0.3)]).judges(data)
+    judges = Evaluation(ROWS, rewards=[ExactMatch(weight=0.7), Format("x", weight=0.3)]).rewards_for_evaluation(data)
     assert [judge.weight for judge in judges] == [0.7, 0.3]

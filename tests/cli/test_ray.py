@@ -27,11 +27,11 @@ ON_GPUS = ["--trainer.accelerator", "gpu", "--trainer.devices", "8"]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], ray_run.Asked]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], ray_run.RayRequest]]:
     """What would have gone to Ray."""
-    found: list[tuple[list[str], ray_run.Asked]] = []
+    found: list[tuple[list[str], ray_run.RayRequest]] = []
 
-    def run(words: Sequence[str], asked: ray_run.Asked) -> int:
+    def run(words: Sequence[str], asked: ray_run.RayRequest) -> int:
         found.append(([*words], asked))
         return 0
 
@@ -188,7 +188,7 @@ def test_the_status_of_the_command_is_that_of_the_run(
     nodes = [node(0, **first), node(1, **second)]
     for one in nodes:
         one.actor = SimpleNamespace(read=SimpleNamespace(remote=lambda at: object()))
-    assert ray_run.Following(nodes, received, grace_s=1.0).follow() == status
+    assert ray_run.RunMonitor(nodes, received, grace_s=1.0).follow() == status
 
 
 def test_whole_lines_are_printed_as_a_terminal_shows_them_with_the_number_of_their_node(

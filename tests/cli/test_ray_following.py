@@ -53,7 +53,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     def run(actors: list[PlayedNode], received: list[int], grace_s: float) -> int:
         nodes = [ray_run.Node(number, actor, True) for number, actor in enumerate(actors)]
-        return ray_run.Following(nodes, received, grace_s).follow()
+        return ray_run.RunMonitor(nodes, received, grace_s).follow()
 
     monkeypatch.setattr(ray_run, "ray", SimpleNamespace(wait=wait, get=lambda call: (b"", call.node.status)))
     return run

@@ -21,7 +21,7 @@ from test_size import HUGE  # noqa: E402
 
 from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
 from lrl.rewards.cpu_limit import OutOfTimeError, within  # noqa: E402
-from lrl.rewards.size import TooLargeError, check_size  # noqa: E402
+from lrl.rewards.math_magnitude import TooLargeError, check_magnitude  # noqa: E402
 
 GIVE_UP_S = 0.5
 LONG = [
@@ -64,7 +64,7 @@ def test_a_huge_response_is_wrong_and_no_worker_is_lost(pool):
 
 def test_a_response_that_takes_too_long_to_compare_is_wrong_and_no_worker_is_lost(pool):
     for formula in LONG:
-        check_size(formula)  # so the limit on CPU time ends it
+        check_magnitude(formula)  # so the limit on CPU time ends it
     rollouts = scored(pool, *boxed("4", *LONG, "2+2"), columns={"answer": "4"})
     assert [rollout.reward for rollout in rollouts] == [1.0, *[0.0] * len(LONG), 1.0]
     assert counted(pool) == {"scored": len(LONG) + 2, "zero": len(LONG)}
@@ -223,5 +223,5 @@ def test_a_text_that_is_seen_to_be_too_large_never_reaches_math_verify(monkeypat
     monkeypatch.setattr("lrl.rewards.math.verify", None)
     for formula in HUGE:
         with pytest.raises(TooLargeError):
-            check_size(formula)
+            check_magnitude(formula)
         assert isinstance(Math()("", rf"\boxed{{{formula}}}", answer="4"), GaveUp)

@@ -174,7 +174,9 @@ def test_the_share_of_padding_is_over_all_micro_batches_of_all_ranks(
     shapes: list, budget: int, share_rows: bool, whole_groups: bool, ranks: int
 ) -> None:
     groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
-    packer = Packer(budget, GroupMean(), 1.0, whole_groups=whole_groups, ranks=ranks, share_rows=share_rows)
+    packer = Packer(
+        budget, GroupMean(), 1.0, whole_groups=whole_groups, data_parallel_size=ranks, share_rows=share_rows
+    )
     batches = pack(packer, groups)
     places = sum(batch.input_ids.numel() for batch in batches)
     assert packer.padding == pytest.approx(1 - sum(sum(batch.lengths) for batch in batches) / places)
@@ -250,7 +252,7 @@ def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_
     assert torch.equal(micro.input_ids, alone[0].input_ids), "the policy reads what the environment wrote"
     left_out = alone[0].mask & ~micro.mask
     assert left_out.sum() == 2 and (micro.versions[left_out] == -1).all() and not micro.advantages[left_out].any()
-    assert first.turns == load_group(save_group(group, judged=True), group.prompt).rollouts[0].turns
+    assert first.turns == load_group(save_group(group, scored=True), group.prompt).rollouts[0].turns
 
 
 def test_a_rollout_of_one_turn_is_all_the_policys() -> None:

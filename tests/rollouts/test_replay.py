@@ -97,7 +97,7 @@ def test_a_column_of_any_type_is_there_for_the_rewards_and_not_in_a_checkpoint(k
     replay.add(0, [one])
     resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: copy.deepcopy(one.prompt))
     assert len(resumed) == 1
-    state = save_group(one, judged=True)
+    state = save_group(one, scored=True)
     assert load_group(through_a_file(state), one.prompt).prompt.columns["answer"] is COLUMNS[kind]
 
 

@@ -34,14 +34,14 @@ def responses(draw: st.DrawFn) -> Rollout:
 @given(st.lists(responses(), min_size=1, max_size=4))
 def test_a_scored_group_comes_back_unchanged(rollouts: list[Rollout]) -> None:
     group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
-    assert load_group(through_a_file(save_group(group, judged=True)), PROMPT) == group
+    assert load_group(through_a_file(save_group(group, scored=True)), PROMPT) == group
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(responses(), min_size=1, max_size=4))
 def test_an_unfinished_group_comes_back_without_its_rewards(rollouts: list[Rollout]) -> None:
     group = Group(index=40, prompt=PROMPT, rollouts=rollouts, admitted_by=3)
-    loaded = load_group(through_a_file(save_group(group, judged=False)), PROMPT)
+    loaded = load_group(through_a_file(save_group(group, scored=False)), PROMPT)
     for rollout, was in zip(loaded.rollouts, rollouts, strict=True):
         assert rollout == Rollout(
             token_ids=was.token_ids, logprobs=was.logprobs, versions=was.versions, finish_reason=was.finish_reason
@@ -52,14 +52,14 @@ def test_fields_that_the_trainer_adds_are_not_saved() -> None:
     rollout = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop", text="x", reward=1.0)
     seen = Rollout(**{name: getattr(rollout, name) for name in Rollout.__slots__})
     seen.reference_logprobs, seen.kl_penalty = [-2.0], 0.5
-    loaded = load_group(save_group(Group(index=0, prompt=PROMPT, rollouts=[seen]), judged=True), PROMPT)
+    loaded = load_group(save_group(Group(index=0, prompt=PROMPT, rollouts=[seen]), scored=True), PROMPT)
     assert loaded.rollouts == [rollout]
 
 
 def test_a_token_takes_eight_bytes() -> None:
     tokens = 1000
     rollout = Rollout(token_ids=[70_000] * tokens, logprobs=[-1.0] * tokens, versions=[1] * 600 + [2] * 400)
-    saved = save_group(Group(index=0, prompt=PROMPT, rollouts=[rollout] * 8), judged=False)
+    saved = save_group(Group(index=0, prompt=PROMPT, rollouts=[rollout] * 8), scored=False)
     tensors = [value for value in saved.values() if isinstance(value, torch.Tensor)]
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= 8 * 8 * tokens + 8 * 2 * 12
 
@@ -73,7 +73,7 @@ def test_a_token_takes_eight_bytes() -> None:
     ],
 )
 def test_responses_to_another_prompt_are_refused(other: Prompt, what: str) -> None:
-    saved = save_group(Group(index=40, prompt=PROMPT, rollouts=[Rollout()]), judged=False)
+    saved = save_group(Group(index=40, prompt=PROMPT, rollouts=[Rollout()]), scored=False)
     load_group(saved, copy.deepcopy(PROMPT))
     with pytest.raises(ValueError, match=rf"row 7 .* place 40 .* {what}: data\.prompts has changed"):
         load_group(saved, other)

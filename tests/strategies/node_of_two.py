@@ -19,10 +19,10 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
-from lrl.runtime import roll_call
+from lrl.runtime import rendezvous
 from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.interface import GLOO, NCCL
-from lrl.runtime.roll_call import RollCall
+from lrl.runtime.rendezvous import Rendezvous
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
 from tests.strategies.forked_ranks import CONTEXT, be_program
@@ -150,9 +150,9 @@ class Telling(L.Callback):
 
 def meet(timeout_s: float) -> None:
     """Meets the other node, and tells where both are."""
-    roll_call.SAID_AFTER_S, roll_call.CONNECT_S = 0.5, 3.0
+    rendezvous.LOG_AFTER_S, rendezvous.CONNECT_S = 0.5, 3.0
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with RollCall(os.environ["MASTER_ADDR"], PORT, rank, ranks, hosts=rank == 0, timeout_s=timeout_s) as call:
+    with Rendezvous(os.environ["MASTER_ADDR"], PORT, rank, ranks, hosts=rank == 0, timeout_s=timeout_s) as call:
         places = call.meet()
     print("met", [(place.address, place.interface) for place in places], os.environ[GLOO], os.environ[NCCL], flush=True)
 
@@ -160,7 +160,7 @@ def meet(timeout_s: float) -> None:
 def await_rank_0(checks_s: float) -> None:
     """Meets, and waits until rank 0 has made its checks, which take so long."""
     rank = int(os.environ["RANK"])
-    with RollCall(os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, silence_s=3.0) as call:
+    with Rendezvous(os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, silence_s=3.0) as call:
         call.meet()
         print("met", flush=True)
         if rank == 0:

@@ -150,7 +150,7 @@ def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_alloc
     assert 4 * VOCABULARY in others  # a chunk of logits
 
 
-def test_logits_live_only_while_a_gradient_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_unbind_from_parently_while_a_gradient_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, labels, _ = inputs(64)
     buffers: list[weakref.ref[Tensor]] = []
 

@@ -18,7 +18,7 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.runtime.event_loop import LoopThread
 from lrl.vllm_plugin import fetched_files
-from lrl.weights import places
+from lrl.weights import upload_slots
 from lrl.weights.control import Control
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.pull import Pull
@@ -236,7 +236,7 @@ def test_a_generator_that_does_not_answer_costs_only_itself(tmp_path: Path, monk
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the tree take all generators as those of other machines."""
-    monkeypatch.setattr(places, "is_here", lambda generator: False)
+    monkeypatch.setattr(upload_slots, "is_here", lambda generator: False)
 
 
 @pytest.mark.parametrize("scene", [8], indirect=True)

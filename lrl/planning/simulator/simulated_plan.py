@@ -24,7 +24,7 @@ from lrl.routing.dispatch.decode_latency import DecodeLatency
 COUNTED = 4
 """Steps of a simulation that count. Before them the pipeline fills, and the burst at a run's start ends."""
 DEFAULT = "LeastLoaded"
-"""DispatchPolicy policy of a recipe without `data.dispatch`."""
+"""Dispatch policy of a recipe that names none."""
 WORTH_IT = 0.99
 """Largest share of the default's time with which a policy is written into a recipe."""
 CAUSES = {"first": "wait_first_s", "more": "wait_more_s", "last": "wait_last_s", "sync": "sync_s"}

@@ -34,37 +34,38 @@ class TailBatching(LeastTokens):
             fault(f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 and 1.")
         at_least(0, "data.dispatch", steps_ahead=steps_ahead)
         self.long_tail, self.steps_ahead = long_tail, steps_ahead
-        self._held = PriorityQueue()
+        self._deferred = PriorityQueue()
         self._recent = deque[float](maxlen=RECENT)
         self._ranked: list[float] = []  # the same, sorted
 
     def add(self, request: Request) -> None:
         """See `DispatchPolicy.add`."""
         self.estimate(request)
-        queue = self._held if self._is_long(request.tokens) else self._queue
+        queue = self._deferred if self._is_long(request.tokens) else self._queue
         queue.push(self.order(request), request)
 
     def discard(self, request: Request) -> None:
         """See `DispatchPolicy.discard`."""
-        self._held.discard(request)
+        self._deferred.discard(request)
         super().discard(request)
 
     def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
         """See `DispatchPolicy.send`."""
         if generators and self._round_is_due(generators):
-            for request in self._held:
+            for request in self._deferred:
                 self._queue.push(self.order(request), request)
-            self._held = PriorityQueue()
+            self._deferred = PriorityQueue()
         return super().send(generators)
 
     def _round_is_due(self, generators: Sequence[GeneratorLoad]) -> bool:
-        first = self._held.first
+        first = self._deferred.first
         if first is None:
             return False
         version = max(generator.version for generator in generators)
         return (
             first.due <= version + self.steps_ahead
-            or sum(request.responses for request in self._held) >= max(generator.capacity for generator in generators)
+            or sum(request.responses for request in self._deferred)
+            >= max(generator.capacity for generator in generators)
             or (not self._queue and any(generator.in_flight == 0 for generator in generators))
         )
 

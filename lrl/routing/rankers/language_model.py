@@ -29,9 +29,9 @@ from lrl.routing.rankers.ngrams import NgramRanker
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.types import Prompt
 
-NEWEST = 512
+MAX_GUESSES = 512
 """Numbers to which the weights of both guesses are fitted."""
-LEAST = 64
+MIN_GUESSES = 64
 """Numbers below which the second guess has no weight."""
 JOB_S = 1800.0
 """Longest time to open the model, to learn a step or to guess one, in seconds."""
@@ -45,7 +45,7 @@ class Ensemble:
     """Weighted sum of two guesses; the second one may be missing."""
 
     def __init__(self) -> None:
-        self._judged = deque[tuple[float, float, float]](maxlen=NEWEST)  # both guesses and the true number
+        self._judged = deque[tuple[float, float, float]](maxlen=MAX_GUESSES)  # both guesses and the true number
         self._weights: NDArray[np.float64] | None = None  # of both guesses, and a constant
 
     def __call__(self, first: float, second: float | None) -> float:
@@ -56,7 +56,7 @@ class Ensemble:
     def judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
         """Fits the weights by least squares to the newest triples of both guesses and the true number."""
         self._judged.extend(judged)
-        if len(self._judged) >= LEAST:
+        if len(self._judged) >= MIN_GUESSES:
             *guesses, found = np.array(self._judged).T
             self._weights = np.linalg.lstsq(np.stack([*guesses, np.ones(len(found))], axis=1), found)[0]
 

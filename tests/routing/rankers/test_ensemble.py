@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lrl.routing.rankers.language_model import LEAST, Ensemble, LanguageModelRanker
+from lrl.routing.rankers.language_model import MIN_GUESSES, Ensemble, LanguageModelRanker
 from tests.runtime.checkpoint_file import through_a_file
 
 DRAW = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def test_two_guesses_with_independent_errors_are_better_than_either() -> None:
 
 def test_the_first_guess_counts_alone_if_the_second_is_missing_or_has_few_judgements() -> None:
     assert judged(NOISE, FOUND)(5.0, None) == 5.0
-    few = judged(NOISE, FOUND, LEAST - 1)
+    few = judged(NOISE, FOUND, MIN_GUESSES - 1)
     assert few(5.0, 1.0) == 5.0 and few.correlations() is None
 
 

@@ -1,4 +1,4 @@
-"""The roll call of a job's ranks on several machines, before they have a process group.
+"""The rendezvous of a job's ranks on several machines, before they have a process group.
 
 A process group waits for its ranks without a word and does not see that one has failed. So the ranks first meet at
 rank 0's store (MASTER_ADDR, MASTER_PORT): each says where it is, rank 0 and each other one try whether they can connect
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 CONNECT_S = 10.0
 """Longest wait for a connection to a machine that has been heard of."""
-SAID_AFTER_S, SAID_EVERY_S = 10.0, 60.0
+LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0
 """When a wait is logged."""
 HEARD_S = 10.0
 """Longest wait of a rank 0 that fails until the others have read its reason: its store ends with it."""
@@ -39,13 +39,13 @@ AT_OTHERS = "waits for another rank"
 """What rank 0 does at a stage, as the others see it."""
 
 
-class MeetingError(RuntimeError):
+class RendezvousError(RuntimeError):
     """The ranks did not meet: names who is missing, or who has ended and why."""
 
     shown_alone = True
 
 
-class Place(NamedTuple):
+class RankAddress(NamedTuple):
     """The machine of a rank, and how others reach it."""
 
     host: str
@@ -55,12 +55,12 @@ class Place(NamedTuple):
     interface: str
     """Which has this address."""
     port: int
-    """Where it takes connections during the roll call."""
+    """Where it takes connections during the rendezvous."""
     master: str
     """The address that MASTER_ADDR has there."""
 
 
-class RollCall:
+class Rendezvous:
     """The meeting of the ranks at `host`:`port`; use it as a context, whose error all ranks get.
 
     Args:
@@ -93,12 +93,12 @@ class RollCall:
         self._store: dist.Store | None = None
         self._end = time.monotonic() + timeout_s
 
-    def __enter__(self) -> RollCall:
+    def __enter__(self) -> Rendezvous:
         """Opens the store, or waits for it and connects.
 
         Raises:
             ConfigError: The port is taken, or the host has no address.
-            MeetingError: Nobody has opened it in time.
+            RendezvousError: Nobody has opened it in time.
         """
         if not self._hosts:
             self._wait_for_port()
@@ -115,11 +115,11 @@ class RollCall:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Tells the others of an error, unless the roll call is over; rank 0 stays until all others are done, too."""
+        """Tells the others of an error, unless the rendezvous is over; rank 0 stays until all others are done, too."""
         with suppress(dist.DistError):
             if error is None and not self._over:
                 self._let_others_hear("done", self.rank)
-            elif error is not None and not self._over and not isinstance(error, MeetingError):
+            elif error is not None and not self._over and not isinstance(error, RendezvousError):
                 self._leave(words_of(error))
         self._store = None
 
@@ -127,18 +127,18 @@ class RollCall:
         """Ends it: the ranks have a process group, which notices errors itself."""
         self._over = True
 
-    def meet(self) -> list[Place]:
+    def meet(self) -> list[RankAddress]:
         """Waits until all have come and can connect; has gloo and NCCL take the interface. Returns where each is.
 
         Raises:
             ConfigError: A variable names an interface that does not lead to the others.
-            MeetingError: Not all came in time, or one of them failed.
+            RendezvousError: Not all came in time, or one of them failed.
         """
         own = chosen_interface(self.host)
         with socket.create_server(("", 0), family=family(own.address), backlog=min(self.ranks, 4096)) as door:
-            place = Place(socket.gethostname(), own.address, own.name, door.getsockname()[1], resolve(self.host))
+            place = RankAddress(socket.gethostname(), own.address, own.name, door.getsockname()[1], resolve(self.host))
             left = max(0.0, self._end - time.monotonic())
-            places = [Place(*row) for row in self.wait_all("come", list(place), left)]
+            places = [RankAddress(*row) for row in self.wait_all("come", list(place), left)]
             own = self._seen_from_elsewhere(own, places)
             places[self.rank] = places[self.rank]._replace(address=own.address, interface=own.name)
             if self.rank and Interface("", places[0].address).is_loopback:
@@ -156,13 +156,13 @@ class RollCall:
         """Says `mine`, and returns what each rank says at this stage, by rank.
 
         Raises:
-            MeetingError: Not all have said it in time, or one of them has ended.
+            RendezvousError: Not all have said it in time, or one of them has ended.
         """
         try:
             self.store.set(f"{stage}/{self.rank}", json.dumps(mine))
             return self._gather(stage, timeout_s) if self.rank == 0 else self._await_rank_0(stage, timeout_s)
         except dist.DistError as error:
-            raise MeetingError(
+            raise RendezvousError(
                 f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is gone. Look for its "
                 "error."
             ) from error
@@ -199,7 +199,7 @@ class RollCall:
 
     def _wait(self, done: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
         """Waits for `done`, and sees that another rank leaves; `what` is missing."""
-        start, said_at = time.monotonic(), SAID_AFTER_S
+        start, said_at = time.monotonic(), LOG_AFTER_S
         while not done():
             if self.store.check(["left"]):
                 self._raise_left()
@@ -208,11 +208,11 @@ class RollCall:
                 raise self._give_up(f"After {timeout_s:.0f} s {what()}.")
             if waited > said_at:
                 log.warning("Waiting for %.0f s: %s.", waited, what())
-                said_at += SAID_EVERY_S
+                said_at += LOG_EVERY_S
             time.sleep(POLL_S)
 
-    def _give_up(self, reason: str) -> MeetingError:
-        error = MeetingError(
+    def _give_up(self, reason: str) -> RendezvousError:
+        error = RendezvousError(
             f"{reason} Start lrl on every node with the same MASTER_ADDR and MASTER_PORT and look there for an error, "
             f"or raise {self.setting} ({self.timeout_s:.0f})."
         )
@@ -236,7 +236,7 @@ class RollCall:
         self._let_others_hear("heard", self.rank)
 
     def _let_others_hear(self, what: str, left: int) -> None:
-        """Keeps rank 0, with which the store ends, until all who have come, but for `left`, have said `what`."""
+        """Keeps rank 0's store open until every rank but `left` has confirmed `what`."""
         store, end = self.store, time.monotonic() + HEARD_S
         store.set(f"{what}/{self.rank}", "")
         others = [rank for rank in range(self.ranks) if rank != left and store.check([f"come/{rank}"])]
@@ -246,9 +246,9 @@ class RollCall:
     def _raise_left(self) -> None:
         rank, host, why = json.loads(self.store.get("left"))
         self._let_others_hear("heard", rank)
-        raise MeetingError(f"{self._name(rank).capitalize()} on {host} has ended before all had met: {why}")
+        raise RendezvousError(f"{self._name(rank).capitalize()} on {host} has ended before all had met: {why}")
 
-    def _seen_from_elsewhere(self, own: Interface, places: Sequence[Place]) -> Interface:
+    def _seen_from_elsewhere(self, own: Interface, places: Sequence[RankAddress]) -> Interface:
         """Returns this rank's interface; on a machine whose own name leads to itself, the one that the others reach.
 
         Raises:
@@ -266,7 +266,7 @@ class RollCall:
             )
         return seen
 
-    def _try(self, rank: int, there: Place, own: Place) -> None:
+    def _try(self, rank: int, there: RankAddress, own: RankAddress) -> None:
         """Connects to another rank as gloo will: from this machine to a free port there."""
         try:
             with socket.create_connection((there.address, there.port), CONNECT_S, (own.address, 0)):
@@ -281,7 +281,7 @@ class RollCall:
 
     def _wait_for_port(self) -> None:
         """Waits until somebody listens at rank 0's port."""
-        start, said_at, there = time.monotonic(), SAID_AFTER_S, resolve(self.host)
+        start, said_at, there = time.monotonic(), LOG_AFTER_S, resolve(self.host)
         while True:
             try:
                 with socket.create_connection((there, self.port), CONNECT_S):
@@ -290,14 +290,14 @@ class RollCall:
                 reason = f"nobody answers at MASTER_ADDR:MASTER_PORT, {self.host}:{self.port} ({error})"
             waited = time.monotonic() - start
             if time.monotonic() > self._end:
-                raise MeetingError(
+                raise RendezvousError(
                     f"{self._name(self.rank).capitalize()} on {socket.gethostname()}: after {waited:.0f} s {reason}. "
                     "Look for rank 0's error; check that the address is rank 0's machine's, that a firewall lets the "
                     f"port pass, and that all have the same port. Or raise {self.setting} ({self.timeout_s:.0f})."
                 )
             if waited > said_at:
                 log.warning("Waiting for %.0f s: %s.", waited, reason)
-                said_at += SAID_EVERY_S
+                said_at += LOG_EVERY_S
             time.sleep(POLL_S)
 
     def _not_opened(self, error: dist.DistError) -> Exception:
@@ -306,7 +306,7 @@ class RollCall:
                 f"MASTER_PORT is {self.port}, and another process of {socket.gethostname()} has that port. Give all "
                 "nodes another one."
             )
-        return MeetingError(
+        return RendezvousError(
             f"Rank {self.rank} on {socket.gethostname()} cannot use the store at MASTER_ADDR:MASTER_PORT, "
             f"{self.host}:{self.port}: {str(error).splitlines()[0]}"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lrl.planning.simulator import clock
-from lrl.weights.places import FAN_OUT, Places
+from lrl.weights.upload_slots import FAN_OUT, UploadSlots
 
 PATIENCE_S = 60.0
 
@@ -26,15 +26,15 @@ def children(count: int) -> list[Any]:
     return [Child(f"10.0.0.{number}") for number in range(count)]
 
 
-async def fetch_all(fleet: list[Any], places: Places, stuck: int = 0) -> dict[Any, Any]:
+async def fetch_all(fleet: list[Any], slots: UploadSlots, stuck: int = 0) -> dict[Any, Any]:
     """Has all but the first `stuck` fetch; returns the source of each, None for the trainer."""
     found: dict[Any, Any] = {}
 
     async def fetch(child: Any) -> None:
-        async with places.take(child) as source:
+        async with slots.take(child) as source:
             await asyncio.sleep(0.001 if child not in fleet[:stuck] else 600)
             found[child] = source
-        await places.open_at(child)
+        await slots.open_at(child)
 
     works = [asyncio.create_task(fetch(child)) for child in fleet]
     await asyncio.wait_for(asyncio.gather(*works[stuck:]), 60)
@@ -44,27 +44,27 @@ async def fetch_all(fleet: list[Any], places: Places, stuck: int = 0) -> dict[An
 
 
 def test_the_trainer_serves_the_first_and_those_that_have_the_version_the_others() -> None:
-    served = Counter(asyncio.run(fetch_all(children(32), Places(PATIENCE_S))).values())
+    served = Counter(asyncio.run(fetch_all(children(32), UploadSlots(PATIENCE_S))).values())
     assert served.total() == 32 and FAN_OUT <= served[None] <= 16 and len(served) > 4
 
 
 def test_one_that_stands_still_holds_one_place_and_nobody_else() -> None:
-    assert len(asyncio.run(fetch_all(children(8), Places(PATIENCE_S), stuck=FAN_OUT - 1))) == 8 - FAN_OUT + 1
+    assert len(asyncio.run(fetch_all(children(8), UploadSlots(PATIENCE_S), stuck=FAN_OUT - 1))) == 8 - FAN_OUT + 1
 
 
 def test_when_all_places_are_held_the_trainer_opens_another_one() -> None:
-    assert len(asyncio.run(fetch_all(children(8), Places(0.01), stuck=FAN_OUT))) == 8 - FAN_OUT
+    assert len(asyncio.run(fetch_all(children(8), UploadSlots(0.01), stuck=FAN_OUT))) == 8 - FAN_OUT
 
 
 def test_in_a_tree_that_takes_longer_than_the_patience_rank_0_still_serves_few() -> None:
     fleet, served = children(500), Counter[bool]()
-    places = Places(PATIENCE_S)
+    slots = UploadSlots(PATIENCE_S)
 
     async def fetch(child: Any) -> None:
-        async with places.take(child) as source:
+        async with slots.take(child) as source:
             served[source is None] += 1
             await asyncio.sleep(0.6 * PATIENCE_S)
-        await places.open_at(child)
+        await slots.open_at(child)
 
     async def scene() -> float:
         await asyncio.gather(*map(fetch, fleet))
@@ -75,12 +75,12 @@ def test_in_a_tree_that_takes_longer_than_the_patience_rank_0_still_serves_few()
 
 
 def test_nobody_fetches_from_a_generator_that_was_evicted() -> None:
-    fleet, places = children(2), Places(PATIENCE_S)
+    fleet, slots = children(2), UploadSlots(PATIENCE_S)
 
     async def scene() -> Any:
-        await places.open_at(fleet[0])
+        await slots.open_at(fleet[0])
         fleet[0].eviction = "it is gone"
-        async with places.take(fleet[1]) as source:
+        async with slots.take(fleet[1]) as source:
             return source
 
     assert asyncio.run(scene()) is None
@@ -104,10 +104,10 @@ def test_generators_on_the_trainers_machine_neither_serve_others_nor_are_served(
     first: Any = Child(parent)
 
     async def scene() -> Any:
-        places = Places(PATIENCE_S)
-        await places.open_at(first)
+        slots = UploadSlots(PATIENCE_S)
+        await slots.open_at(first)
         second: Any = Child(child)
-        async with places.take(second) as source:
+        async with slots.take(second) as source:
             return source
 
     assert asyncio.run(scene()) is (first if serves else None)
@@ -117,14 +117,14 @@ def test_generators_on_the_trainers_machine_wait_for_nobody() -> None:
     fleet: list[Any] = [Child("127.0.0.1") for _ in range(8)]
     found, arrived = [], asyncio.Barrier(len(fleet))
 
-    async def fetch(child: Any, places: Places) -> None:
-        async with places.take(child) as source:
+    async def fetch(child: Any, slots: UploadSlots) -> None:
+        async with slots.take(child) as source:
             found.append(source)
             await arrived.wait()
 
     async def scene() -> None:
-        places = Places(PATIENCE_S)
-        await asyncio.wait_for(asyncio.gather(*(fetch(child, places) for child in fleet)), 60)
+        slots = UploadSlots(PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(*(fetch(child, slots) for child in fleet)), 60)
 
     asyncio.run(scene())
     assert found == [None] * 8

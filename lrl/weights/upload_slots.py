@@ -1,6 +1,6 @@
-"""The places at which generators fetch one version: a tree that grows while they fetch.
+"""The slots at which generators fetch one version: a tree that grows while they fetch.
 
-The trainer has `FAN_OUT` places, and so has every generator that has fetched the version. A generator waits for a free
+The trainer has `FAN_OUT` slots, and so has every generator that has fetched the version. A generator waits for a free
 place and gives it back. So rank 0 sends to two at once however many there are, no generator is the parent of another
 before it has the version, and a slow or frozen one holds one place and nobody else. Generators on the trainer's machine
 have no part in it: no link lies between, so they fetch from the trainer at once, and other machines do not reach them.
@@ -16,12 +16,12 @@ from lrl.generators.generator import Generator
 
 FAN_OUT = 2
 """With a full link one place would be best: n generators have the version after log2(n + 1) transfers, and with two
-places after 1.26 times that. But one alone would stand still behind one slow generator, and one connection rarely fills
+slots after 1.26 times that. But one alone would stand still behind one slow generator, and one connection rarely fills
 a link."""
 
 
-class Places:
-    """The places of one version; lives on the fleet's loop.
+class UploadSlots:
+    """The slots of one version; lives on the fleet's loop.
 
     Args:
         patience_s: Seconds without any place given back, before the trainer opens one more. They do not count from a
@@ -50,16 +50,16 @@ class Places:
             await self._add([source])
 
     async def open_at(self, generator: Generator) -> None:
-        """Opens the places of a generator that has the version."""
+        """Opens the slots of a generator that has the version."""
         if not is_here(generator):
             await self._add([generator] * FAN_OUT)
 
-    async def _add(self, places: Sequence[Generator | None]) -> None:
+    async def _add(self, slots: Sequence[Generator | None]) -> None:
         async with self._changed:
-            self._open(places)
+            self._open(slots)
 
-    def _open(self, places: Sequence[Generator | None]) -> None:
-        self._free += places
+    def _open(self, slots: Sequence[Generator | None]) -> None:
+        self._free += slots
         self._moved_s = asyncio.get_running_loop().time()
         self._changed.notify_all()
 
@@ -80,7 +80,7 @@ class Places:
             return open_ones[0]
 
     def _open_ones(self) -> list[Generator | None]:
-        """Returns the free places, those at generators first: they spare rank 0's link."""
+        """Returns the free slots, those at generators first: they spare rank 0's link."""
         peers = [one for one in self._free if one is not None and one.eviction is None]
         return [*peers, *(one for one in self._free if one is None)]
 

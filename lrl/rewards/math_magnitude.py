@@ -45,7 +45,7 @@ class _Size:
     terms: int = 1
 
 
-def check_size(text: str) -> None:
+def check_magnitude(text: str) -> None:
     """Raises TooLargeError for a formula of more than `MOST_BITS` bits, or with brackets deeper than `DEEPEST`.
 
     It takes microseconds.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lrl.rewards.size import DEEPEST, MOST_BITS, TooLargeError, check_size
+from lrl.rewards.math_magnitude import DEEPEST, MOST_BITS, TooLargeError, check_magnitude
 
 DATA = Path(__file__).parents[3] / "shared/data/math500/test.jsonl"
 MADE_UP = [{"answer": r"\left( 3, \frac{\pi}{2} \right)", "solution": r"As $2^{10} = 1024$, it is $\boxed{1024}$."}]
@@ -41,18 +41,18 @@ FINE = [
 @pytest.mark.parametrize("text", HUGE)
 def test_an_expression_too_large_to_compute_is_seen_from_its_text(text):
     with pytest.raises(TooLargeError):
-        check_size(text)
+        check_magnitude(text)
 
 
 @pytest.mark.parametrize("text", FINE)
 def test_an_expression_that_can_be_computed_is_accepted(text):
-    check_size(text)
+    check_magnitude(text)
 
 
 def test_no_answer_and_no_solution_of_the_data_is_too_large():
     for row in [json.loads(row) for row in DATA.open()] if DATA.exists() else MADE_UP:
-        check_size(row["answer"])
-        check_size(row["solution"])
+        check_magnitude(row["answer"])
+        check_magnitude(row["solution"])
 
 
 EXPRESSIONS = st.recursive(
@@ -98,7 +98,7 @@ def test_no_accepted_number_is_larger_than_the_limit(expression):
     text, value = expression
     assume(value is not None)
     try:
-        check_size(text)
+        check_magnitude(text)
     except TooLargeError:
         return
     assert bits(value) <= MOST_BITS + 2 * len(text)  # a bit for each part: integers' bits are whole
@@ -107,6 +107,6 @@ def test_no_accepted_number_is_larger_than_the_limit(expression):
 @given(st.text(alphabet="0123456789.,^!{}()[]+-*/=x_ e\\E") | st.lists(st.sampled_from(HUGE + FINE)).map(" ".join))
 def test_no_text_is_an_error(text):
     try:
-        check_size(text)
+        check_magnitude(text)
     except TooLargeError as error:
         assert str(MOST_BITS) in str(error) or str(DEEPEST) in str(error)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rew
 
 import odd_rewards  # noqa: E402
 from scenes import counted, scored, start_afresh  # noqa: E402
-from test_size import HUGE  # noqa: E402
+from test_math_magnitude import HUGE  # noqa: E402
 
 from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
 from lrl.rewards.cpu_limit import OutOfTimeError, within  # noqa: E402

@@ -55,7 +55,7 @@ def check_score_cap(folder: str, config: Any, attention: str | None, setting: st
     cap = getattr(config, "attn_logit_softcapping", None)
     if cap is not None and attention is not None and "sdpa" in attention:
         fault(
-            f"{setting}={folder!r} caps the scores of its attention (attn_logit_softcapping is {cap:g} in config.json), "
+            f"{setting}={folder!r} caps the scores of its attention (attn_logit_softcapping is {cap:g} in its config), "
             f"and transformers leaves that out in {attention}, which model.attention has: set it to {CAPPED_BY}."
         )
 

@@ -30,10 +30,11 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.runtime.event_loop import LoopThread
+from lrl.weights.agreement import mean_difference as off
 from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
-from lrl.weights.yardstick import Yardstick, off
+from lrl.weights.yardstick import Yardstick
 
 POLICIES = ("random", "quickstart")
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)

@@ -23,6 +23,7 @@ from lrl.generators.pool import GeneratorPool, Probe
 from lrl.runtime.config_errors import above, at_least, fault
 from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.weights.control import Control
+from lrl.weights.first_proof import LONGEST, LONGEST_ON_CPU, FirstProof
 from lrl.weights.probe import Probes
 from lrl.weights.sync import Failures, PoolSync
 
@@ -71,6 +72,7 @@ class WeightSync(OnRankZero):
         """Seconds of pause in the last finished sync."""
         self.probes = Probes(probe_tolerance, deadline_s)
         self._syncs: dict[GeneratorPool, PoolSync] = {}
+        self._begun = 0  # the version with which the fit began
 
     @property
     def recomputed_tokens(self) -> int:
@@ -94,6 +96,7 @@ class WeightSync(OnRankZero):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Runs the first sync. A checkpoint is loaded by now, so this also serves a resumed run."""
+        self._begun = trainer.global_step
         self.sync(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -142,7 +145,7 @@ class WeightSync(OnRankZero):
         with data.stopwatch.within("stage"):
             self.wait_until_verified(trainer, pool)
             beside = trainer.training and pool.has_served and data.max_lag > 0
-            if not (beside and sync.start(policy.sent_weights, version, self._maker(trainer, policy), moved)):
+            if not (beside and sync.start(policy.sent_weights, version, self._maker(trainer, policy, pool), moved)):
                 self._move(trainer, policy, sync)
                 moved()
 
@@ -178,10 +181,22 @@ class WeightSync(OnRankZero):
         with trainer.datamodule.stopwatch.within("probe"):  # type: ignore[attr-defined]
             return self._syncs[pool].wait()
 
+    def sampled_tolerance(self, trainer: L.Trainer, policy: Any) -> float | None:
+        """Returns how far the log-probs of the tokens of lag 0 may be from the policy's, the mean in nats a token.
+
+        None if the step's may differ for other reasons: those of a resumed run's first version may be of generators of
+        the run before, and kept keys and values are of older weights.
+        """
+        version = trainer.global_step
+        if version != 0 and (version == self._begun or self.keys_and_values == "keep"):
+            return None
+        temperature = trainer.datamodule.sampling.temperature  # type: ignore[attr-defined]
+        return self.probes.sampled_tolerance(policy.training_dtype) / min(1.0, temperature)
+
     def _move(self, trainer: L.Trainer, policy: Any, sync: PoolSync) -> None:
         fleet, pool = trainer.datamodule.fleet, sync.pool  # type: ignore[attr-defined]
         while True:
-            failed = sync.move(policy.sent_weights, trainer.global_step, self._maker(trainer, policy))
+            failed = sync.move(policy.sent_weights, trainer.global_step, self._maker(trainer, policy, pool))
             if not (trainer.training and pool.has_served):
                 failed |= self.wait_until_verified(trainer, pool)
             if failed and not pool.serving and not pool.has_served:
@@ -209,10 +224,17 @@ class WeightSync(OnRankZero):
             )
         return self._syncs[pool]
 
-    def _maker(self, trainer: L.Trainer, policy: Any) -> Callable[[], Probe]:
+    def _maker(self, trainer: L.Trainer, policy: Any, pool: GeneratorPool) -> Callable[[], Probe]:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         tokens = data.probe_tokens(min(PROBE_TOKENS, data.max_model_tokens - 1))
-        return lambda: self.probes.make(policy.prompt_logprobs, policy.compute_dtype, tokens, trainer.global_step)
+        longest = LONGEST if trainer.strategy.root_device.type == "cuda" else LONGEST_ON_CPU
+
+        def make() -> Probe:
+            long = data.probe_tokens(min(longest, data.max_model_tokens - 1))
+            first = FirstProof(pool.generators, long, policy.training_dtype)
+            return self.probes.make(policy.prompt_logprobs, policy.compute_dtype, tokens, trainer.global_step, first)
+
+        return make
 
     def _close(self) -> None:
         for sync in self._syncs.values():

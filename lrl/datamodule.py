@@ -46,6 +46,7 @@ class WeightSyncing(Protocol):
 
     def poll(self, trainer: L.Trainer) -> None: ...
     def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Any: ...
+    def sampled_tolerance(self, trainer: L.Trainer, policy: Any) -> float | None: ...
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -199,8 +200,11 @@ class RolloutDataModule(L.LightningDataModule):
         self._loaded.append(prompts)
 
     def probe_tokens(self, count: int) -> list[int]:
-        """Returns at most `count` tokens of real prompts for a probe, always the same."""
-        return [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids][:count]
+        """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there are fewer."""
+        tokens = [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids]
+        while 0 < len(tokens) < count:
+            tokens *= 2
+        return tokens[:count]
 
     def teardown(self, stage: str) -> None:
         """Ends the helper processes. The controller ended with the fleet's loop; the next run makes another one."""

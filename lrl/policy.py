@@ -7,6 +7,7 @@ tokens of the step. Therefore packing, number of ranks and order of arrival cann
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -51,10 +52,12 @@ from lrl.training.model import (
 from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.training.optimizers import restart_at, step_schedulers
 from lrl.training.reference import Reference
+from lrl.training.rounding import Rounded, rounding_errors
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch, Step
 from lrl.weights.adapters import named
+from lrl.weights.sampled_proof import ENOUGH_TOKENS, check_sampled
 
 
 class PolicyModule(L.LightningModule):
@@ -113,6 +116,7 @@ class PolicyModule(L.LightningModule):
         self.dtype_name, self.attention = dtype, attention
         self.gradient_checkpointing, self.head_chunk_tokens = gradient_checkpointing, head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
+        self._sampling_is_proved = False
         self.responses_share_rows = False
         """Whether several responses may share a row; `configure_model` tries it on the model."""
         if not is_made(model) and not _get_rank():  # another node need not have the folder
@@ -201,6 +205,12 @@ class PolicyModule(L.LightningModule):
         return "bfloat16" if self.sharding is not None and self.sharding.compute_dtype else self.dtype_name
 
     @property
+    def training_dtype(self) -> str:
+        """Dtype of the passes that train, under the autocast of `trainer.precision`."""
+        precision = "" if self._trainer is None else str(self.trainer.precision)
+        return "bfloat16" if "bf16" in precision else "float16" if precision[:3] == "16-" else self.compute_dtype
+
+    @property
     def device_of_use(self) -> torch.device:
         """Device that trains; without a trainer, the device of the module."""
         return self.device if self._trainer is None else self.trainer.strategy.root_device
@@ -219,10 +229,14 @@ class PolicyModule(L.LightningModule):
 
     @collective
     @torch.no_grad()
-    def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
-        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1."""
+    def prompt_logprobs(self, token_ids: list[int], rounded_as: Rounded | None = None) -> list[float]:
+        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1.
+
+        With `rounded_as` they have errors as large as the rounding of that number format makes them.
+        """
         micro = text_as_micro_batch(token_ids, self.device_of_use)
-        return self(micro)[micro.mask].tolist()
+        with nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as):
+            return self(micro)[micro.mask].tolist()
 
     # ---- a step
 
@@ -295,16 +309,31 @@ class PolicyModule(L.LightningModule):
         return loss.detach()
 
     def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
-        """Returns the step's metrics over all ranks. Raises RuntimeError above `abort_on_mismatch`."""
+        """Returns the step's metrics over all ranks.
+
+        Raises RuntimeError above `abort_on_mismatch`, and for generators that do not sample from the policy.
+        """
         reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
         together = self.trainer.world_size // self.data_parallel_size  # these ranks have counted the same
         diagnostics.sums = reduce(diagnostics.sums.to(self.device_of_use) / together, reduce_op="sum")
         diagnostics.maxima = reduce(diagnostics.maxima.to(self.device_of_use), reduce_op="max")
         found = diagnostics.result()
+        self._prove_sampling(found)
         if self.abort_on_mismatch is not None:
             check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
         found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         return found | {"loss": reduce(loss / together, reduce_op="sum") / divisor}
+
+    def _prove_sampling(self, metrics: dict[str, float]) -> None:
+        """Compares, once in a fit, the log-probs of sampled tokens (`lrl.weights.sampled_proof`)."""
+        if self._sampling_is_proved or self.diagnostics.fresh_tokens < ENOUGH_TOKENS:
+            return
+        sync = getattr(getattr(self.trainer, "datamodule", None), "weight_sync", None)  # rank 0's
+        allowed = self.trainer.strategy.broadcast(None if sync is None else sync.sampled_tolerance(self.trainer, self))
+        if allowed is not None:
+            options = getattr(getattr(self.trainer.strategy, "server_settings", None), "extra_args", {})
+            check_sampled(metrics, allowed, options, self.trainer.global_step)
+            self._sampling_is_proved = True
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again
@@ -369,6 +398,7 @@ class PolicyModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's optimizer settings."""
+        self._sampling_is_proved = False
         if self.reference is not None and self.sharding is None and not self.reference_is_base:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):

@@ -17,10 +17,16 @@ from lrl.weights.pull import Pull
 
 
 def start_server(
-    model: Path, folder: Path, number: int = 0, dtype: Dtype = "float32", token: str | None = None
+    model: Path,
+    folder: Path,
+    number: int = 0,
+    dtype: Dtype = "float32",
+    token: str | None = None,
+    extra_args: dict[str, Any] | None = None,
 ) -> Server:
     """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose engine is the same."""
     settings = ServerSettings(max_model_len=512, max_num_seqs=96, dtype=dtype, kv_cache_gib=0.1)
+    settings.extra_args = extra_args or {}  # also such as are refused
     words = (str(model), settings, "shared_memory", [], folder, number, secrets.token_hex(4), token, {})
     server = Server(*words, Pull.middleware)  # type: ignore[arg-type]
     server.start()

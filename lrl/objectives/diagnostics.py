@@ -20,7 +20,7 @@ class Diagnostics:
         version: Version of the policy that trains, in optimizer steps done.
     """
 
-    SUMS = ("tokens", "ratio", "ratio_squared", "kl", "clipped", "mass", "lag", "kl_reference")
+    SUMS = ("tokens", "ratio", "ratio_squared", "kl", "clipped", "mass", "lag", "kl_reference", "difference")
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -41,11 +41,18 @@ class Diagnostics:
             self.has_reference = True
             kl_reference = k3(clamp_log_ratio(reference - tokens.logprobs))
         clipped, mass = objective.clipped(tokens).float(), _mass(objective, tokens)
-        values = (torch.ones_like(ratio), ratio, ratio.square(), k3(tokens.log_ratio), clipped, mass, lag, kl_reference)
+        difference = (tokens.logprobs - tokens.behaviour_logprobs).abs()
+        of_policy = torch.ones_like(ratio), ratio, ratio.square(), k3(tokens.log_ratio)
+        values = (*of_policy, clipped, mass, lag, kl_reference, difference)
         self.sums = self.sums.to(rows.device).index_add(0, rows, torch.stack(values, dim=1))
-        maxima = torch.stack((ratio, (tokens.logprobs - tokens.behaviour_logprobs).abs(), lag), dim=1)
+        maxima = torch.stack((ratio, difference, lag), dim=1)
         rows = rows[:, None].expand_as(maxima)
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Tokens of lag 0."""
+        return int(self.sums[0, 0])
 
     def result(self) -> dict[str, float]:
         """Returns the step's metrics; empty if it had no token.
@@ -59,8 +66,9 @@ class Diagnostics:
         `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens, and `contribution`,
         of the gradient's mass, the sum over tokens of |d loss / d log pi|.
 
-        `mismatch_kl`, `mismatch_max`: `kl_behaviour`, and the largest |log pi - log mu| in nats, over tokens of lag 0.
-        The version in the trainer wrote these tokens, so trainer and generator compute it differently.
+        `mismatch_kl`, `mismatch_mean`, `mismatch_max`: `kl_behaviour`, and the mean and the largest |log pi - log mu|
+        in nats, over tokens of lag 0. The version in the trainer wrote these tokens, so trainer and generator compute
+        it differently.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
         ratio_max, difference_max, lag_max = self.maxima.T.tolist()
@@ -71,8 +79,8 @@ class Diagnostics:
         if self.has_reference:
             metrics["kl_reference"] = whole["kl_reference"] / n
         if table[0]["tokens"]:
-            mismatch = table[0]["kl"] / table[0]["tokens"]
-            metrics |= {"mismatch_kl": mismatch, "mismatch_max": difference_max[0]}
+            kl, mean = (table[0][name] / table[0]["tokens"] for name in ("kl", "difference"))
+            metrics |= {"mismatch_kl": kl, "mismatch_mean": mean, "mismatch_max": difference_max[0]}
         for lag, sums in enumerate(table):
             if sums["tokens"]:
                 shares = {"share": sums["tokens"] / n, "contribution": sums["mass"] / (whole["mass"] or 1.0)}

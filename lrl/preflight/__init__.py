@@ -85,7 +85,7 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     ranker = check_ranker(data)
     if _is_unmade(policy) and any_noted():
         return
-    shape = check_policy(policy, data, read)
+    shape = check_policy(policy, data, read, trainer.strategy.server_settings.max_model_len)
     if shape is not None:
         check_resources(trainer, policy, data, shape, ranker)
         check_checkpoint_contents(data.resumes_from, policy, data, shape)

@@ -32,6 +32,8 @@ class Shape:
     """Shape of every tensor that a checkpoint has: those of the adapters, or all."""
     adapters: int = 0
     """Numbers in the adapters."""
+    attention: str | None = None
+    """The attention of transformers, also where no setting names it."""
 
 
 def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Shape:
@@ -45,11 +47,12 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
     tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     rows = int(model.get_input_embeddings().weight.shape[0])
     config, parameters = model.config.get_text_config(), model.num_parameters()
+    chosen = config._attn_implementation
     if lora is None or lora.rank < 1:  # its class has noted that
-        return Shape(config, tensors, parameters, rows, tensors)
+        return Shape(config, tensors, parameters, rows, tensors, attention=chosen)
     lora.add_to(model)
     trained = {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}
-    return Shape(config, tensors, parameters, rows, trained, sum(map(math.prod, trained.values())))
+    return Shape(config, tensors, parameters, rows, trained, sum(map(math.prod, trained.values())), chosen)
 
 
 def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bool:

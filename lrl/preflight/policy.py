@@ -10,6 +10,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedTo
 
 from lrl.objectives import Objective
 from lrl.preflight.datasets import check_prompts_per_step
+from lrl.preflight.disagreements import check_disagreements, check_score_cap
 from lrl.preflight.model_folder import Shape, check_weights, shape_of
 from lrl.rollouts.prompts import Prompts
 from lrl.routing.rankers import LanguageModelRanker
@@ -50,8 +51,13 @@ class Policy(Protocol):
         """The tokenizer in that folder."""
 
 
-def check_policy(policy: Policy, data: RolloutDataModule, read: Sequence[Prompts]) -> Shape | None:
-    """Checks the policy's folder, and the data sets in its tokens; returns None if the shapes cannot be known."""
+def check_policy(
+    policy: Policy, data: RolloutDataModule, read: Sequence[Prompts], longest: int | None = None
+) -> Shape | None:
+    """Checks the policy's folder, and the data sets in its tokens; returns None if the shapes cannot be known.
+
+    `longest` is the context length of the generators in tokens, by default what prompts and responses need.
+    """
     try:
         folder = policy.policy_folder
         shape = shape_of(folder, policy.attention, policy.lora)
@@ -59,6 +65,7 @@ def check_policy(policy: Policy, data: RolloutDataModule, read: Sequence[Prompts
         fault(f"model.{error}")  # the error begins with "model="
         return None
     check_context(folder, shape, data.max_model_tokens)
+    check_disagreements(folder, shape.config, shape.attention, longest or data.max_model_tokens)
     sound = check_weights(folder, shape)
     with noting():
         if sound:
@@ -135,6 +142,7 @@ def check_reference(reference: str, refresh_every_n_steps: int | None, policy: P
         fault(f"model.reference.{error}")  # the error begins with "model="
         return
     check_weights(reference, other, "model.reference.model")
+    check_score_cap(reference, other.config, other.attention, "model.reference.model")
     if other.vocabulary != shape.vocabulary:
         fault(
             f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model="

@@ -1,20 +1,27 @@
-"""The verification of a sync: log-probs of a few real prompts, computed by the policy and by a generator."""
+"""The verification of a sync: log-probs of a few real prompts, computed by the policy and by a generator.
 
-from collections.abc import Callable
+The first one of a generator proves more (`lrl.weights.first_proof`).
+"""
+
+import asyncio
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import Probe
-from lrl.weights.yardstick import FIRST, Yardstick, off
+from lrl.training.rounding import Rounded
+from lrl.weights.agreement import format_of, less_exact, mean_difference, rounds_as, tolerance
+from lrl.weights.first_proof import FirstProof, PromptLogprobs, Text
+from lrl.weights.yardstick import Yardstick
 
 
 class Probes:
     """Makes a run's probes.
 
     Args:
-        tolerance: Largest mean difference in nats per token; None derives it from the noise of each
-            generator (`lrl.weights.yardstick`).
+        tolerance: Largest mean difference in nats per token; None derives it from the policy and the noise of each
+            generator (`lrl.weights.agreement`, `lrl.weights.yardstick`).
         deadline_s: Seconds for a generator's answer.
     """
 
@@ -25,9 +32,16 @@ class Probes:
         """Largest mean difference of the last probe over all generators, in nats per token."""
         self._made = 0
         self._yardsticks: WeakKeyDictionary[Generator, Yardstick] = WeakKeyDictionary()
+        self._first: Text | None = None  # the short text of the last first proof
+        self._formats: set[str] = set()  # of all generators
 
     def make(
-        self, prompt_logprobs: Callable[[list[int]], list[float]], policy_dtype: str, tokens: list[int], version: int
+        self,
+        prompt_logprobs: PromptLogprobs,
+        policy_dtype: str,
+        tokens: list[int],
+        version: int,
+        first: FirstProof | None = None,
     ) -> Probe:
         """Makes the comparison of a generator with the policy as it is now.
 
@@ -36,18 +50,28 @@ class Probes:
             policy_dtype: Number format of the policy: float32 or bfloat16.
             tokens: The text.
             version: The policy's version.
+            first: For a pool that may have new generators; without it they are compared by this text alone, and with
+                the limit for any model.
         """
-        expected = prompt_logprobs(tokens)
+        formats = self._measured(policy_dtype, first)
+        texts = [Text(prompt_logprobs, tokens, formats or ())]
+        if formats is not None and first is not None:
+            self._first = texts[0]
+            if len(first.long) > len(tokens):
+                texts.append(Text(prompt_logprobs, first.long, formats))
         self.difference = 0.0
         self._made += 1
         salt = f"probe-{self._made}"  # never reuses the keys and values of an earlier probe
 
         async def probe(generator: Generator) -> None:
-            found = await generator.client.prompt_logprobs(tokens, salt=salt, deadline_s=self.deadline_s)
-            self.difference = max(self.difference, off(expected, found))
-            settings = generator.server.settings
-            dtype = "quantised" if settings.quantization else max(policy_dtype, settings.dtype, key=FIRST.__getitem__)
-            if (fault := self._fault(generator, dtype, expected, found)) is not None:
+            asked = texts[:1] if generator in self._yardsticks else texts
+            client, deadline_s = generator.client, self.deadline_s
+            found = await asyncio.gather(
+                *(client.prompt_logprobs(text.tokens, salt=salt, deadline_s=deadline_s) for text in asked)
+            )
+            self.difference = max(self.difference, mean_difference(texts[0].expected, found[0]))
+            dtype = less_exact(policy_dtype, format_of(generator.server.settings))
+            if (fault := self._fault(generator, dtype, asked, found)) is not None:
                 raise GeneratorError(
                     f"{generator.name} does not compute what the policy computes after the sync to version {version}: "
                     f"{fault} (WeightSync.probe_tolerance). The weights did not arrive whole, or trainer and generator "
@@ -57,10 +81,29 @@ class Probes:
 
         return probe
 
-    def _fault(self, generator: Generator, dtype: str, expected: list[float], found: list[float]) -> str | None:
-        if self.tolerance is None:
-            return self._yardsticks.setdefault(generator, Yardstick(dtype)).fault(expected, found)
-        difference = off(expected, found)
-        if difference <= self.tolerance:
+    def sampled_tolerance(self, training_dtype: str) -> float:
+        """Returns the largest mean difference between the log-probs of sampled tokens, in nats at temperature 1."""
+        if self.tolerance is not None:
+            return self.tolerance
+        dtype = less_exact(training_dtype, *self._formats)
+        return tolerance(dtype, None if self._first is None else self._first.spread(dtype))
+
+    def _measured(self, policy_dtype: str, first: FirstProof | None) -> set[Rounded] | None:
+        """Returns the formats whose rounding the first proof of new generators needs; None if there are none."""
+        new = [generator for generator in first.generators if generator not in self._yardsticks] if first else []
+        if first is None or not new:
             return None
-        return f"the probe's log-probs are off by {difference:.3g} nats a token, and {self.tolerance:g} is allowed"
+        own = {format_of(generator.server.settings) for generator in new}
+        self._formats |= own
+        compared = {less_exact(dtype, each) for dtype in (policy_dtype, first.training_dtype) for each in own}
+        return {known for dtype in compared if (known := rounds_as(dtype)) and self.tolerance is None}
+
+    def _fault(
+        self, generator: Generator, dtype: str, texts: Sequence[Text], found: Sequence[list[float]]
+    ) -> str | None:
+        yardstick = self._yardsticks.setdefault(generator, Yardstick(dtype, texts[0].spread(dtype)))
+        if self.tolerance is None and (fault := yardstick.fault(texts[0].expected, found[0])) is not None:
+            return fault
+        compared = list(zip(texts, found, strict=True))[0 if self.tolerance is not None else 1 :]
+        faults = (text.fault(logprobs, dtype, self.tolerance) for text, logprobs in compared)
+        return next((fault for fault in faults if fault is not None), None)

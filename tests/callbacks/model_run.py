@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 import lrl
 from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
@@ -38,13 +40,18 @@ class ModelRun:
         self.data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
         self.sync = WeightSync(deadline_s=60.0)
         self.trainer: Any = SimpleNamespace(
-            strategy=SimpleNamespace(fleet=self.fleet, transport=transport, run_id="run"),
+            strategy=SimpleNamespace(
+                fleet=self.fleet, transport=transport, run_id="run", root_device=torch.device("cpu")
+            ),
             datamodule=self.data,
             callbacks=[self.sync],
             global_step=0,
             training=True,
             lightning_module=SimpleNamespace(
-                sent_weights=weights, prompt_logprobs=lambda tokens: [-1.0, -1.0], compute_dtype="float32"
+                sent_weights=weights,
+                prompt_logprobs=lambda tokens: [-1.0, -1.0],
+                compute_dtype="float32",
+                training_dtype="float32",
             ),
         )
         self.data.trainer, self.data.weight_sync = self.trainer, self.sync

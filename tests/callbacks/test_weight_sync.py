@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -131,3 +132,34 @@ def test_a_generator_that_waits_for_its_proof_is_not_called_lost(
     with caplog.at_level(logging.WARNING):
         model_run.poll()
     assert not caplog.text and model_run.pool.alone_since is None
+
+
+@pytest.mark.parametrize(
+    ("how", "begun", "version", "compares"),
+    [
+        ("recompute", 0, 0, True),
+        ("keep", 0, 0, True),  # nothing was written over an older version's keys and values yet
+        ("keep", 0, 3, False),
+        ("recompute", 0, 3, True),
+        ("recompute", 3, 3, False),  # a resumed run's first tokens may be of the generators of the run before
+        ("recompute", 3, 4, True),
+        ("keep", 3, 4, False),
+    ],
+)
+def test_sampled_tokens_are_compared_only_where_nothing_but_rounding_can_differ(
+    model_run: ModelRun, how: Any, begun: int, version: int, compares: bool
+) -> None:
+    sync, policy = model_run.sync, model_run.trainer.lightning_module
+    model_run.trainer.global_step, sync.keys_and_values = begun, how
+    sync.on_train_start(model_run.trainer, policy)
+    model_run.trainer.global_step = version
+    assert (sync.sampled_tolerance(model_run.trainer, policy) is not None) == compares
+
+
+def test_the_limit_of_sampled_tokens_knows_temperature_and_the_format_of_training(model_run: ModelRun) -> None:
+    sync, policy, trainer = model_run.sync, model_run.trainer.lightning_module, model_run.trainer
+    at_one = sync.sampled_tolerance(trainer, policy)
+    model_run.data.sampling = replace(model_run.data.sampling, temperature=0.5)
+    assert at_one is not None and sync.sampled_tolerance(trainer, policy) == 2 * at_one
+    policy.training_dtype = "bfloat16"
+    assert (sync.sampled_tolerance(trainer, policy) or 0.0) > 100 * at_one

@@ -47,6 +47,7 @@ def test_diagnostics_have_their_defined_values() -> None:
             "lag_max": 2.0,
             "kl_reference": (math.exp(-0.5) - 1 + 0.5) / 2,
             "mismatch_kl": 0.0,
+            "mismatch_mean": 0.0,
             "mismatch_max": 0.0,
             "by_lag/0/ratio_mean": 1.0,
             "by_lag/0/ratio_max": 1.0,
@@ -78,6 +79,7 @@ def test_mismatch_is_measured_where_the_policy_wrote_the_token_itself() -> None:
     responses = [Response(0, 1.0, [Token(-1.0, -1.25, 0.0, 0), Token(-1.0, -5.0, 0.0, 1)])]
     found = result(responses, AIPO())
     assert found["mismatch_max"] == pytest.approx(0.25)
+    assert found["mismatch_mean"] == pytest.approx(0.25)
     assert found["mismatch_kl"] == pytest.approx(math.exp(0.25) - 1.25)
     assert "mismatch_max" not in result([Response(0, 1.0, [Token(-1.0, -5.0, 0.0, 1)])], AIPO())
 

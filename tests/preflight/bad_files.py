@@ -131,6 +131,20 @@ MODELS: dict[str, Case] = {
     "weights of another vocabulary": model("other-vocabulary", "embed_tokens", "config.json"),
     "weights for fewer layers": model("more-layers", "lacks weights", "layers.2"),
     "fewer positions than tokens": model("few-positions", "data.max_response_tokens", "64 positions"),
+    "positions that vLLM takes for those of long texts": model("longrope", "longrope", "96 tokens", "to 64 together"),
+    "the same by the generators' context length": (
+        (*model("longrope")[0], "--trainer.strategy.server.max_model_len", "100"),
+        ("strategy.server.max_model_len", "100 tokens", "longrope"),
+    ),
+    "positions that depend on the length of the text": model("dynamic", "dynamic", "beyond 64", "to 64 together"),
+    "positions that depend on it within those of the model": model("trained-shorter", "dynamic", "another model"),
+    "an attention that leaves out the model's cap": model(
+        "capped", "attn_logit_softcapping is 50", "sdpa", "model.attention", "eager"
+    ),
+    "an attention that leaves out the reference's cap": (
+        ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/capped"),
+        ("model.reference.model", "attn_logit_softcapping is 50"),
+    ),
     "an end that is no token": model("end-beyond", "eos_token_id 5000"),
     "no weights": model("no-weights", "has no weights"),
     "a file that is cut": model("cut-weights", "model.safetensors cannot be read"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 import yaml
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
@@ -156,6 +157,27 @@ def with_a_strict_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(rule + "{{ m.content }}{% endfor %}")
 
 
+GEMMA2_HAS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"),
+)
+
+
+def as_gemma2(folder: Path) -> None:
+    """A family whose attention has a cap; sdpa, which it has without a setting, leaves that out."""
+    kept = {name: getattr(LlamaConfig.from_pretrained(folder), name) for name in GEMMA2_HAS}
+    Gemma2ForCausalLM(Gemma2Config(**kept, head_dim=32, attn_logit_softcapping=50.0)).save_pretrained(folder)
+
+
+def rotary(kind: str, **parameters: Any) -> Change:
+    """Positions that change beyond 64 tokens; the run of `run` has 96."""
+    return config(
+        rope_parameters={"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | parameters,
+        max_position_embeddings=64 if kind == "dynamic" else 256,
+    )
+
+
+FACTORS = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
 CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
 MODELS: dict[str, Change] = {
     "no-config": without("config.json"),
@@ -183,6 +205,12 @@ MODELS: dict[str, Change] = {
     "larger-tokenizer": with_a_larger_tokenizer,
     "added-tokens": with_added_tokens,
     "not-a-language-model": config(model_type="vit"),
+    "longrope": rotary("longrope", **FACTORS),
+    "dynamic": rotary("dynamic"),
+    "trained-shorter": in_json(
+        "config.json", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": 64}
+    ),
+    "capped": as_gemma2,
     "no-template": without_template,
     "strict-template": with_a_strict_template,
     # Right all the same:

@@ -141,6 +141,10 @@ HEALTHY = {
     "no progress bar, neither Lightning's nor lrl's": (
         *("--trainer.callbacks+", "lrl.callbacks.Progress", "--trainer.enable_progress_bar", "false"),
     ),
+    "an attention that applies the model's cap": ("--model.model", "{in}/models/capped", "--model.attention", "eager"),
+    "texts below the length at which positions change": (
+        *("--model.model", "{in}/models/longrope", "--data.max_prompt_tokens", "32"),
+    ),
     "long micro-batches and groups beyond a generator": (
         *("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2"),
     ),

@@ -55,6 +55,31 @@ def test_a_leak_is_found_in_bfloat16(family: str, tmp_path: Path) -> None:
     assert not may_share_rows(open_tiny(family, tmp_path, 4.0, dtype="bfloat16"))
 
 
+def sharpened(network: PreTrainedModel) -> PreTrainedModel:
+    """Makes it sure of its tokens, as training does: in bfloat16 its large logits then round by a nat and more."""
+    with torch.no_grad():
+        network.get_output_embeddings().weight *= 100.0
+    return network
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_model_whose_rounding_is_large_is_trained_in_bfloat16(family: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        assert may_share_rows(sharpened(open_tiny(family, tmp_path / str(seed), 4.0, seed, "bfloat16")))
+
+
+@pytest.mark.parametrize("sharp", [False, True])
+def test_tokens_that_see_others_are_found_in_bfloat16_whatever_the_rounding(sharp: bool, tmp_path: Path) -> None:
+    for seed in range(3):
+        leaks, sees_padding = (
+            open_tiny(family, tmp_path / f"{family}-{seed}", 4.0, seed, "bfloat16")
+            for family in ("opt", "bert-generation")
+        )
+        assert not may_share_rows(sharpened(leaks) if sharp else leaks)
+        with pytest.raises(ValueError, match="gives a response that is padded"):
+            check_rows(sharpened(sees_padding) if sharp else sees_padding)
+
+
 def draw(*_: Any) -> None:
     torch.rand(1)
 

@@ -146,7 +146,7 @@ def make_generators() -> list[Generator]:
             name=f"generator {number}",
             token="",
             trust=None,
-            settings=SimpleNamespace(tensor_parallel_size=1, dtype="float32", quantization=None),
+            settings=SimpleNamespace(tensor_parallel_size=1, dtype="float32", quantization=None, extra_args={}),
             alive=True,
             log_tail=lambda lines: "",
         )

@@ -1,0 +1,49 @@
+"""What the rounding of a number format does to a model's log-probs, measured on that model.
+
+Two programs with the same weights in 16 bits differ by rounding, and by how much depends on the model: by 0.0006 nats a
+token for a tiny random one, by 0.05 for one that was trained. So a limit that holds for every model sees little in
+most of them. Here the output of every part of the model is changed by a relative error of the size of the format's
+rounding. The log-probs then move by as much as in that format, without computing in it, whatever the dtype of the
+weights: on those tried by 0.9 to 2 times as much (`benchmarks/agreement.py`).
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lrl.training.model import decoder_of
+
+Rounded = Literal["bfloat16", "float16"]
+UNIT: dict[Rounded, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Largest relative error of rounding a number to that format."""
+SCATTER = 1e5
+"""Factor on a number whose sine stands for its error: it follows from the number alone, as rounding does, so a layer
+that is computed again for its gradient has the same; and it needs no random state."""
+
+
+@contextmanager
+def rounding_errors(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
+    """Adds errors of the size of the format's rounding to all parts of a model, and to each layer's output."""
+    parts = [module for module in network.modules() if not any(module.children())]
+    layers = [list(module) for module in decoder_of(network).modules() if isinstance(module, nn.ModuleList)]
+
+    def add(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return tuple(_with_error(each, UNIT[dtype]) for each in output)
+        return _with_error(output, UNIT[dtype])
+
+    with ExitStack() as hooks:
+        for module in dict.fromkeys(parts + (layers[0] if layers else [])):
+            hooks.callback(module.register_forward_hook(add).remove)
+        yield
+
+
+def _with_error(output: Any, unit: float) -> Any:
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        return output
+    error = unit * torch.sin(SCATTER * output.detach().float())
+    return (output.float() * (1.0 + error)).to(output.dtype)

@@ -1,0 +1,52 @@
+"""What a number format does to a model's log-probs, without computing in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.tiny_families import save_tiny
+from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
+from lrl.training.rounding import rounding_errors
+
+TOKENS = [3 + (7 * place) % 59 for place in range(64)]
+
+
+@torch.no_grad()
+def logprobs(network: PreTrainedModel) -> Tensor:
+    micro = text_as_micro_batch(TOKENS, torch.device("cpu"))
+    return label_logprobs(network, micro, chunk_tokens=64)[micro.mask]
+
+
+def off(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().mean().item()
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "qwen3_moe", "granite"])
+def test_the_errors_are_as_large_as_the_formats_rounding(family: str, scale: float, tmp_path: Path) -> None:
+    folder = str(save_tiny(family, tmp_path, scale))
+    exact, half = (open_network(folder, dtype, None, False) for dtype in ("float32", "bfloat16"))  # type: ignore[arg-type]
+    real = off(logprobs(half), logprobs(exact))
+    assert 0.5 * real < by_errors(exact) < 3 * real
+    assert 0.5 * real < by_errors(half) < 5 * real, "of a policy that is in that format itself"
+
+
+def by_errors(network: PreTrainedModel) -> float:
+    without = logprobs(network)
+    with rounding_errors(network, "bfloat16"):
+        return off(logprobs(network), without)
+
+
+def test_nothing_stays_behind(tmp_path: Path) -> None:
+    network = open_network(str(save_tiny("llama", tmp_path, 4.0)), "float32", None, False)
+    before, state = logprobs(network), torch.get_rng_state()
+    with pytest.raises(KeyError), rounding_errors(network, "float16"):
+        changed = logprobs(network)
+        raise KeyError
+    assert torch.equal(logprobs(network), before) and torch.equal(torch.get_rng_state(), state)
+    assert 0 < off(changed, before) < 0.01

@@ -1,0 +1,146 @@
+"""What the first proof of a generator sees of two programs that differ, and what is rounding to it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.tiny_families import save_tiny
+from lrl.generators.client import GeneratorError
+from lrl.generators.generator import Generator
+from lrl.policy import PolicyModule
+from lrl.weights.agreement import LARGEST, format_of, less_exact, parts, tolerance
+from lrl.weights.first_proof import FirstProof
+from lrl.weights.probe import Probes
+from tests.test_policy import one_thread, opened  # noqa: F401
+from tests.weights.model_sync import make_generators
+
+SHORT = [3 + (7 * place) % 59 for place in range(64)]
+LONG = [3 + (7 * place + place // 9) % 59 for place in range(320)]
+
+
+class Answers:
+    """A client that computes with another policy, as the generator does."""
+
+    def __init__(self, policy: PolicyModule) -> None:
+        self.policy = policy
+        self.asked: list[int] = []
+
+    async def prompt_logprobs(self, tokens: list[int], *, salt: str, deadline_s: float) -> list[float]:
+        self.asked.append(len(tokens))
+        return self.policy.prompt_logprobs(tokens)
+
+
+def generator_of(policy: PolicyModule, dtype: str) -> tuple[Generator, Answers]:
+    generator, answers = make_generators()[0], Answers(policy)
+    generator.server.settings.dtype = dtype  # type: ignore[assignment]
+    generator.client = answers  # type: ignore[assignment]
+    return generator, answers
+
+
+def prove(probes: Probes, policy: PolicyModule, generator: Generator, version: int = 0) -> None:
+    first = FirstProof([generator], LONG, policy.training_dtype)
+    probe = probes.make(policy.prompt_logprobs, policy.compute_dtype, SHORT, version, first)
+    asyncio.run(probe(generator))
+
+
+def family(name: str, folder: Path, dtype: Any = "float32", **settings: Any) -> PolicyModule:
+    """A policy of that family; another one with the same weights differs in `settings`."""
+    save_tiny(name, folder, 4.0, **settings)
+    policy = PolicyModule(str(folder), dtype=dtype, attention="eager")
+    policy.configure_model()
+    return policy
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_moe"])
+def test_rounding_is_no_difference_of_two_programs(name: str, dtypes: tuple[Any, Any], tmp_path: Path) -> None:
+    for seed in range(2):
+        folder = str(save_tiny(name, tmp_path / str(seed), 4.0, seed, max_position_embeddings=1024))
+        policy, other = (PolicyModule(folder, dtype=dtype, attention="eager") for dtype in dtypes)
+        policy.configure_model(), other.configure_model()
+        prove(Probes(None, 60.0), policy, generator_of(other, dtypes[1])[0])
+
+
+DIFFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a window of the attention": ("mistral", {"sliding_window": None}, {"sliding_window": 128}),
+    "a cap on the scores": (
+        "gemma2",
+        {"query_pre_attn_scalar": 1, "attn_logit_softcapping": 1.0},
+        {"query_pre_attn_scalar": 1, "attn_logit_softcapping": None},
+    ),
+    "positions that are stretched": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 1.2}},
+    ),
+    "a scale of the logits": ("granite", {"logits_scaling": 1.0}, {"logits_scaling": 1.05}),
+}
+"""What one of two programs leaves out, by the family and its settings."""
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_a_systematic_difference_is_found_in_bfloat16(what: str, tmp_path: Path) -> None:
+    name, one, other = DIFFERENCES[what]
+    policy = family(name, tmp_path / "one", max_position_embeddings=1024, **one)
+    generator, answers = generator_of(
+        family(name, tmp_path / "other", "bfloat16", max_position_embeddings=1024, **other), "bfloat16"
+    )
+    expected, found = (torch.tensor(each.prompt_logprobs(SHORT)) for each in (policy, answers.policy))
+    assert (expected - found).abs().mean() < LARGEST["bfloat16"], "a limit for any model would pass it"
+    with pytest.raises(GeneratorError, match=r"does not compute what the policy computes.* is allowed"):
+        prove(Probes(None, 60.0), policy, generator)
+
+
+def test_only_the_first_proof_of_a_generator_asks_for_a_long_text(tmp_path: Path) -> None:
+    policy = family("llama", tmp_path, max_position_embeddings=1024)
+    (old, of_old), (new, of_new), probes = (
+        generator_of(policy, "float32"),
+        generator_of(policy, "float32"),
+        Probes(None, 9),
+    )
+    prove(probes, policy, old)
+    first = FirstProof([old, new], LONG, "float32")
+    probe = probes.make(policy.prompt_logprobs, "float32", SHORT, 1, first)
+    asyncio.run(probe(old)), asyncio.run(probe(new))
+    assert (of_old.asked, of_new.asked) == ([64, 320, 64], [64, 320])
+    computed: list[int] = []
+
+    def logprobs(tokens: list[int], rounded_as: Any = None) -> list[float]:
+        computed.append(len(tokens))
+        return policy.prompt_logprobs(tokens)
+
+    probes.make(logprobs, "float32", SHORT, 2, first)
+    assert computed == [64], "nobody is new"
+
+
+def test_a_tolerance_that_is_set_is_the_only_limit(tmp_path: Path) -> None:
+    name, one, other = DIFFERENCES["a window of the attention"]
+    policy = family(name, tmp_path / "one", max_position_embeddings=1024, **one)
+    other_program = family(name, tmp_path / "other", max_position_embeddings=1024, **other)
+    prove(Probes(50.0, 60.0), policy, generator_of(other_program, "float32")[0])
+    with pytest.raises(GeneratorError, match="tokens 65 to 319 of a text of 320"):
+        prove(Probes(1e-4, 60.0), policy, generator_of(other_program, "float32")[0])
+
+
+def test_parts_cover_a_text_and_none_is_shorter_than_a_probe() -> None:
+    for count in (1, 46, 63, 64, 127, 128, 511, 8191):
+        found = list(parts(count))
+        assert [place for part in found for place in range(part.start, part.stop)] == list(range(count))
+        assert all(part.stop - part.start >= min(count, 64) for part in found)
+
+
+def test_the_least_exact_format_of_both_sides_counts() -> None:
+    settings: Any = make_generators()[0].server.settings
+    assert less_exact("bfloat16", format_of(settings)) == "bfloat16"
+    settings.extra_args = {"--kv_cache_dtype": "fp8_e4m3"}
+    assert less_exact("bfloat16", format_of(settings)) == "quantised"
+    settings.extra_args, settings.quantization = {"kv-cache-dtype": "bfloat16"}, "fp8_per_channel"
+    assert format_of(settings) == "quantised"
+    assert (
+        tolerance("bfloat16", None) == tolerance("bfloat16", 9.0) == LARGEST["bfloat16"] > tolerance("bfloat16", 0.01)
+    )

@@ -25,10 +25,10 @@ from benchmarks import arguments, records
 from benchmarks.lent_server import lent_server
 from benchmarks.quickstart_run import policy_of
 from benchmarks.tiny_families import save_tiny
-from lrl.generators.client import GeneratorClient
+from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.training.rounding import Rounded
-from lrl.types import Rollout, Sampling
+from lrl.types import Sampling
 from lrl.weights.agreement import LARGEST, mean_difference, tolerance
 from lrl.weights.first_proof import Text
 
@@ -77,17 +77,23 @@ def text_of(policy: str, module: lrl.PolicyModule, count: int) -> list[int]:
     return module.tokenizer.encode(sums if "quickstart" in policy else STORY)[:count]
 
 
-async def ask(server: Any, tokens: list[int], prompt: list[int]) -> tuple[list[float], list[Rollout]]:
+Response = tuple[list[int], list[float]]
+"""Tokens and their log-probs."""
+
+
+async def ask(server: Any, tokens: list[int], prompt: list[int]) -> tuple[list[float], list[Response]]:
     """Returns the generator's log-probs of the text, and responses to its beginning."""
-    client = GeneratorClient(server.url, server.name, server.token)
-    rollouts = [Rollout() for _ in range(RESPONSES)]
+    client, found = GeneratorClient(server.url, server.name, server.token), []
+    parameters = Sampling(max_tokens=RESPONSE_TOKENS).as_vllm(n=1, written=0)
     try:
-        found = await client.prompt_logprobs(tokens, salt="text", deadline_s=600.0)
-        sampling = Sampling(n=RESPONSES, max_tokens=RESPONSE_TOKENS)
-        await client.write(prompt, rollouts, sampling, version=lambda: 0, priority=0, deadline_s=600.0)
+        logprobs = await client.prompt_logprobs(tokens, salt="text", deadline_s=600.0)
+        for _ in range(RESPONSES):
+            body = {"token_ids": prompt, "sampling_params": parameters}
+            (choice,) = (await client.post(GENERATE, body, deadline_s=600.0))["choices"]
+            found.append((choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]))
     finally:
         await client.close()
-    return found, rollouts
+    return logprobs, found
 
 
 def measure(policy: str, dtype: Rounded, folder: Path) -> dict[str, Any]:
@@ -104,13 +110,11 @@ def measure(policy: str, dtype: Rounded, folder: Path) -> dict[str, Any]:
     with lent_server(made, settings, folder) as server:
         server.start()
         server.wait_ready()
-        found, rollouts = asyncio.run(ask(server, tokens, prompt))
+        found, responses = asyncio.run(ask(server, tokens, prompt))
     sampled = [
         abs(own - theirs)
-        for one in rollouts
-        for own, theirs in zip(
-            module.prompt_logprobs(prompt + one.token_ids)[len(prompt) - 1 :], one.logprobs, strict=True
-        )
+        for written, logprobs in responses
+        for own, theirs in zip(module.prompt_logprobs(prompt + written)[len(prompt) - 1 :], logprobs, strict=True)
     ]
     spread = text.spread(dtype)
     assert spread is not None, "it was measured"

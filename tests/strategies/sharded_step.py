@@ -75,6 +75,7 @@ def main(models: Path, folder: Path, tensor: int) -> None:
         found = train(policy)
         if them.rank == 0:
             found["logprobs"] = policy.prompt_logprobs(TEXT)
+            found["rounded"] = policy.prompt_logprobs(TEXT, "bfloat16")
             found["reference"] = reference_logprobs(policy)
             found["weights"] = {name: weight.clone() for name, weight in policy.named_weights()}
             policy.export(folder / f"{model.name}-exported")

@@ -90,6 +90,7 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(name: str, models: Pa
     off = 0.05 if in_bfloat16 else 1e-5
     assert first["logprobs"] == pytest.approx(policy.prompt_logprobs(TEXT), abs=off)
     assert (first["logprobs"] != policy.prompt_logprobs(TEXT)) or not in_bfloat16
+    assert first["rounded"] != first["logprobs"] == pytest.approx(first["rounded"], abs=1.0)
     for found, expected in zip(first["reference"], reference_logprobs(policy), strict=True):
         assert found == pytest.approx(expected, abs=off)
     weights = dict(policy.named_weights())

@@ -145,6 +145,11 @@ MODELS: dict[str, Case] = {
         ("Row 8", "the token 266", "259 rows"),
     ),
     "no language model": model("not-a-language-model", "AutoModelForCausalLM"),
+    "a quantised model": model("quantised", "quant_method mxfp4", "lrl dequantize"),
+    "a quantised reference": (
+        ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/quantised"),
+        ("model.reference.model=", "quant_method mxfp4", "lrl dequantize"),
+    ),
     "a reference without weights": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/no-weights"),
         ("model.reference.model", "has no weights"),

@@ -183,6 +183,7 @@ MODELS: dict[str, Change] = {
     "larger-tokenizer": with_a_larger_tokenizer,
     "added-tokens": with_added_tokens,
     "not-a-language-model": config(model_type="vit"),
+    "quantised": config(quantization_config={"quant_method": "mxfp4"}),
     "no-template": without_template,
     "strict-template": with_a_strict_template,
     # Right all the same:

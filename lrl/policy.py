@@ -33,6 +33,7 @@ from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.runtime.malloc_trim import trim_heap
 from lrl.runtime.ranks import Ranks, explain_broken_collective
 from lrl.training.collate import blank
+from lrl.training.export import save_policy
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.isolation import may_share_rows
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
@@ -401,13 +402,19 @@ class PolicyModule(L.LightningModule):
     def export(self, folder: Path) -> None:
         """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM.
 
-        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format.
+        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format. All that training
+        does not change is as in the first version's folder.
         """
         shard_again(self)
         weights = on_cpu(whole_tensors(self.network))
         adapters = [(name, down.cpu(), up.cpu()) for name, down, up in whole_adapters(self.network) if not up.is_meta]
         if self.ranks.rank == 0:
-            self.network.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
-            if self.lora is not None:
-                self.lora.save(adapters, self.policy_folder, folder / "adapter")
+            save_policy(
+                self.network,
+                weights,
+                self.tokenizer,
+                base=self.policy_folder,
+                folder=folder,
+                lora=self.lora,
+                adapters=adapters,
+            )

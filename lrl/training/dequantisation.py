@@ -29,6 +29,7 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from lrl.runtime.config_errors import ConfigError
+from lrl.training.export import with_dtype
 from lrl.training.model import Dtype, open_meta_model
 from lrl.training.model_files import is_small
 from lrl.training.quantisation import FILES, FLOATS, FORMS, KEYS, PACKED, quant_method, remedy
@@ -198,12 +199,7 @@ def _settings(place: Path) -> dict[str, Any]:
 
 def _whole_config(place: Path, dtype: Dtype) -> dict[str, Any]:
     """Returns config.json without a word on quantisation."""
-
-    def whole(part: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: whole(value) if isinstance(value, dict) else value for name, value in part.items()}
-        return {name: dtype if name in ("dtype", "torch_dtype") else kept[name] for name in kept if name not in KEYS}
-
-    return {"dtype": dtype} | whole(json.loads((place / "config.json").read_text()))
+    return with_dtype(json.loads((place / "config.json").read_text(encoding="utf-8")), dtype, without=KEYS)
 
 
 def _check_all_there(place: Path, planned: list[Whole], config: dict[str, Any]) -> None:

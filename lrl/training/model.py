@@ -118,10 +118,6 @@ def quiet_config(folder: str) -> Any:
 def _prepared(network: PreTrainedModel, gradient_checkpointing: bool) -> PreTrainedModel:
     if gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
-    generation: Any = network.generation_config
-    if generation is not None and not generation.do_sample:  # transformers ignores these, yet refuses to save them
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
-            setattr(generation, name, None)
     return network.train()
 
 

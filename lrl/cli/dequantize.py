@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("model", help="the quantised model: a folder in Hugging Face format, or a name on the hub")
     parser.add_argument("folder", type=Path, help="where to write it; a new folder")
-    kinds = {"choices": ("bfloat16", "float32"), "default": "bfloat16"}
-    parser.add_argument("--dtype", **kinds, help="of the weights (bfloat16); float32 is twice as large and exact")
+    kinds, help_text = ("bfloat16", "float32"), "of the weights (bfloat16); float32 is twice as large and exact"
+    parser.add_argument("--dtype", choices=kinds, default=kinds[0], help=help_text)
     args = parser.parse_args(argv)
     with quick_imports():
         from transformers import logging

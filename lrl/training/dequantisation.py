@@ -90,7 +90,7 @@ def dequantize(place: Path, out: Path, dtype: Dtype) -> int:
     parts = list(_parts(planned, dtype))
     _check_room(out, sum(_bytes(one, dtype) for one in planned))
     out.mkdir(parents=True, exist_ok=True)
-    where = {}
+    where: dict[str, str] = {}
     for number, part in enumerate(parts, start=1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else "model.safetensors"
         save_file({one.name: _read(one, tensors, settings, dtype) for one in part}, out / name, {"format": "pt"})

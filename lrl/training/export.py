@@ -62,20 +62,24 @@ def save_policy(
         adapters: The adapters (`lrl.training.lora.whole_adapters`), on the CPU.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder cannot be written, or it is that of the first version.
     """
+    place = hub.on_this_machine(base)
+    if place is not None and folder.resolve() == place.resolve():
+        raise FileExistsError(f"{folder} is the folder of the policy's first version")
     with _savable(network):
         network.save_pretrained(folder, state_dict=dict(weights))
     (folder / GENERATION).unlink(missing_ok=True)
-    tokenizer.save_pretrained(folder)
-    place = hub.on_this_machine(base)
     if place is None or not (place / CONFIG).exists():
         log.warning("%s is gone: the policy in %s is without its generation_config.json.", base, folder)
+        tokenizer.save_pretrained(folder)
     else:
-        _keep_config(network, place, base, folder)
+        _keep_config(network, place, folder)
         _keep_files(place, folder, BESIDE)
         if _is_tokenizer_of(base, tokenizer):
             _keep_files(place, folder, (*TOKENIZER, *tokenizer.vocab_files_names.values()))
+        else:
+            tokenizer.save_pretrained(folder)
     if lora is not None:
         lora.save(adapters, base, folder / "adapter")
 
@@ -104,9 +108,9 @@ def _savable(network: PreTrainedModel) -> Iterator[None]:
         network.config, network.generation_config = config, generation
 
 
-def _keep_config(network: PreTrainedModel, place: Path, base: str, folder: Path) -> None:
+def _keep_config(network: PreTrainedModel, place: Path, folder: Path) -> None:
     """Writes the first version's config.json with what has changed: the dtype, and what a user's code has set."""
-    before = quiet_config(base)
+    before = quiet_config(str(place))
     if type(before) is not type(network.config):
         return  # the policy is the text part of a larger model, and transformers has written that part's config
     saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -124,10 +128,10 @@ def _keep_config(network: PreTrainedModel, place: Path, base: str, folder: Path)
 
 def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Tells whether a tokenizer is still the one in the first version's folder."""
-    with TemporaryDirectory(prefix="lrl-tokenizer-") as place:
-        own, first = Path(place, "own"), Path(place, "first")
+    with TemporaryDirectory(prefix="lrl-tokenizer-") as beside:
+        own, first = Path(beside, "own"), Path(beside, "first")
         tokenizer.save_pretrained(own)
-        open_tokenizer(base).save_pretrained(first)
+        open_tokenizer(base).save_pretrained(first)  # saved, it says whether it came from a folder
         return _contents(own) == _contents(first)
 
 
@@ -136,11 +140,8 @@ def _contents(place: Path) -> dict[Path, bytes]:
 
 
 def _keep_files(place: Path, folder: Path, names: Iterable[str]) -> None:
-    """Copies the files of these names, and removes those that are not in `place`."""
-    for name in names:
-        for written in folder.glob(name):
-            written.unlink()
-        for file in place.glob(name):
-            target = folder / file.relative_to(place)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, target)
+    """Copies the files of these names that there are."""
+    for file in (found for name in names for found in place.glob(name)):
+        target = folder / file.relative_to(place)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)

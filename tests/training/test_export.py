@@ -1,4 +1,4 @@
-"""A policy's folder: the trained weights, and everything else as the first version has it, whichever way it is written."""
+"""A policy's folder has the trained weights, and everything else as in the first version, whichever way it is made."""
 
 from __future__ import annotations
 
@@ -133,6 +133,26 @@ def test_a_tokenizer_that_a_script_has_changed_is_saved(tmp_path: Path) -> None:
     found.export(tmp_path / "out")
     read: PreTrainedTokenizerBase = open_tokenizer(str(tmp_path / "out"))
     assert read.chat_template == "{{ messages[0].content }}" and "<think>" in read.get_vocab()
+
+
+def test_a_first_version_that_is_gone_does_not_cost_a_run_its_policy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_llama(tmp_path / "first")
+    found = policy(str(folder))
+    assert found.tokenizer.eos_token
+    folder.rename(tmp_path / "moved")
+    found.export(tmp_path / "out")
+    assert "is gone" in caplog.text
+    assert open_network(str(tmp_path / "out"), "float32", None, False) and open_tokenizer(str(tmp_path / "out"))
+
+
+def test_the_first_version_is_never_written_over(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "first")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(OSError, match="first version"):
+        policy(str(folder)).export(folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 def test_the_files_of_a_name_on_the_hub_come_from_its_cache(

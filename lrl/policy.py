@@ -27,6 +27,7 @@ from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.rollouts import prompt_form
 from lrl.rollouts.response_text import ends_of_text
+from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.runtime.collective import collective
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault, instances
 from lrl.runtime.lightning_warnings import forget_last_step
@@ -149,7 +150,12 @@ class PolicyModule(L.LightningModule):
     @cached_property
     def ends_of_text(self) -> frozenset[int]:
         """Tokens that begin, end or fill up a text of the policy."""
-        return ends_of_text(self.tokenizer, self.policy_folder)
+        return ends_of_text(self.tokenizer, self.stop_tokens)
+
+    @cached_property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens at which its responses end."""
+        return stop_tokens(self.tokenizer, self.policy_folder)
 
     def configure_model(self) -> None:
         """Loads the model into `self.network`, once, and tries whether its responses may share rows."""

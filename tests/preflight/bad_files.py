@@ -132,6 +132,8 @@ MODELS: dict[str, Case] = {
     "weights for fewer layers": model("more-layers", "lacks weights", "layers.2"),
     "fewer positions than tokens": model("few-positions", "data.max_response_tokens", "64 positions"),
     "an end that is no token": model("end-beyond", "eos_token_id 5000"),
+    "settings of generation that no one opens": model("odd-generation", "generation_config.json", "Mend it"),
+    "an end of generation that is no token": model("end-beyond-generation", "eos_token_id 5001"),
     "no weights": model("no-weights", "has no weights"),
     "a file that is cut": model("cut-weights", "model.safetensors cannot be read"),
     "a file that is empty": model("empty-weights", "model.safetensors cannot be read"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,15 +58,6 @@ class Before(LengthSampler):
         return super().of(prompt, index + GROUPS, responses)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exactly(Sampling):
-    """Sampling of exactly `max_tokens` tokens, past end tokens."""
-
-    def as_vllm(self, n: int, written: int) -> dict[str, Any]:
-        """See `Sampling.as_vllm`."""
-        return Sampling.as_vllm(self, n, written) | {"ignore_eos": True}
-
-
 @contextmanager
 def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
     """Forces these lengths on the responses of a run; enter it before the run starts.
@@ -87,7 +77,7 @@ def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
             for rollout in rollouts:
                 alike.setdefault(drawn[id(rollout)], []).append(rollout)
             one, temperature = super().write, sampling.temperature
-            exact = [(part, Exactly(max_tokens=tokens, temperature=temperature)) for tokens, part in alike.items()]
+            exact = [(part, Sampling(max_tokens=tokens, temperature=temperature)) for tokens, part in alike.items()]
             await asyncio.gather(*(one(ids, part, its, **how) for part, its in exact))
             for rollout in rollouts:
                 if rollout.finished and drawn[id(rollout)] < sampling.max_tokens:

@@ -24,7 +24,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -48,15 +47,6 @@ PROCESSES = ("api_server", "engine", "client")
 HEAD = (
     "| way | API server, µs a token | spread | client | spread | engine | spread | tokens a second of the API server |"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullLength(Sampling):
-    """Sampling that ends no response before its limit."""
-
-    def as_vllm(self, n: int, written: int) -> dict[str, Any]:
-        """See `Sampling.as_vllm`."""
-        return Sampling.as_vllm(self, n, written) | {"ignore_eos": True}
 
 
 class StockClient:
@@ -111,7 +101,7 @@ def processor_seconds(processes: Sequence[psutil.Process]) -> list[float]:
 
 async def write_all(client: Any, requests: int, responses: int, tokens: int) -> None:
     """Writes all requests at once."""
-    sampling = FullLength(n=responses, max_tokens=tokens)
+    sampling = Sampling(n=responses, max_tokens=tokens)
     groups = [[Rollout() for _ in range(responses)] for _ in range(requests)]
     how: dict[str, Any] = {"version": lambda: 0, "priority": 0, "deadline_s": DEADLINE_S}
     async with asyncio.timeout(DEADLINE_S):

@@ -96,7 +96,7 @@ class Evaluation(OnRankZero):
         data = _data(trainer)
         if self not in data.evaluations:
             data.evaluations.append(self)
-        self.sampling = replace(self.sampling, max_tokens=data.sampling.max_tokens)
+        self.sampling = replace(data.requests, n=self.sampling.n, temperature=self.sampling.temperature)
         data.load(self.prompts)
         self._pool = data.reward_pool.like(self.rewards_for_evaluation(data), workers=1)
         self._pool.start(next(iter(self.prompts)))

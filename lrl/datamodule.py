@@ -2,6 +2,7 @@
 
 from collections import UserList
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
@@ -179,6 +180,11 @@ class RolloutDataModule(L.LightningDataModule):
         above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
 
     @property
+    def requests(self) -> Sampling:
+        """Sampling settings of the requests for this policy: with its stop tokens."""
+        return replace(self.sampling, stop_tokens=tuple(sorted(self._policy.stop_tokens)))
+
+    @property
     def max_model_tokens(self) -> int:
         """Context length of the generators."""
         return self.max_prompt_tokens + self.sampling.max_tokens
@@ -235,7 +241,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.fleet.rollouts,
             self.reward_pool,
             Ledger(self.pacing),
-            self.sampling,
+            self.requests,
             self.decode,
             self.rollout_timeout_s,
             self.max_skipped_per_step,

@@ -28,12 +28,14 @@ from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.rollouts import prompt_form
 from lrl.rollouts.response_text import ends_of_text
+from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.runtime.collective import collective
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault, instances
 from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.runtime.malloc_trim import trim_heap
 from lrl.runtime.ranks import Ranks, explain_broken_collective
 from lrl.training.collate import blank
+from lrl.training.export import save_policy
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.isolation import may_share_rows
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
@@ -152,7 +154,12 @@ class PolicyModule(L.LightningModule):
     @cached_property
     def ends_of_text(self) -> frozenset[int]:
         """Tokens that begin, end or fill up a text of the policy."""
-        return ends_of_text(self.tokenizer, self.policy_folder)
+        return ends_of_text(self.tokenizer, self.stop_tokens)
+
+    @cached_property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens at which its responses end."""
+        return stop_tokens(self.tokenizer, self.policy_folder)
 
     def configure_model(self) -> None:
         """Loads the model into `self.network`, once, and tries whether its responses may share rows."""
@@ -431,13 +438,19 @@ class PolicyModule(L.LightningModule):
     def export(self, folder: Path) -> None:
         """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM.
 
-        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format.
+        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format. All that training
+        does not change is as in the first version's folder.
         """
         shard_again(self)
         weights = on_cpu(whole_tensors(self.network))
         adapters = [(name, down.cpu(), up.cpu()) for name, down, up in whole_adapters(self.network) if not up.is_meta]
         if self.ranks.rank == 0:
-            self.network.save_pretrained(folder, state_dict=weights)
-            self.tokenizer.save_pretrained(folder)
-            if self.lora is not None:
-                self.lora.save(adapters, self.policy_folder, folder / "adapter")
+            save_policy(
+                self.network,
+                weights,
+                self.tokenizer,
+                base=self.policy_folder,
+                folder=folder,
+                lora=self.lora,
+                adapters=adapters,
+            )

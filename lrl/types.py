@@ -227,11 +227,13 @@ class Sampling:
         n: Responses per prompt.
         max_tokens: Most tokens of a response.
         temperature: Divisor of the logits before sampling, at least `LEAST_TEMPERATURE`; 0 is greedy.
+        stop_tokens: Tokens that end a response; each is its last one then.
     """
 
     n: int = 1
     max_tokens: int = 1024
     temperature: float = 1.0
+    stop_tokens: tuple[int, ...] = ()
 
     def as_vllm(self, n: int, written: int) -> dict[str, Any]:
         """Returns the `sampling_params` of a request for `n` responses that have `written` tokens already."""
@@ -239,6 +241,8 @@ class Sampling:
             "n": n,
             "max_tokens": self.max_tokens - written,
             "temperature": self.temperature,
+            "stop_token_ids": list(self.stop_tokens),
+            "ignore_eos": True,  # those that vLLM would add of its own
             "logprobs": 0,  # the log-prob of the sampled token alone
             "detokenize": False,  # its text is not read, and vLLM would decode every token twice
         }

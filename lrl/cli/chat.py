@@ -19,7 +19,7 @@ from lrl.rollouts import prompt_form
 from lrl.runtime.quick_imports import quick_imports
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 NO_FORM: Mapping[str, Any] = MappingProxyType({})
 
@@ -76,21 +76,23 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
         from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
 
+        from lrl.rollouts.stop_tokens import stop_tokens
+
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
+        ends = stop_tokens(tokenizer, str(folder))
         policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
         raise ValueError(
             f"{folder} cannot be opened as a policy: {' '.join(str(error).split()):.300}\n"
             "Give a folder with config.json, weights and tokenizer, as lrl.callbacks.Export writes it."
         ) from error
-    ends = policy.generation_config.eos_token_id
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     policy.generation_config = GenerationConfig(
         max_new_tokens=max_tokens,
-        eos_token_id=tokenizer.eos_token_id if ends is None else ends,
+        eos_token_id=sorted(ends) or None,
         pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
         **sampling,
     )
@@ -99,16 +101,30 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
 
 def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any]) -> bool:
     """Streams the response to stdout; returns False, with the reason on stderr, if the prompt cannot be encoded."""
-    from transformers import TextStreamer
-
     try:
         inputs = encode(tokenizer, prompt, form)
     except ValueError as error:
         sys.stderr.write(f"lrl: error: the policy's tokenizer cannot read {prompt!r}: {error}\n")
         return False
-    stream = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    policy.generate(**inputs.to(policy.device), streamer=stream)
+    policy.generate(**inputs.to(policy.device), streamer=_stream(policy, tokenizer))
     return True
+
+
+def _stream(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextStreamer:
+    """Returns what writes a response to stdout as rewards see it: special tokens too, but no end."""
+    import torch
+    from transformers import TextStreamer
+
+    from lrl.rollouts.response_text import ends_of_text
+
+    class Stream(TextStreamer):
+        def put(self, value: torch.Tensor) -> None:
+            """Takes the prompt, then one token after the other."""
+            if self.next_tokens_are_prompt or value.item() not in ends:
+                super().put(value)
+
+    ends = ends_of_text(tokenizer, frozenset(policy.generation_config.eos_token_id or ()))
+    return Stream(tokenizer, skip_prompt=True)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any] = NO_FORM) -> BatchEncoding:

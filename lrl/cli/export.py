@@ -64,6 +64,7 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
         OSError: The target cannot be written.
     """
     with quick_imports():
+        from lrl.training.export import save_policy
         from lrl.training.lora import LoRA, is_adapter, whole_adapters
         from lrl.training.model import open_meta_model, open_network, open_tokenizer, unique_tensors, whole_tensors
 
@@ -83,9 +84,8 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     else:
         network.load_state_dict(weights, strict=False)
         whole = dict(whole_tensors(network))
-        lora.save(whole_adapters(network), base, folder / "adapter")
-    network.save_pretrained(folder, state_dict=whole)
-    open_tokenizer(base).save_pretrained(folder)
+    adapters = () if lora is None else whole_adapters(network)
+    save_policy(network, whole, open_tokenizer(base), base=base, folder=folder, lora=lora, adapters=adapters)
     prompt_form.save(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
     return int(state["global_step"])
 

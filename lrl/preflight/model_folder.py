@@ -1,17 +1,14 @@
 """Shapes of a model and checks of its weights: all there, whole, and as in the config. No weight is loaded."""
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from lrl.runtime.config_errors import fault
 from lrl.training.lora import LoRA
 from lrl.training.model import open_meta_model
+from lrl.training.weight_files import listed, stored_tensors
 
 TensorShapes = dict[str, tuple[int, ...]]
 
@@ -61,41 +58,13 @@ def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bo
     if not path.is_dir():
         return True
     try:
-        found: TensorShapes = {}
-        for file in _weight_files(path):
-            found |= _shapes_in(file)
+        found = {name: one.shape for name, one in stored_tensors(path).items()}
         if found:
             _compare(found, shape)
     except ValueError as error:
         fault(f"{setting}={folder!r}: {error}. Copy or download the folder again, whole.")
         return False
     return True
-
-
-def _weight_files(path: Path) -> list[Path]:
-    """Returns the safetensors files that make up the model; none if its weights have another format."""
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if index.exists():
-        try:
-            files = sorted(path / name for name in set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{index.name} is not an index of weights") from error
-        if missing := [file.name for file in files if not file.exists()]:
-            raise ValueError(f"it lacks {_listed(missing)}, which its index names")
-        return files
-    if not any(path.glob("pytorch_model*.bin*")):
-        raise ValueError(f"it has no weights, neither {single.name} nor {index.name}")
-    return []
-
-
-def _shapes_in(file: Path) -> TensorShapes:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file.name} cannot be read ({error})") from error
 
 
 def _compare(found: TensorShapes, shape: Shape) -> None:
@@ -109,8 +78,4 @@ def _compare(found: TensorShapes, shape: Shape) -> None:
     tied = bool(getattr(shape.config, "tie_word_embeddings", False))
     missing = [name for name in shape.tensors if name not in found and not (tied and name.endswith("lm_head.weight"))]
     if missing and not found.keys() - shape.tensors.keys():
-        raise ValueError(f"it lacks weights that its config.json asks for: {_listed(missing)}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise ValueError(f"it lacks weights that its config.json asks for: {listed(missing)}")

@@ -13,6 +13,7 @@ from lrl.preflight.datasets import check_prompts_per_step
 from lrl.preflight.disagreements import check_disagreements, check_score_cap
 from lrl.preflight.model_folder import Shape, check_weights, shape_of
 from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.runtime.config_errors import EXPECTED, fault, noting
 from lrl.training.lora import LoRA
@@ -115,12 +116,24 @@ def check_vocabulary(folder: str, shape: Shape, tokenizer: PreTrainedTokenizerBa
             "model.model=%r: the embedding has %d rows for the tokenizer's %d tokens; is it the model's own tokenizer?",
             *(folder, shape.vocabulary, len(tokenizer)),
         )
-    ends = getattr(shape.config, "eos_token_id", None)
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if beyond := [end for end in ends if not 0 <= end < shape.vocabulary]:
-        fault(f"model.model={folder!r}: eos_token_id {beyond[0]} in config.json is no token of the model. Correct it.")
-    elif not ends:
-        log.warning("model.model=%r: config.json has no eos_token_id; every response runs to the token limit.", folder)
+    check_ends(folder, shape, stop_tokens(tokenizer, folder))
+
+
+def check_ends(folder: str, shape: Shape, stops: frozenset[int]) -> None:
+    """Checks the tokens at which responses end."""
+    named = getattr(shape.config, "eos_token_id", None)
+    ends = stops.union(named if isinstance(named, list) else [] if named is None else [named])
+    if beyond := [end for end in sorted(ends) if not 0 <= end < shape.vocabulary]:
+        fault(
+            f"model.model={folder!r}: eos_token_id {beyond[0]} in config.json, generation_config.json or the tokenizer "
+            "is no token of the model. Correct it."
+        )
+    elif not stops:
+        log.warning(
+            "model.model=%r: every response runs to the token limit: the tokenizer has no eos_token, and "
+            "generation_config.json (without that file, config.json) no eos_token_id.",
+            folder,
+        )
 
 
 def check_prompt_tokens(prompts: Prompts, folder: str, shape: Shape) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 BY_STEPS = "A step already gathers all its micro-batches: data.micro_batch_tokens sets their size, data.groups_per_step"
 NOT_A_LOSS = "every try would train on rollouts, and a step's loss says nothing about how good the policy is."
+PRECISIONS = ("32-true", "bf16-mixed")
+"""Those that leave torch's default dtype as it is."""
 CALLBACKS: dict[type[L.Callback], str] = {
     callbacks.GradientAccumulationScheduler: f"{BY_STEPS} a step's.",
     callbacks.BatchSizeFinder: f"{NOT_A_LOSS} Set data.micro_batch_tokens to what fits",
@@ -87,7 +90,7 @@ def check_trainer(trainer: Any, policy: Policy) -> None:
     for flag, value, allowed, remedy in _flags(trainer):
         if value not in allowed:
             fault(f"trainer.{flag}={value!r}: {remedy}.")
-    check_precision(str(trainer.precision), policy.dtype_name)
+    check_precision(str(trainer.precision))
     for callback in trainer.callbacks:
         for reason in (why for kind, why in CALLBACKS.items() if isinstance(callback, kind)):
             fault(f"trainer.callbacks has {type(callback).__name__}: {reason}. Remove it.")
@@ -134,16 +137,21 @@ def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
         yield flag, getattr(trainer, flag), (1.0,), "an lrl policy is trained and validated. Remove it"
 
 
-def check_precision(precision: str, dtype: str) -> None:
-    """Checks that the precision keeps gradients unscaled, and the weights in `model.dtype`."""
+def check_precision(precision: str) -> None:
+    """Checks that log-probs, lengths and gradients are float32, and unscaled, and the weights in `model.dtype`."""
     if precision == "16-mixed":
         fault(
             "trainer.precision='16-mixed' scales the gradients, which would then be clipped at the wrong norm. "
             "Use bf16-mixed or 32-true."
         )
-    elif precision in ("16-true", "64-true"):
+    elif precision not in PRECISIONS:
         fault(
-            f"trainer.precision={precision!r}: the weights are float32 or bfloat16. Leave it out and set model.dtype."
+            f"trainer.precision={precision!r} makes all that a step computes of one type, also log-probs, and the "
+            "lengths of responses (bfloat16 has no number between 256 and 258). Use bf16-mixed, or leave it out "
+            "(32-true) and set model.dtype=bfloat16."
         )
-    elif precision == "bf16-true" and dtype != "bfloat16":
-        fault(f"trainer.precision='bf16-true' and model.dtype is {dtype}: the weights' type is model.dtype alone.")
+    if (default := torch.get_default_dtype()) != torch.float32:
+        fault(
+            f"torch's default dtype is {default}, in which a step would compute log-probs and lengths. Leave "
+            "torch.set_default_dtype out, and set model.dtype."
+        )

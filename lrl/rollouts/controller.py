@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.serialisation import Resumed
-from lrl.runtime.made_with import Settings, changes
+from lrl.runtime.made_with import Settings, changes, fingerprint
 from lrl.types import Group, Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
@@ -220,6 +220,7 @@ class Controller:
             "data.rollouts_per_group": self.sampling.n,
             "data.max_response_tokens": self.sampling.max_tokens,
             "data.temperature": self.sampling.temperature,
+            "the policy's stop tokens": fingerprint(self.sampling.stop_tokens),
         }
 
 

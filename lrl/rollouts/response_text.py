@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-from transformers import AutoConfig, GenerationConfig
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,18 +26,11 @@ def response_text(
     return tokenizer.decode(kept, skip_special_tokens=skip_special_tokens)
 
 
-def ends_of_text(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
+def ends_of_text(tokenizer: PreTrainedTokenizerBase, stop_tokens: frozenset[int]) -> frozenset[int]:
     """Returns the tokens that begin, end or fill up a text, and belong to no response.
 
     Args:
         tokenizer: The policy's tokenizer.
-        folder: Folder or hub name of the policy.
+        stop_tokens: The tokens at which its responses end (`lrl.rollouts.stop_tokens`).
     """
-    configs: list[Any] = [AutoConfig.from_pretrained(folder).get_text_config()]
-    with suppress(OSError):  # a policy may have no generation_config.json
-        configs.append(GenerationConfig.from_pretrained(folder))
-    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    for config in configs:
-        eos = config.eos_token_id
-        ends.update(eos if isinstance(eos, list) else [eos])
-    return frozenset(ends - {None})
+    return (stop_tokens | {tokenizer.bos_token_id, tokenizer.pad_token_id}) - {None}

@@ -7,10 +7,13 @@ import logging
 import os
 import socket
 from functools import cache
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+
+from lrl.runtime.config_errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -46,3 +49,27 @@ def reach() -> None:
 def offline() -> bool:
     """Tells whether only models and data sets on this machine are used."""
     return constants.is_offline_mode()
+
+
+def on_this_machine(model: str) -> Path | None:
+    """Returns the folder with a model's files: the folder itself, or that of a hub name in the hub's cache."""
+    if (folder := Path(model)).is_dir():
+        return folder
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def whole_folder(model: str) -> Path:
+    """Returns the folder with all files of a model, downloaded if it is a hub name; raises ConfigError without one."""
+    if (folder := Path(model).expanduser()).is_dir():
+        return folder
+    reach()
+    try:
+        return Path(snapshot_download(model, ignore_patterns=["*/*"]))  # some have the weights once more, in a folder
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model={model!r}: there is no such folder, and as a name on the hub: {' '.join(str(error).split()):.300}"
+        ) from error

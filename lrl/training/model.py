@@ -22,6 +22,7 @@ from lrl.runtime.config_errors import ConfigError
 from lrl.training import lora
 from lrl.training.collate import fill_rows, text_sequence
 from lrl.training.logprobs import LogitTransform, token_logprobs
+from lrl.training.quantisation import check_whole
 from lrl.training.sharding import parameters_without_memory, whole_on_rank_0
 from lrl.types import MicroBatch
 
@@ -72,9 +73,11 @@ def open_network(
 
     Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last hidden state.
     """
-    settings = {"config": _config(folder), "dtype": getattr(torch, dtype), "attn_implementation": attention}
+    settings = {"config": quiet_config(folder), "dtype": getattr(torch, dtype), "attn_implementation": attention}
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
+    if not Path(folder).exists():  # its files are on this machine only now
+        check_whole(folder, network.config)
     if unset := sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"]):
         raise ConfigError(
             f"model={folder!r}: {len(unset)} weights are missing or of another shape than config.json says, the first "
@@ -90,14 +93,21 @@ def open_empty_network(
     """Makes the network of `open_network` without memory for its weights; call it when that has checked the folder."""
     with parameters_without_memory():
         network = AutoModelForCausalLM.from_config(
-            _config(folder), dtype=getattr(torch, dtype), attn_implementation=attention, trust_remote_code=False
+            quiet_config(folder), dtype=getattr(torch, dtype), attn_implementation=attention, trust_remote_code=False
         )
     return _prepared(network, gradient_checkpointing)
 
 
-def _config(folder: str) -> Any:
-    """Opens a model's config, without noise."""
+def open_config(folder: str) -> Any:
+    """Opens a model's config; raises ValueError if it cannot be opened, or its weights are quantised."""
     config = _from_pretrained(AutoConfig, folder)
+    check_whole(folder, config)
+    return config
+
+
+def quiet_config(folder: str) -> Any:
+    """Opens a model's config, without noise."""
+    config = open_config(folder)
     text_config = config.get_text_config()
     for name, value in vars(text_config).items():
         if isinstance(value, float) and ("drop" in name or "jitter" in name):  # noise the generator does not have
@@ -108,16 +118,12 @@ def _config(folder: str) -> Any:
 def _prepared(network: PreTrainedModel, gradient_checkpointing: bool) -> PreTrainedModel:
     if gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
-    generation: Any = network.generation_config
-    if generation is not None and not generation.do_sample:  # transformers ignores these, yet refuses to save them
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
-            setattr(generation, name, None)
     return network.train()
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
     """Opens a model on the meta device, without weights: shapes only. Raises ValueError if it cannot be built."""
-    config = _from_pretrained(AutoConfig, folder)
+    config = open_config(folder)
     with torch.device("meta"), _opening(AutoModelForCausalLM, folder, attention):
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention, trust_remote_code=False)
 

@@ -108,7 +108,10 @@ MEMBERS = (
         "vllm_plugin/write_route.py",
         "vllm.sampling_params",
         "SamplingParams",
-        ("n max_tokens temperature logprobs detokenize output_kind flat_logprobs prompt_logprobs ignore_eos",),
+        (
+            "n max_tokens temperature logprobs detokenize output_kind flat_logprobs prompt_logprobs ignore_eos "
+            "stop_token_ids",
+        ),
     ),
     Members("vllm_plugin/write_route.py", "vllm.sampling_params", "RequestOutputKind", ("DELTA",)),
     Members(

@@ -24,7 +24,7 @@ async def obeying() -> AsyncIterator[tuple[generator.GeneratorClient, list[dict[
 
     async def obey(request: web.Request) -> web.StreamResponse:
         asked.append((await request.json())["sampling_params"])
-        tokens = asked[-1]["max_tokens"] if asked[-1]["ignore_eos"] else 1
+        tokens = asked[-1]["max_tokens"] if asked[-1]["ignore_eos"] and not asked[-1]["stop_token_ids"] else 1
         response = web.StreamResponse()
         await response.prepare(request)
         written = [5] * tokens, [-1.0] * tokens, "length", [("0", 0, tokens)]

@@ -1,6 +1,7 @@
 """`lrl chat`: responses of an exported policy, from the command line and line by line."""
 
 import io
+import json
 import shlex
 import shutil
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from lrl.callbacks.summary import chat_command
 from lrl.cli import chat
@@ -132,6 +133,33 @@ def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Pa
     assert not greedy.do_sample and not greedy.repetition_penalty and greedy.max_new_tokens == 7
     assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.top_k) == (True, 0.5, 1.0, 0)
     assert greedy.eos_token_id == [EOS, 5]
+
+
+def thinking(folder: Path, target: Path) -> Path:
+    """A policy that says `8` and then ends, and whose `8` is a special token."""
+    shutil.copytree(folder, target)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["8"]})
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def test_special_tokens_are_printed_and_the_end_of_a_response_is_not(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = thinking(folder, tmp_path / "policy")
+    assert chat.main([str(policy), "1+7="]) == 0
+    assert capsys.readouterr().out == "8\n"
+
+
+@pytest.mark.parametrize("named", [[VOCABULARY.index("5")], None])
+def test_a_response_ends_where_a_generator_would_end_it(
+    named: list[int] | None, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = shutil.copytree(folder, tmp_path / "policy")
+    (policy / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    assert chat.main([str(policy), "1+7="]) == 0
+    assert capsys.readouterr().out == "8\n", "the tokenizer's end ends it, too"
 
 
 @pytest.mark.parametrize("text", ["1+7=", "<|start|>1+7="])

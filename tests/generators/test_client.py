@@ -72,7 +72,7 @@ def stream_handler(frames: list[bytes], seen: list[Any] | None = None, cut: bool
 
 
 def write(client: GeneratorClient, *rollouts: Rollout, version: int = 4, **more: Any) -> Any:
-    sampling = Sampling(n=2, max_tokens=9, temperature=0.7)
+    sampling = Sampling(n=2, max_tokens=9, temperature=0.7, stop_tokens=(2, 7))
     how: dict[str, Any] = {"version": lambda: version, "priority": 17, "deadline_s": 60.0}
     return client.write([1, 2, 3], rollouts, sampling, **how | more)
 
@@ -84,7 +84,9 @@ def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
     ((route, body),) = seen
     assert route == WRITE and body["token_ids"] == [1, 2, 3] and body["request_id"]
     assert body["cache_salt"].startswith("4-") and body["priority"] == 17
-    assert body["sampling_params"] == {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False}
+    ends = {"stop_token_ids": [2, 7], "ignore_eos": True}
+    wanted = {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False} | ends
+    assert body["sampling_params"] == wanted
 
 
 def test_no_connection_outlives_its_request() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
@@ -20,24 +19,14 @@ PROMPT = [5, 6, 7, 8]
 SAMPLING = Sampling(n=64, max_tokens=150)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FullLength(Sampling):
-    """Ends no response before its limit."""
-
-    def as_vllm(self, n: int, written: int) -> dict[str, Any]:
-        """See `Sampling.as_vllm`."""
-        return Sampling.as_vllm(self, n, written) | {"ignore_eos": True}
-
-
 class Writing:
-    """A request for many long responses."""
+    """A request for many long responses, which end at no token."""
 
     def __init__(self, client: GeneratorClient, version: int = 0) -> None:
         self.client, self.version = client, version
         self.rollouts = [Rollout() for _ in range(SAMPLING.n)]
-        sampling = FullLength(n=SAMPLING.n, max_tokens=SAMPLING.max_tokens)
         how: dict[str, Any] = {"version": lambda: self.version, "priority": 0, "deadline_s": 60.0}
-        self.task = asyncio.ensure_future(client.write(PROMPT, self.rollouts, sampling, **how))
+        self.task = asyncio.ensure_future(client.write(PROMPT, self.rollouts, SAMPLING, **how))
 
     @property
     def lengths(self) -> list[int]:
@@ -95,7 +84,7 @@ def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(len
     async def scene(client: GeneratorClient) -> None:
         generator = Generator(lent_server.server, SAMPLING.n)
         generator.version, generator.state = 0, State.SERVING
-        prompt, sampling = Prompt(id=0, token_ids=PROMPT, text=""), FullLength(n=8, max_tokens=SAMPLING.max_tokens)
+        prompt, sampling = Prompt(id=0, token_ids=PROMPT, text=""), Sampling(n=8, max_tokens=SAMPLING.max_tokens)
         while True:  # until the generator has written a second token of a response before it moves
             rollouts = [Rollout() for _ in range(sampling.n)]
             writing = asyncio.ensure_future(generator.write(prompt, rollouts, sampling, 0, 60.0))
@@ -157,3 +146,17 @@ def test_a_request_that_vllm_refuses_is_rejected_with_its_words(lent_server: Len
 
     with pytest.raises(RequestRejected, match="answered 400: .*512"):
         with_client(lent_server, too_long)
+
+
+def test_a_response_ends_at_the_stop_tokens_of_its_request(lent_server: LentServer) -> None:
+    rollouts, stops = [Rollout() for _ in range(32)], (3, 4, 5, 6)
+
+    async def scene(client: GeneratorClient) -> None:
+        sampling = Sampling(n=len(rollouts), max_tokens=SAMPLING.max_tokens, stop_tokens=stops)
+        await client.write(PROMPT, rollouts, sampling, version=lambda: 0, priority=0, deadline_s=60.0)
+
+    with_client(lent_server, scene)
+    for rollout in rollouts:
+        assert not set(rollout.token_ids[:-1]) & set(stops)
+        assert (rollout.token_ids[-1] in stops) == (rollout.finish_reason == "stop")
+    assert "stop" in {rollout.finish_reason for rollout in rollouts}

@@ -146,6 +146,8 @@ MODELS: dict[str, Case] = {
         ("model.reference.model", "attn_logit_softcapping is 50"),
     ),
     "an end that is no token": model("end-beyond", "eos_token_id 5000"),
+    "settings of generation that no one opens": model("odd-generation", "generation_config.json", "Mend it"),
+    "an end of generation that is no token": model("end-beyond-generation", "eos_token_id 5001"),
     "no weights": model("no-weights", "has no weights"),
     "a file that is cut": model("cut-weights", "model.safetensors cannot be read"),
     "a file that is empty": model("empty-weights", "model.safetensors cannot be read"),
@@ -159,6 +161,11 @@ MODELS: dict[str, Case] = {
         ("Row 8", "the token 266", "259 rows"),
     ),
     "no language model": model("not-a-language-model", "AutoModelForCausalLM"),
+    "a quantised model": model("quantised", "quant_method mxfp4", "lrl dequantize"),
+    "a quantised reference": (
+        ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/quantised"),
+        ("model.reference.model=", "quant_method mxfp4", "lrl dequantize"),
+    ),
     "a reference without weights": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/no-weights"),
         ("model.reference.model", "has no weights"),

@@ -348,7 +348,11 @@ TRAINER: dict[str, Case] = {
     "a trainer flag for the module": setting("trainer.gradient_clip_val", "1.0", "model.max_grad_norm"),
     "micro-batches by a trainer flag": setting("trainer.accumulate_grad_batches", 2, "data.micro_batch_tokens"),
     "half-precision weights": setting("trainer.precision", "16-true", "model.dtype"),
-    "two types for the weights": setting("trainer.precision", "bf16-true", "model.dtype is float32"),
+    "a step in bfloat16": setting("trainer.precision", "bf16-true", "bf16-mixed", "model.dtype=bfloat16"),
+    "a step and weights in bfloat16": (
+        ("--trainer.precision", "bf16-true", "--model.dtype", "bfloat16"),
+        ("trainer.precision='bf16-true'", "bf16-mixed", "model.dtype=bfloat16"),
+    ),
     "no batch to train": setting("trainer.limit_train_batches", 0, "lrl validate"),
     "no step to train": setting("trainer.max_steps", 0, "trainer.max_steps", "lrl validate"),
     "no epoch to train": setting("trainer.max_epochs", 0, "trainer.max_epochs", "lrl validate"),

@@ -195,6 +195,8 @@ MODELS: dict[str, Change] = {
     "more-layers": config(num_hidden_layers=3),
     "few-positions": config(max_position_embeddings=64),
     "end-beyond": config(eos_token_id=5000),
+    "odd-generation": in_json("generation_config.json", num_return_sequences=3),
+    "end-beyond-generation": in_json("generation_config.json", eos_token_id=[2, 5001]),
     "no-weights": without("model.safetensors"),
     "cut-weights": cut,
     "empty-weights": written("model.safetensors", b""),
@@ -211,6 +213,7 @@ MODELS: dict[str, Change] = {
         "config.json", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": 64}
     ),
     "capped": as_gemma2,
+    "quantised": config(quantization_config={"quant_method": "mxfp4"}),
     "no-template": without_template,
     "strict-template": with_a_strict_template,
     # Right all the same:

@@ -25,7 +25,10 @@ FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "gradient_clip_val": ({"gradient_clip_val": 0.5}, ("trainer.gradient_clip_val=0.5", "model.max_grad_norm")),
     "gradient_clip_algorithm": ({"gradient_clip_algorithm": "value"}, ("'value'", "model.max_grad_norm")),
     "accumulate_grad_batches": ({"accumulate_grad_batches": 2}, ("trainer.accumulate_grad_batches=2", *STEP)),
-    "precision=16-true, 64-true": ({"precision": "64-true"}, ("trainer.precision='64-true'", "model.dtype")),
+    "precision=bf16-true, 16-true, 64-true, transformer-engine": (
+        {"precision": "64-true"},
+        ("trainer.precision='64-true'", "bf16-mixed", "model.dtype=bfloat16"),
+    ),
     "val_check_interval": ({"val_check_interval": 5}, ("trainer.val_check_interval=5", *EVALUATION)),
     "check_val_every_n_epoch": ({"check_val_every_n_epoch": 2}, ("trainer.check_val_every_n_epoch=2", *EVALUATION)),
     "num_sanity_val_steps": ({"num_sanity_val_steps": 1}, ("trainer.num_sanity_val_steps=1", "at step 0")),

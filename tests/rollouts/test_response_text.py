@@ -9,7 +9,6 @@ from transformers import AutoTokenizer, GenerationConfig
 
 import lrl
 from lrl.rewards import ExactMatch, Format
-from lrl.rollouts.response_text import ends_of_text
 from tests.tiny_policies import END, PAD, START, tiny_llama
 
 WRITTEN = f"<think>a\nb</think>\\boxed{{72}}<|im_end|>{END}{PAD}{PAD}"
@@ -47,4 +46,4 @@ def test_a_policy_without_a_generation_config_has_the_ends_of_its_config_and_tok
 ) -> None:
     (Path(policy.policy_folder) / "generation_config.json").unlink()
     ids = policy.tokenizer.convert_tokens_to_ids([END, PAD])
-    assert ends_of_text(policy.tokenizer, policy.policy_folder) == frozenset(ids)
+    assert policy.ends_of_text == frozenset(ids)

@@ -1,0 +1,86 @@
+"""Whether a folder holds quantised weights, which are refused.
+
+A policy is trained in float32 or bfloat16, and its generators get whole weights at each sync. transformers opens some
+quantised folders, but its way back to the names of a checkpoint quantises again: syncs and exports would have rounded
+weights, or leave weights out. So such a folder is written anew once, by `lrl dequantize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lrl.runtime import hub
+from lrl.runtime.config_errors import ConfigError
+from lrl.training.weight_files import stored_tensors
+
+FORMS = ("mxfp4", "fp8")
+"""The values of `quant_method` that `lrl dequantize` reads."""
+KEYS = ("quantization_config", "compression_config")
+"""Entries of config.json that say how weights are quantised; the second is an older one of compressed-tensors."""
+FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files of older tools beside config.json, and their `quant_method`."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Numbers that are weights as they are, by their names in a file of safetensors."""
+PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
+"""The ends of names of weights; a buffer of integers, such as a mask, has another."""
+
+
+def check_whole(folder: str, config: Any) -> None:
+    """Checks that a model's weights are not quantised, by its config and by what is stored, if it is on this machine.
+
+    Args:
+        folder: Folder or hub name.
+        config: Its config, of transformers.
+
+    Raises:
+        ConfigError: They are.
+    """
+    place = hub.on_this_machine(folder)
+    method = quant_method(config) or _by_files(place)
+    if method is None and (found := _stored(place)):
+        name, numbers = found
+        raise ConfigError(
+            f"model={folder!r} is quantised: {name} is stored as {numbers}, and config.json has no quantization_config "
+            "that says how. Take the model in bfloat16 from which it was made."
+        )
+    if method is not None:
+        raise ConfigError(
+            f"model={folder!r} is quantised (quant_method {method}), and cannot be trained so. {remedy(folder, method)}"
+        )
+
+
+def remedy(folder: str, method: str) -> str:
+    """Returns what a user can do about a quantised folder."""
+    if method in FORMS:
+        return f"Write it whole with `lrl dequantize {folder} OUT`, and give OUT."
+    return f"Take the model in bfloat16 from which it was made: `lrl dequantize` reads {' and '.join(FORMS)} alone."
+
+
+def quant_method(config: Any) -> str | None:
+    """Returns the `quant_method` that a config names, `unknown` if it names none; None for whole weights."""
+    for part in (config, config.get_text_config()):
+        for key in KEYS:
+            if (entry := getattr(part, key, None)) is not None:
+                settings = entry if isinstance(entry, Mapping) else vars(entry)
+                method = settings.get("quant_method", "compressed-tensors" if key == KEYS[1] else "unknown")
+                return str(getattr(method, "value", method))
+    return None
+
+
+def _by_files(place: Path | None) -> str | None:
+    found = [method for file, method in FILES.items() if place is not None and (place / file).exists()]
+    return found[0] if found else None
+
+
+def _stored(place: Path | None) -> tuple[str, str] | None:
+    """Returns the first weight that is stored in other numbers than `FLOATS`, and those numbers."""
+    try:
+        tensors = {} if place is None else stored_tensors(place)
+    except ValueError:
+        return None  # the checks of the folder, or transformers, say what is wrong with the files
+    for name, tensor in tensors.items():
+        if tensor.numbers not in FLOATS and (tensor.numbers[0] == "F" or name.endswith(PACKED)):
+            return name, tensor.numbers
+    return None

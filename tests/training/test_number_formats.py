@@ -1,0 +1,131 @@
+"""What a step counts and computes is float32 whatever the weights are, and a format in which it were not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins import DoublePrecision, HalfPrecision
+from torch import Tensor
+
+import lrl
+from lrl.advantages import GroupMean
+from lrl.objectives.normalisation import NormaliseBy
+from lrl.rollouts.packing import Packer
+from lrl.training.lora import LoRA
+from lrl.training.model import open_empty_network, open_network
+from lrl.types import Group, MicroBatch, Prompt, Rollout
+from tests.run_without_generators import trainer as running
+from tests.test_policy import FakeStep, Steps
+from tests.test_policy import trainer as alone
+from tests.tiny_policies import tiny_llama
+
+LENGTHS = (1000, 40, 700, 300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama(tmp_path_factory.mktemp("policy")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "bf16-true"},
+        {"precision": "16-true"},
+        {"precision": "64-true"},
+        {"plugins": [HalfPrecision("bf16-true")]},
+        {"plugins": [DoublePrecision()]},
+    ],
+    ids=str,
+)
+def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
+    settings: dict[str, Any], dtype: Any, folder: str, tmp_path: Path
+) -> None:
+    with pytest.raises(lrl.ConfigError, match="bf16-mixed"):
+        running(tmp_path, **settings).fit(lrl.PolicyModule(folder, dtype=dtype), Steps([]))
+
+
+def test_another_default_dtype_of_torch_is_refused(folder: str, tmp_path: Path, default_dtype: None) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    with pytest.raises(lrl.ConfigError, match=r"set model\.dtype"):
+        running(tmp_path).fit(lrl.PolicyModule(folder), Steps([]))
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+class Watched(lrl.PolicyModule):
+    """A policy whose log-probs and gradient are looked at."""
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        return []
+
+    def compute_loss(self, micro: MicroBatch) -> Tensor:
+        self.logprobs = self(micro)[micro.mask].detach()
+        return super().compute_loss(micro)
+
+    def on_before_optimizer_step(self, optimizer: object) -> None:
+        self.gradient = torch.cat([one.grad.float().flatten() for one in self.parameters() if one.grad is not None])
+
+
+def trained(folder: str, dtype: Any, by: NormaliseBy, lora: LoRA | None) -> Watched:
+    """Trains one step on long responses, with the same bfloat16 numbers as weights in both dtypes."""
+    torch.manual_seed(1)
+    policy = Watched(folder, dtype=dtype, lr=0.0, lora=lora, normalise_by=by, max_grad_norm=None)
+    policy.configure_model()
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.copy_(weight.bfloat16())
+    alone().fit(policy, Steps([FakeStep([micro_batch()])]))
+    return policy
+
+
+def micro_batch() -> MicroBatch:
+    draw = torch.Generator().manual_seed(0)
+    rollouts = [
+        Rollout(
+            token_ids=torch.randint(3, 259, (length,), generator=draw).tolist(),
+            logprobs=[-5.5] * length,
+            versions=[0] * length,
+            finish_reason="stop",
+            reward=float(number % 2),
+        )
+        for number, length in enumerate(LENGTHS)
+    ]
+    group = Group(index=0, prompt=Prompt(id=0, token_ids=[3, 4], text=""), rollouts=rollouts)
+    packer = Packer(4096, GroupMean(), 1.0)
+    ((micro,),) = [*packer.add(group), *packer.flush()]
+    return cast(MicroBatch, micro)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["whole", "adapters"])
+@pytest.mark.parametrize("by", ["token", "sequence"])
+def test_a_step_of_bfloat16_weights_counts_exactly_and_has_float32_logprobs(
+    by: NormaliseBy, lora: LoRA | None, folder: str
+) -> None:
+    exact, found = (trained(folder, dtype, by, lora) for dtype in ("float32", "bfloat16"))
+    assert found.logprobs.dtype == torch.float32 and found.diagnostics.sums.dtype == torch.float32
+    assert found.diagnostics.sums[:, 0].sum() == sum(LENGTHS)
+    assert len(set(found.logprobs.tolist())) > 0.9 * sum(LENGTHS), "bfloat16 has fewer numbers there"
+    assert (found.logprobs - exact.logprobs).abs().mean() < 0.01
+    assert torch.cosine_similarity(found.gradient, exact.gradient, dim=0) > 0.99
+    assert found.gradient.norm() / exact.gradient.norm() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("opened", [open_network, open_empty_network])
+def test_positions_of_bfloat16_weights_are_exact(opened: Any, folder: str) -> None:
+    positions = torch.arange(2000)[None]
+    hidden = torch.zeros(1, 1, dtype=torch.bfloat16)
+    exact = open_network(folder, "float32", None, False).model.rotary_emb(hidden.float(), positions)
+    found = opened(folder, "bfloat16", None, False).model.rotary_emb(hidden, positions)
+    assert all(torch.equal(ours, theirs.bfloat16()) for ours, theirs in zip(found, exact, strict=True))

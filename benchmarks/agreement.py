@@ -55,8 +55,10 @@ def folder_of(policy: str, folder: Path) -> Path:
     if policy == "quickstart":
         return policy_of(0)
     if policy in FAMILIES:
-        heads = {} if policy in ("granite", "phi3") else {"head_dim": 32}  # vLLM's CPU build has no smaller ones
-        save_tiny(policy, folder / policy, 4.0, hidden_size=128, max_position_embeddings=1024, vocab_size=64, **heads)
+        sizes: dict[str, Any] = {"hidden_size": 128, "max_position_embeddings": 1024, "vocab_size": 64}
+        if policy not in ("granite", "phi3"):
+            sizes["head_dim"] = 32  # as theirs; vLLM's CPU build has no smaller ones
+        save_tiny(policy, folder / policy, 4.0, **sizes, tie_word_embeddings=policy == "gemma2")
         make_tokenizer().save_pretrained(folder / policy)
     elif policy == "quickstart, random":
         torch.manual_seed(0)

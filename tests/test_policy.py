@@ -408,7 +408,7 @@ def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
     assert metrics["policy/loss"] == pytest.approx(mean, rel=1e-4)
     assert metrics["policy/grad_norm"] == pytest.approx(reference.norm().item(), rel=1e-4)
     spread = "ratio_mean ratio_max clip_fraction ess kl_behaviour"
-    names = f"loss grad_norm lr lag_mean lag_max mismatch_kl mismatch_max {spread}".split()
+    names = f"loss grad_norm lr lag_mean lag_max mismatch_kl mismatch_mean mismatch_max {spread}".split()
     names += [f"by_lag/0/{name}" for name in f"{spread} share contribution".split()]
     assert set(metrics) == {f"policy/{name}" for name in names}
 

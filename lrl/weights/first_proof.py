@@ -15,8 +15,9 @@ from lrl.weights.agreement import mean_difference, parts, rounds_as, tolerance
 
 LONGEST = 8192
 """Tokens of the long text at most..."""
-LONGEST_ON_CPU = 1024
-"""...and where there is no GPU: vLLM's CPU build makes a table of all these tokens and the vocabulary."""
+LONGEST_ON_CPU = 512
+"""...and where there is no GPU, so that the start of a run is not noticeably longer; and vLLM's CPU build makes a table
+of all these tokens and the vocabulary."""
 
 PromptLogprobs = Callable[..., list[float]]
 """The policy's log-probs of a text, and with a number format those with the errors of its rounding

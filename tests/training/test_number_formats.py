@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         {"plugins": [HalfPrecision("bf16-true")]},
         {"plugins": [DoublePrecision()]},
     ],
-    ids=str,
+    ids=["bf16-true", "16-true", "64-true", "HalfPrecision", "DoublePrecision"],
 )
 def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
     settings: dict[str, Any], dtype: Any, folder: str, tmp_path: Path

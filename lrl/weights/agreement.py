@@ -18,7 +18,7 @@ missing made 0.75 or more."""
 LEAST = {"float32": 3e-4, "float16": 5e-4, "bfloat16": 2e-3, "quantised": 5e-3}
 """A difference that is never held against a generator, however little its model rounds."""
 TIMES = 4.0
-"""How many times the rounding of its model a program may be off: a real one was off by 0.5 to 1.2 times."""
+"""How many times the rounding of its model a program may be off: real ones were off by 0.8 to 1.2 times."""
 PART = 64
 """Tokens in the first part of a long text, and the least in any; each further part is three times as long as all before
 it."""

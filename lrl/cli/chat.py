@@ -74,14 +74,16 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
         import torch
         from huggingface_hub.errors import StrictDataclassError
         from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
 
         from lrl.rollouts.stop_tokens import stop_tokens
+        from lrl.training.quantisation import check_whole
 
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
+        check_whole(str(folder), AutoConfig.from_pretrained(folder))
         ends = stop_tokens(tokenizer, str(folder))
         policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:

@@ -220,7 +220,7 @@ class Controller:
             "data.rollouts_per_group": self.sampling.n,
             "data.max_response_tokens": self.sampling.max_tokens,
             "data.temperature": self.sampling.temperature,
-            "the policy's stop tokens": fingerprint(self.sampling.stop_tokens),
+            "the end of the policy's responses": fingerprint(self.sampling.stop_tokens),
         }
 
 

@@ -1,4 +1,4 @@
-"""A quantised model's folder written whole, a tensor at a time: no more of it is in memory than one file of the result.
+"""A quantised model's folder written whole: no more of it is in memory than one file of the result.
 
 The numbers follow from the definition of each form:
 
@@ -42,6 +42,7 @@ FP8_SCALES = ("_scale_inv", "_scale")
 """What the name of a tensor's scale has behind the tensor's; both are factors."""
 ACTIVATION_SCALES = ("input_scale", "activation_scale", "q_scale", "k_scale", "v_scale", "kv_scale")
 """The ends of names of scales that a model of whole numbers has no use for."""
+INDEX = ".safetensors.index.json"
 FILE_BYTES = 4 * 2**30
 """Size of one file of the result."""
 
@@ -87,22 +88,28 @@ def dequantize(place: Path, out: Path, dtype: Dtype) -> int:
     planned = sorted(plan(place, tensors, settings["quant_method"]), key=lambda one: one.name)
     config = _whole_config(place, dtype)
     _check_all_there(place, planned, config)
-    parts = list(_parts(planned, dtype))
-    _check_room(out, sum(_bytes(one, dtype) for one in planned))
+    size = sum(_bytes(one, dtype) for one in planned)
+    _check_room(out, size)
     out.mkdir(parents=True, exist_ok=True)
-    where: dict[str, str] = {}
+    parts, where = list(_parts(planned, dtype)), dict[str, str]()
     for number, part in enumerate(parts, start=1):
-        name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else "model.safetensors"
-        save_file({one.name: _read(one, tensors, settings, dtype) for one in part}, out / name, {"format": "pt"})
-        where |= {one.name: name for one in part}
+        of = f"-{number:05}-of-{len(parts):05}" if len(parts) > 1 else ""
+        found = {one.name: _read(one, tensors, settings, dtype) for one in part}
+        save_file(found, out / f"model{of}.safetensors", {"format": "pt"})
+        where |= dict.fromkeys(found, f"model{of}.safetensors")
     if len(parts) > 1:
-        index = {"metadata": {"total_size": sum(_bytes(one, dtype) for one in planned)}, "weight_map": where}
-        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
-    for file in place.iterdir():
-        if file.is_file() and is_small(file.name) and file.name not in FILES and not file.name.endswith(".index.json"):
-            shutil.copyfile(file, out / file.name)
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (out / f"model{INDEX}").write_text(json.dumps(index, indent=2, sort_keys=True))
+    _copy_small_files(place, out)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return sum(one.scale is not None for one in planned)
+
+
+def _copy_small_files(place: Path, out: Path) -> None:
+    for file in place.iterdir():
+        weights = not is_small(file.name) or file.name.endswith(INDEX)
+        if file.is_file() and not weights and file.name not in FILES:
+            shutil.copyfile(file, out / file.name)
 
 
 def plan(place: Path, tensors: Mapping[str, Stored], method: str) -> Iterator[Whole]:

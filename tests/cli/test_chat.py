@@ -18,6 +18,7 @@ from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
 from lrl.rollouts import prompt_form
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
+from tests.quantised_policies import quantised
 from tests.tiny_policies import with_special_tokens
 
 EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
@@ -73,6 +74,14 @@ def test_a_folder_without_a_policy_is_an_error_of_two_lines(tmp_path: Path, caps
 def test_a_prompt_that_cannot_be_read_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat.main([str(folder), "hello"]) == 2
     assert "cannot read 'hello'" in capsys.readouterr().err
+
+
+def test_a_quantised_policy_is_named_with_the_command_that_makes_it_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = quantised("fp8", tmp_path / "policy")
+    assert chat.main([str(folder), "1+7="]) == 2
+    assert f"lrl dequantize {folder} OUT" in capsys.readouterr().err
 
 
 BROKEN = {

@@ -330,6 +330,7 @@ def test_a_failed_run_has_saved_the_tokens_of_the_response_that_failed() -> None
         ({"n": 3}, "data.rollouts_per_group was 2 and is 3"),
         ({"max_tokens": 5}, "data.max_response_tokens was 9 and is 5"),
         ({"temperature": 0.5}, "data.temperature was 1 and is 0.5"),
+        ({"stop_tokens": (7,)}, "the end of the policy's responses has changed"),
     ],
 )
 def test_with_other_sampling_settings_open_groups_are_generated_anew_and_none_is_lost(

@@ -220,9 +220,13 @@ class PolicyModule(L.LightningModule):
     @collective
     @torch.no_grad()
     def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
-        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1."""
+        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1.
+
+        They are computed in `compute_dtype`, also within a step that Lightning runs under autocast.
+        """
         micro = text_as_micro_batch(token_ids, self.device_of_use)
-        return self(micro)[micro.mask].tolist()
+        with torch.autocast(self.device_of_use.type, enabled=False):
+            return self(micro)[micro.mask].tolist()
 
     # ---- a step
 

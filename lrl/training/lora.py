@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
@@ -117,7 +118,10 @@ def merge(layer: Any, weight: Tensor) -> Tensor:
     if not isinstance(layer, LoraLayer):
         return weight
     down, up = _factors(layer)
-    return weight if weight.is_meta else (weight.float() + up.float() @ down.float()).to(weight.dtype)
+    if weight.is_meta:
+        return weight
+    with torch.autocast(weight.device.type, enabled=False):  # within a step it may be on
+        return (weight.float() + up.float() @ down.float()).to(weight.dtype)
 
 
 def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:

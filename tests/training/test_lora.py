@@ -28,6 +28,7 @@ from lrl.runtime.config_errors import ConfigError
 from lrl.training.lora import LoRA, base_alone
 from lrl.training.reference import Reference
 from lrl.weights.adapters import are_adapters, merged
+from tests import test_policy as policies
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 WORDS = list(range(1, 20))
@@ -47,12 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def adapted(model: str, **settings: Any) -> PolicyModule:
     """A policy with adapters that change what it computes."""
-    policy = opened(model, lora=LoRA(rank=4, alpha=8.0), **settings)
-    torch.manual_seed(3)
-    for name, weight in policy.named_parameters():
-        if ".lora_B." in name:
-            torch.nn.init.normal_(weight, std=0.1)
-    return policy
+    return policies.adapted(opened(model, lora=LoRA(rank=4, alpha=8.0), **settings))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)

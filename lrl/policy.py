@@ -32,6 +32,7 @@ from lrl.runtime.config_errors import ConfigError, above, at_least, fault, insta
 from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.runtime.malloc_trim import trim_heap
 from lrl.runtime.ranks import Ranks, explain_broken_collective
+from lrl.training.adapter_trial import check_adapters
 from lrl.training.collate import blank
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.isolation import may_share_rows
@@ -165,12 +166,14 @@ class PolicyModule(L.LightningModule):
             self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)
             self.responses_share_rows = may_share_rows(self.network)
             self._add_adapters(self.network)
+            self._check_adapters(self.network)
             return
         ranks, whole = self.ranks, None
         if ranks.rank == 0:
             whole = open_network(*settings)
             self.responses_share_rows = ranks.scatter([may_share_rows(whole)] * ranks.size)
             self._add_adapters(whole)
+            self._check_adapters(whole)
         else:
             self.responses_share_rows = ranks.receive()
         with model_files(self.policy_folder, ranks) as files:
@@ -184,6 +187,10 @@ class PolicyModule(L.LightningModule):
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
             self.lora.add_to(network)
+
+    def _check_adapters(self, network: PreTrainedModel) -> None:
+        if self.lora is not None:
+            check_adapters(network)
 
     @property
     def sharding(self) -> Sharding | None:

@@ -91,13 +91,27 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
     sent = {name: weight.clone() for name, weight in policy.sent_weights()}
     assert are_adapters(sent) and not are_adapters(dict(base.sent_weights()))
     files = load_file(Path(folder) / "model.safetensors")
-    received, whole = dict(merged(files.items(), sent)), dict(policy.named_weights())
+    received, whole = dict(merged(files.items(), sent, torch.float32)), dict(policy.named_weights())
     assert whole.keys() == dict(base.named_weights()).keys()
     for name, weight in whole.items():
         torch.testing.assert_close(received[name], weight)
 
     policy.export(tmp_path / "policy")
     torch.testing.assert_close(torch.tensor(opened(str(tmp_path / "policy")).prompt_logprobs(WORDS)), expected)
+
+
+def test_a_small_update_of_files_in_bfloat16_arrives_whole_in_a_float32_generator(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, CONFIGS[0])
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    policy = adapted(folder)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            weight.mul_(1e-3 if ".lora_B." in name else 1.0)
+    files = load_file(Path(folder) / "model.safetensors")
+    assert {weight.dtype for weight in files.values()} == {torch.bfloat16}
+    received = dict(merged(files.items(), dict(policy.sent_weights()), torch.float32))
+    for name, weight in policy.named_weights():
+        torch.testing.assert_close(received[name].float(), weight, rtol=1e-7, atol=1e-9)
 
 
 def test_adapters_of_weights_in_bfloat16_are_trained_in_float32(folder: str) -> None:
@@ -124,7 +138,7 @@ def test_adapters_of_another_model_are_no_update(folder: str) -> None:
     files = load_file(Path(folder) / "model.safetensors")
     del files["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ValueError, match=r"no weight for the adapter model.layers.1.mlp.up_proj.weight.lora_A"):
-        dict(merged(files.items(), sent))
+        dict(merged(files.items(), sent, torch.float32))
 
 
 def test_layers_that_compute_more_than_a_product_get_no_adapter(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(
         wanted = label_logprobs(network, micro, chunk_tokens=64)
         assert (wanted - before).abs().mean() > 1e-3, "the adapters do something"
         for file in tmp_path.glob("*.safetensors"):
-            weights = merged(load_file(file).items(), dict(named(whole_adapters(network))))
+            weights = merged(load_file(file).items(), dict(named(whole_adapters(network))), torch.float32)
             save_file({name: weight.contiguous() for name, weight in weights}, file, {"format": "pt"})
         again = open_network(str(tmp_path), "float32", None, False)
         torch.testing.assert_close(label_logprobs(again, micro, chunk_tokens=64), wanted, atol=1e-4, rtol=0.0)

@@ -6,8 +6,8 @@
 MODEL is a folder whose files are in bfloat16. Its policy is trained in float32 for ten steps of AdamW by random
 advantages, all weights or adapters alone. After some of them its weights are rounded to bfloat16: to the nearest
 number, or as adapters are merged (`lrl.weights.adapters.rounded`). Then the log-probs of other texts are computed with
-them, in float32, which shows what the weights carry, and in bfloat16, as such a generator computes. A move is the
-change of these log-probs since step 0, for the policy in float32, for the generator in its own format.
+them, in float32: what the weights carry, without the rounding of a generator's own activations. A move is the change
+of these log-probs since step 0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch.nn.functional import cosine_similarity
 
 import lrl
 from benchmarks import records
-from benchmarks.probe_noise import step
-from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
+from lrl.training.collate import fill_rows, text_sequence
+from lrl.training.model import label_logprobs, open_network
 from lrl.weights.adapters import merged, rounded
 
 RESULTS = Path(__file__).parent / "results" / "merged_updates.jsonl"
@@ -35,11 +35,10 @@ TRAINED = ("adapters", "weights")
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)
 STEPS = (1, 3, 10)
 WAYS = ("nearest", "drawn")
-FORMATS = ("float32", "bfloat16")
 RANK = 16
 HEAD = (
-    "| trained | lr | step | policy moved (nats) | rounding | weights that changed | cosine in float32 | length "
-    "| off the policy (nats) | cosine in bfloat16 | off the policy (nats) |\n" + "|---" * 11 + "|"
+    "| trained | lr | step | policy moved (nats) | rounding | weights that changed | cosine of the moves "
+    "| their part along the policy's | off the policy (nats) |\n" + "|---" * 9 + "|"
 )
 
 
@@ -63,16 +62,26 @@ def weights_of(policy: lrl.PolicyModule, files: dict[str, Tensor]) -> Iterator[t
 @torch.no_grad()
 def logprobs(network: Any, texts: list[list[int]]) -> Tensor:
     """Returns the log-probs of all tokens but the first of each text, float32, in nats."""
-    micros = [text_as_micro_batch(text, network.device) for text in texts]
-    return torch.cat([label_logprobs(network, micro, chunk_tokens=512)[micro.mask] for micro in micros])
+    micro = fill_rows([[text_sequence(text)] for text in texts], temperature=1.0)
+    return label_logprobs(network, micro, chunk_tokens=512)[micro.mask]
 
 
-def compared(policy: Tensor, generator: Tensor, before: tuple[Tensor, Tensor]) -> dict[str, float | None]:
-    """Compares the generator's move with the policy's; `before` has their log-probs at step 0."""
-    moves = policy - before[0], generator - before[1]
+def step(network: Any, optimizer: torch.optim.Optimizer, texts: list[list[int]]) -> None:
+    """Makes one step of AdamW, for or against eight texts at random."""
+    micro = fill_rows([[text_sequence(text)] for text in random.sample(texts, 8)], temperature=1.0)
+    signs = torch.tensor([random.choice([-1.0, 1.0]) for _ in micro.input_ids])
+    optimizer.zero_grad()
+    (signs @ label_logprobs(network, micro, chunk_tokens=512).sum(1) / micro.mask.sum()).backward()
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+
+
+def compared(policy: Tensor, generator: Tensor, start: Tensor) -> dict[str, float | None]:
+    """Compares the generator's move with the policy's; `start` has the log-probs of both at step 0."""
+    wanted, found = policy - start, generator - start
     return {
-        "cosine": records.rounded(cosine_similarity(*moves, dim=0).item()),
-        "length": records.rounded((moves[1].norm() / moves[0].norm()).item()),
+        "cosine": records.rounded(cosine_similarity(wanted, found, dim=0).item()),
+        "along": records.rounded((wanted @ found / wanted.square().sum()).item()),
         "off": records.rounded((generator - policy).abs().mean().item()),
     }
 
@@ -85,42 +94,40 @@ def measure(folder: str, trained: str, lr: float) -> dict[str, Any]:
     policy.configure_model()
     sums = [policy.tokenizer.encode(f"{a}+{b}={a + b}") for a in range(10, 99, 7) for b in range(10, 99, 7)]
     random.shuffle(sums)
-    texts, batches = sums[:24], [torch.tensor([tokens]) for tokens in sums[24:]]
+    texts, trained_on = sums[:12], sums[12:]
     files = {name: weight for file in Path(folder).glob("*.safetensors") for name, weight in load_file(file).items()}
-    networks = {name: open_network(folder, name, None, False) for name in FORMATS}
-    before = {name: (logprobs(policy.network, texts), logprobs(networks[name], texts)) for name in FORMATS}
+    network = open_network(folder, "float32", None, False)
+    start = logprobs(policy.network, texts)
     optimizer = torch.optim.AdamW(
         [weight for weight in policy.parameters() if weight.requires_grad], lr=lr, betas=(0.9, 0.95), weight_decay=0.0
     )
     found: dict[str, Any] = {}
     for number in range(1, max(STEPS) + 1):
-        step(policy.network, optimizer, batches)
+        step(policy.network, optimizer, trained_on)
         if number not in STEPS:
             continue
         now = logprobs(policy.network, texts)
-        line: dict[str, Any] = {"moved": records.rounded((now - before["float32"][0]).abs().mean().item())}
+        line: dict[str, Any] = {"moved": records.rounded((now - start).abs().mean().item())}
         for way in (nearest, drawn):
-            changed = loaded(networks, weights_of(policy, files), way, files)
-            each = {name: compared(now, logprobs(networks[name], texts), before[name]) for name in FORMATS}
-            line[way.__name__] = each | {"changed": records.rounded(changed)}
+            changed = load(network, weights_of(policy, files), way, files)
+            line[way.__name__] = compared(now, logprobs(network, texts), start) | {"changed": records.rounded(changed)}
         found[str(number)] = line
     return {"steps": found}
 
 
 @torch.no_grad()
-def loaded(
-    networks: dict[str, Any],
+def load(
+    network: Any,
     weights: Iterator[tuple[str, Tensor]],
     way: Callable[[str, Tensor], Tensor],
     files: dict[str, Tensor],
 ) -> float:
-    """Gives the networks rounded weights; returns the share of numbers in matrices that are not those of the files."""
-    into = {name: dict(network.named_parameters()) for name, network in networks.items()}
+    """Gives a network rounded weights; returns the share of the layers' numbers that are not those of the files."""
+    parameters = dict(network.named_parameters())
     changed = total = 0
     for name, weight in weights:
         weight = way(name, weight) if weight.dim() > 1 else weight
-        for parameters in into.values():
-            parameters[name].copy_(weight)
+        parameters[name].copy_(weight)
         if weight.dim() > 1 and "embed" not in name:
             changed += int((weight != files[name]).sum())
             total += weight.numel()
@@ -131,11 +138,10 @@ def rows(record: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of a table."""
     for number, line in record["steps"].items():
         for way in WAYS:
-            exact, half = line[way]["float32"], line[way]["bfloat16"]
+            found = line[way]
             cells = (
                 *(record["trained"], f"{record['lr']:g}", number, f"{line['moved']:.2g}", way),
-                *(f"{line[way]['changed']:.2%}", f"{exact['cosine']:.3f}", f"{exact['length']:.2f}"),
-                *(f"{exact['off']:.2g}", f"{half['cosine']:.2f}", f"{half['off']:.2g}"),
+                *(f"{found['changed']:.2%}", f"{found['cosine']:.2f}", f"{found['along']:.2f}", f"{found['off']:.2g}"),
             )
             yield f"| {' | '.join(cells)} |"
 

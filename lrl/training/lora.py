@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from peft import LoraConfig
 from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import save_file
@@ -21,6 +20,7 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.training.sharding import whole_on_rank_0
+from lrl.weights.adapters import merge
 
 NAME, BASE, ALL = "default", ".base_layer.", "all-linear"
 PRODUCTS = (nn.Linear.forward, FalconLinear.forward)
@@ -123,15 +123,15 @@ def plain(name: str) -> str:
     return name.replace(BASE, ".")
 
 
-def merge(layer: Any, weight: Tensor) -> Tensor:
-    """Returns the whole W of a layer with its adapters merged, if it has any; a collective if they are sharded."""
+def merged(layer: Any, name: str, weight: Tensor) -> Tensor:
+    """Returns the whole W of a layer with its adapters, if it has any, merged as in a generator of W's format.
+
+    `name` is that of W without adapters. A collective if they are sharded.
+    """
     if not isinstance(layer, LoraLayer):
         return weight
     down, up = _factors(layer)
-    if weight.is_meta:
-        return weight
-    with torch.autocast(weight.device.type, enabled=False):  # within a step it may be on
-        return (weight.float() + up.float() @ down.float()).to(weight.dtype)
+    return weight if weight.is_meta else merge(name, weight, down, up, weight.dtype)
 
 
 def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -54,13 +54,19 @@ def merged(
     for name, weight in base:
         if name + UP in left:
             left -= {name + DOWN, name + UP}
-            product = adapters[name + UP].float() @ adapters[name + DOWN].float()
-            weight = rounded(weight.to(product.device).float() + product, dtype, seed=zlib.crc32(name.encode()))
+            weight = merge(name, weight, adapters[name + DOWN], adapters[name + UP], dtype)
         yield name, weight
     if left:
         raise ValueError(
             f"There is no weight for the adapter {min(left)}: the trainer's adapters are of another model."
         )
+
+
+def merge(name: str, weight: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns W + B A in `dtype` on the device of A; see `merged`."""
+    with torch.autocast(down.device.type, enabled=False):  # within a step of the trainer it may be on
+        whole = weight.to(down.device).float() + up.float() @ down.float()
+    return rounded(whole, dtype, seed=zlib.crc32(name.encode()))
 
 
 def rounded(weight: Tensor, dtype: torch.dtype, seed: int) -> Tensor:

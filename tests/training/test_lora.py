@@ -114,6 +114,17 @@ def test_a_small_update_of_files_in_bfloat16_arrives_whole_in_a_float32_generato
         torch.testing.assert_close(received[name].float(), weight, rtol=1e-7, atol=1e-9)
 
 
+def test_an_export_in_bfloat16_has_the_weights_that_the_generators_had(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "base", CONFIGS[0])
+    policy = adapted(folder, dtype="bfloat16")
+    files = load_file(Path(folder) / "model.safetensors")
+    halved = {name: weight.bfloat16() for name, weight in files.items()}
+    generators = dict(merged(halved.items(), dict(policy.sent_weights()), torch.bfloat16))
+    policy.export(tmp_path / "policy")
+    exported = load_file(tmp_path / "policy" / "model.safetensors")
+    torch.testing.assert_close(exported, generators, rtol=0, atol=0)
+
+
 def test_adapters_of_weights_in_bfloat16_are_trained_in_float32(folder: str) -> None:
     policy = adapted(folder, dtype="bfloat16")
     dtypes = {(".lora_" in name, weight.dtype) for name, weight in policy.named_parameters()}

@@ -18,14 +18,20 @@ import transformers
 from transformers import PreTrainedModel
 
 from benchmarks.tiny_families import FAMILIES, save_tiny
+from lrl.runtime.config_errors import ConfigError
+from lrl.training.adapter_trial import check_adapters
 from lrl.training.isolation import may_share_rows
+from lrl.training.lora import LoRA
 from lrl.training.model import open_network
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-HEAD = "| family | responses | why |\n|---|---|---|\n"
+HEAD = "| family | responses | LoRA | why |\n|---|---|---|---|\n"
 SCALE = 4.0
 PACKED, ALONE, REFUSED, NOT_TRIED = "share rows", "one a row", "refused", "not tried"
-ROW = re.compile(r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<why>[^|]*) \|$", re.MULTILINE)
+ALL, NONE = "all", "none"
+ROW = re.compile(
+    r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<lora>[^|]*) \| (?P<why>[^|]*) \|$", re.MULTILINE
+)
 
 
 class Outcome(NamedTuple):
@@ -33,6 +39,8 @@ class Outcome(NamedTuple):
 
     responses: str
     """`PACKED`, `ALONE`, `REFUSED` or `NOT_TRIED`."""
+    lora: str = ""
+    """Of those that can be trained: `ALL` linear layers can have an adapter, all but some, or `NONE`."""
     why: str = ""
     """Of `REFUSED` and `NOT_TRIED`."""
 
@@ -48,12 +56,37 @@ def try_family(family: str, folder: Path, scale: float = SCALE) -> tuple[Outcome
     try:
         save_tiny(family, folder, scale)
     except Exception as error:
-        return Outcome(NOT_TRIED, f"cannot be built tiny: {_short(error)}"), None
+        return Outcome(NOT_TRIED, why=f"cannot be built tiny: {_short(error)}"), None
     try:
         network = open_network(str(folder), "float32", None, False)
-        return Outcome(PACKED if may_share_rows(network) else ALONE), network
+        responses = PACKED if may_share_rows(network) else ALONE
     except ValueError as error:
-        return Outcome(REFUSED, _reason(str(error))), None
+        return Outcome(REFUSED, why=_reason(str(error))), None
+    return Outcome(responses, adapted_layers_of(folder)), network
+
+
+def adapted_layers_of(folder: Path) -> str:
+    """Returns which linear layers of a model may have adapters, for `Outcome.lora`."""
+    try:
+        open_with_adapters(folder)
+    except ConfigError as error:
+        named = re.search(r"Set model\.lora\.target_modules to \[(.*)\]", str(error))
+        if named is None:
+            return NONE
+        right = named[1].split(", ")
+        open_with_adapters(folder, right)
+        layers = LoRA().layers(open_network(str(folder), "float32", None, False))
+        wrong = {name.rpartition(".")[2] for name in layers} - set(right)
+        return "all but " + ", ".join(f"`{end}`" for end in sorted(wrong))
+    return ALL
+
+
+def open_with_adapters(folder: Path, target_modules: str | list[str] = "all-linear") -> PreTrainedModel:
+    """Opens a model as a run with `model.lora` opens it; raises ConfigError if a layer cannot have an adapter."""
+    network = open_network(str(folder), "float32", None, False)
+    LoRA(rank=4, target_modules=target_modules).add_to(network)
+    check_adapters(network)
+    return network
 
 
 def _reason(refusal: str) -> str:
@@ -79,7 +112,7 @@ def _cell(text: str) -> str:
 
 def read_table() -> dict[str, Outcome]:
     """Returns the outcomes in the docs, by family."""
-    return {row["family"]: Outcome(row["responses"], row["why"]) for row in ROW.finditer(PAGE.read_text())}
+    return {row["family"]: Outcome(row["responses"], row["lora"], row["why"]) for row in ROW.finditer(PAGE.read_text())}
 
 
 def write_table(outcomes: dict[str, Outcome]) -> None:
@@ -89,9 +122,12 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
     ]
     summary = (
         f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} responses share rows, "
-        f"in {counts[1]} each has its own, {counts[2]} are refused.\n\n"
+        f"in {counts[1]} each has its own,\n{counts[2]} are refused.\n\n"
     )
-    rows = "".join(f"| `{family}` | {found.responses} | {found.why} |\n" for family, found in sorted(outcomes.items()))
+    rows = "".join(
+        f"| `{family}` | {found.responses} | {found.lora} | {found.why} |\n"
+        for family, found in sorted(outcomes.items())
+    )
     text = PAGE.read_text()
     PAGE.write_text(text[: text.index("transformers ", text.index("## The table"))] + summary + HEAD + rows)
 
@@ -105,7 +141,8 @@ def main() -> None:
     for family in FAMILIES:
         with TemporaryDirectory() as folder:
             outcomes[family], _ = try_family(family, Path(folder))
-        print(f"{family:28} {outcomes[family].responses:12} {outcomes[family].why}", flush=True)
+        responses, lora, why = outcomes[family]
+        print(f"{family:28} {responses:12} {lora:12} {why}", flush=True)
     write_table(outcomes)
 
 

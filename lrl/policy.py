@@ -34,6 +34,7 @@ from lrl.runtime.config_errors import ConfigError, above, at_least, fault, insta
 from lrl.runtime.lightning_warnings import forget_last_step
 from lrl.runtime.malloc_trim import trim_heap
 from lrl.runtime.ranks import Ranks, explain_broken_collective
+from lrl.training.adapter_trial import check_adapters
 from lrl.training.collate import blank
 from lrl.training.export import save_policy
 from lrl.training.gradients import average_over_ranks, scale_and_clip
@@ -176,12 +177,14 @@ class PolicyModule(L.LightningModule):
             self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)
             self.responses_share_rows = may_share_rows(self.network)
             self._add_adapters(self.network)
+            self._check_adapters(self.network)
             return
         ranks, whole = self.ranks, None
         if ranks.rank == 0:
             whole = open_network(*settings)
             self.responses_share_rows = ranks.scatter([may_share_rows(whole)] * ranks.size)
             self._add_adapters(whole)
+            self._check_adapters(whole)
         else:
             self.responses_share_rows = ranks.receive()
         with model_files(self.policy_folder, ranks) as files:
@@ -195,6 +198,10 @@ class PolicyModule(L.LightningModule):
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
             self.lora.add_to(network)
+
+    def _check_adapters(self, network: PreTrainedModel) -> None:
+        if self.lora is not None:
+            check_adapters(network)
 
     @property
     def sharding(self) -> Sharding | None:
@@ -239,10 +246,12 @@ class PolicyModule(L.LightningModule):
     def prompt_logprobs(self, token_ids: list[int], rounded_as: Rounded | None = None) -> list[float]:
         """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1.
 
-        With `rounded_as` they have errors as large as the rounding of that number format makes them.
+        They are computed in `compute_dtype`, also within a step that Lightning runs under autocast. With `rounded_as`
+        they have errors as large as the rounding of that number format makes them.
         """
         micro = text_as_micro_batch(token_ids, self.device_of_use)
-        with nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as):
+        errors = nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as)
+        with torch.autocast(self.device_of_use.type, enabled=False), errors:
             return self(micro)[micro.mask].tolist()
 
     # ---- a step

@@ -84,6 +84,15 @@ def opened(model: str, **settings: Any) -> PolicyModule:
     return policy
 
 
+def adapted(policy: PolicyModule) -> PolicyModule:
+    """Gives the policy's adapters, if it has any, weights that change what it computes."""
+    torch.manual_seed(3)
+    for name, weight in policy.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    return policy
+
+
 def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
     rng = random.Random(index)
     lengths = [rng.randrange(1, 12) for _ in range(responses)]
@@ -475,6 +484,33 @@ def test_bfloat16_trains(folder: str) -> None:
     assert policy.network.dtype == torch.bfloat16
     assert policy(pack(GROUPS)[0]).dtype == torch.float32
     assert math.isfinite(running.callback_metrics["policy/loss"])
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapters"])
+def test_a_probe_within_a_step_of_mixed_precision_is_that_of_a_hook(folder: str, lora: LoRA | None) -> None:
+    policy = adapted(opened(folder, lr=0.0, lora=lora))
+    text, found = list(range(1, 30)), {}
+
+    def read() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return torch.tensor(policy.prompt_logprobs(text)), dict(policy.named_weights())
+
+    class Reading(FakeStep):
+        def __iter__(self) -> Iterator[MicroBatch]:
+            yield from self.batches
+            found["within"] = read()
+            assert torch.is_autocast_enabled("cpu")
+            with torch.no_grad():
+                found["trained"] = policy(self.batches[0]), {}
+
+    class Hook(L.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            found["hook"] = read()
+            with torch.no_grad():
+                found["alone"] = policy(pack(GROUPS)[0]), {}
+
+    fit(policy, [Reading(pack(GROUPS))], precision="bf16-mixed", callbacks=[Hook()])
+    assert (found["trained"][0] - found["alone"][0]).abs().max() > 1e-3, "the step itself is in bfloat16"
+    torch.testing.assert_close(found["within"], found["hook"], rtol=0, atol=0)
 
 
 def test_a_step_logs_nothing_of_the_step_before(folder: str, tmp_path: Path) -> None:

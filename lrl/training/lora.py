@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
+from peft import LoraConfig
+from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.training.sharding import whole_on_rank_0
+from lrl.weights.adapters import merge
 
 NAME, BASE, ALL = "default", ".base_layer.", "all-linear"
+PRODUCTS = (nn.Linear.forward, FalconLinear.forward)
+"""What a layer does that computes W x alone. Other classes of layers derive from nn.Linear, too: routers that choose
+experts, and a product by groups."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,11 @@ class LoRA:
         Raises:
             ConfigError: `target_modules` names no linear layer, or none of the network's.
         """
-        inject_adapter_in_model(self._peft_config(self.layers(network)), network, NAME)
+        config: Any = self._peft_config([])
+        for name in self.layers(network):  # peft's own way puts those of a mixture's dense layers on its experts
+            parent, _, child = name.rpartition(".")
+            layer = Linear(network.get_submodule(name), NAME, config, r=self.rank, lora_alpha=cast(int, self.alpha))
+            setattr(network.get_submodule(parent), child, layer)
         for name, weight in network.named_parameters():
             weight.requires_grad_(is_adapter(name))
             if is_adapter(name):
@@ -83,7 +92,9 @@ class LoRA:
         linear = [
             name
             for name, layer in network.named_modules()
-            if isinstance(layer, nn.Linear) and layer is not network.get_output_embeddings()
+            if isinstance(layer, nn.Linear)
+            and type(layer).forward in PRODUCTS
+            and layer is not network.get_output_embeddings()
         ]
         if not linear:  # GPT-2 has layers of another class, with transposed weights
             raise ConfigError(f"model.lora is set, and {type(network).__name__} has no linear layers: leave it out.")
@@ -112,12 +123,15 @@ def plain(name: str) -> str:
     return name.replace(BASE, ".")
 
 
-def merge(layer: Any, weight: Tensor) -> Tensor:
-    """Returns the whole W of a layer with its adapters merged, if it has any; a collective if they are sharded."""
+def merged(layer: Any, name: str, weight: Tensor) -> Tensor:
+    """Returns the whole W of a layer with its adapters, if it has any, merged as in a generator of W's format.
+
+    `name` is that of W without adapters. A collective if they are sharded.
+    """
     if not isinstance(layer, LoraLayer):
         return weight
     down, up = _factors(layer)
-    return weight if weight.is_meta else (weight.float() + up.float() @ down.float()).to(weight.dtype)
+    return weight if weight.is_meta else merge(name, weight, down, up, weight.dtype)
 
 
 def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -125,10 +139,14 @@ def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tens
 
     They are whole on rank 0; a collective of all ranks if they are sharded.
     """
-    for name, layer in network.named_modules():
-        if isinstance(layer, LoraLayer):
-            (name,) = revert_weight_conversion(network, {f"{name}.weight": layer.get_base_layer().weight})
-            yield name, *_factors(layer)
+    for name, layer in adapted_layers(network):
+        (saved_as,) = revert_weight_conversion(network, {f"{name}.weight": layer.get_base_layer().weight})
+        yield saved_as, *_factors(layer)
+
+
+def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yields each layer with an adapter (peft's `LoraLayer`), and its name."""
+    return ((name, layer) for name, layer in network.named_modules() if isinstance(layer, LoraLayer))
 
 
 def _factors(layer: LoraLayer) -> tuple[Tensor, Tensor]:
@@ -141,7 +159,7 @@ def _factors(layer: LoraLayer) -> tuple[Tensor, Tensor]:
 @contextmanager
 def base_alone(network: nn.Module) -> Iterator[None]:
     """Has the network compute without its adapters in the block: as the policy's first version."""
-    layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+    layers = [layer for _, layer in adapted_layers(network)]
     for layer in layers:
         layer.enable_adapters(enabled=False)
     try:

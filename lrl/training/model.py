@@ -197,9 +197,9 @@ def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     layers = dict(network.named_modules())
     for name, tensor in unique_tensors(network):
         if not lora.is_adapter(name):
-            owner, _, kind = lora.plain(name).rpartition(".")
-            whole = whole_on_rank_0(tensor)
-            yield lora.plain(name), lora.merge(layers[owner], whole) if kind == "weight" else whole
+            plain, whole = lora.plain(name), whole_on_rank_0(tensor)
+            owner, _, kind = plain.rpartition(".")
+            yield plain, lora.merged(layers[owner], plain, whole) if kind == "weight" else whole
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

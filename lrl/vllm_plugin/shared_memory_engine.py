@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -79,7 +79,10 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if (found := checksum(update_info.file)) != update_info.checksum:
             raise ValueError(f"{update_info.file} has the checksum {found}, and {update_info.checksum} was sent.")
         tensors = load_file(update_info.file, device=str(self.device))
-        self.model.load_weights(merged(self._first_version(), tensors) if are_adapters(tensors) else tensors.items())
+        self.model.load_weights(self._merged(tensors) if are_adapters(tensors) else tensors.items())
+
+    def _merged(self, adapters: dict[str, torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
+        return merged(self._first_version(), adapters, cast(torch.dtype, self.model_config.dtype))
 
     def _first_version(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Returns the weights that the generator began with, from its files: no second copy is kept in memory.

@@ -60,10 +60,12 @@ TOKENS = [5 + (7 * place) % 250 for place in range(48)]
 
 
 def make(family: str) -> Any:
-    """Makes a model with random weights."""
+    """Makes a model with random weights in float32; of a family whose name has `-bf16`, numbers of bfloat16."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**TINY | FAMILIES[family])
-    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    kind, _, files = family.partition("-")
+    config = getattr(transformers, f"{kind}Config")(**TINY | FAMILIES[kind])
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    return model.bfloat16().float() if files == "bf16" else model
 
 
 @dataclass
@@ -135,18 +137,22 @@ def off(one: list[float], other: list[float]) -> float:
 
 
 def measure(family: str, folder: Path) -> dict[str, Any]:
-    """Returns one family's line; in a family whose name ends in `-fp8` the engine quantises what it gets."""
+    """Returns one family's line.
+
+    In a family whose name ends in `-fp8` the engine quantises what it gets. In one that ends in `-bf16` the files are
+    in bfloat16, and all compute in float32.
+    """
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
     # vLLM looks at a class that is new to the machine in a process of its own, which takes nine seconds to start.
     registry._run_in_subprocess = lambda look: look()
-    kind, quantised = family.removesuffix("-fp8"), family.endswith("-fp8")
-    model = make(kind)
-    model.save_pretrained(folder / family)
+    quantised = family.endswith("-fp8")
+    model = make(family)
+    (make(family).bfloat16() if family.endswith("-bf16") else model).save_pretrained(folder / family)
     loaded, *updates = islice(versions(model), 3)  # before vLLM, which changes some of transformers' classes
-    adapters = adapted(make(kind))
+    adapters = adapted(make(family))
     engine = LLM(
         str(folder / family),
         skip_tokenizer_init=True,

@@ -9,34 +9,61 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import PeftModel
+from peft.tuners.lora import Linear
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
+    MambaConfig,
     MixtralConfig,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3MoeConfig,
 )
 
 from lrl.cli.export import main as export
 from lrl.policy import PolicyModule
 from lrl.preflight.model_folder import shape_of
 from lrl.runtime.config_errors import ConfigError
-from lrl.training.lora import LoRA, base_alone
+from lrl.training.adapter_trial import check_adapters
+from lrl.training.lora import LoRA, adapted_layers, base_alone
 from lrl.training.reference import Reference
 from lrl.weights.adapters import are_adapters, merged
+from tests import test_policy as policies
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 WORDS = list(range(1, 20))
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+EXPERTS = {"moe_intermediate_size": 16}
 CONFIGS = [
     LlamaConfig(**SIZES, initializer_range=0.3),
     Qwen2Config(**SIZES, initializer_range=0.3, tie_word_embeddings=True),  # with biases
     Gemma2Config(**SIZES, initializer_range=0.3, head_dim=8),
     Phi3Config(**SIZES, initializer_range=0.3, pad_token_id=0),
     MixtralConfig(**SIZES, initializer_range=0.3, num_local_experts=4),  # its experts have another layout in memory
+    Qwen3MoeConfig(  # its dense layer has the names of experts
+        **SIZES, **EXPERTS, initializer_range=0.3, head_dim=8, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]
+    ),
+    DeepseekV3Config(  # a shared expert, too
+        **(SIZES | {"num_key_value_heads": 4}),
+        **EXPERTS,
+        initializer_range=0.3,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+    ),
 ]
 
 
@@ -47,12 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def adapted(model: str, **settings: Any) -> PolicyModule:
     """A policy with adapters that change what it computes."""
-    policy = opened(model, lora=LoRA(rank=4, alpha=8.0), **settings)
-    torch.manual_seed(3)
-    for name, weight in policy.named_parameters():
-        if ".lora_B." in name:
-            torch.nn.init.normal_(weight, std=0.1)
-    return policy
+    return policies.adapted(opened(model, lora=LoRA(rank=4, alpha=8.0), **settings))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
@@ -69,13 +91,38 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
     sent = {name: weight.clone() for name, weight in policy.sent_weights()}
     assert are_adapters(sent) and not are_adapters(dict(base.sent_weights()))
     files = load_file(Path(folder) / "model.safetensors")
-    received, whole = dict(merged(files.items(), sent)), dict(policy.named_weights())
+    received, whole = dict(merged(files.items(), sent, torch.float32)), dict(policy.named_weights())
     assert whole.keys() == dict(base.named_weights()).keys()
     for name, weight in whole.items():
         torch.testing.assert_close(received[name], weight)
 
     policy.export(tmp_path / "policy")
     torch.testing.assert_close(torch.tensor(opened(str(tmp_path / "policy")).prompt_logprobs(WORDS)), expected)
+
+
+def test_a_small_update_of_files_in_bfloat16_arrives_whole_in_a_float32_generator(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, CONFIGS[0])
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    policy = adapted(folder)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            weight.mul_(1e-3 if ".lora_B." in name else 1.0)
+    files = load_file(Path(folder) / "model.safetensors")
+    assert {weight.dtype for weight in files.values()} == {torch.bfloat16}
+    received = dict(merged(files.items(), dict(policy.sent_weights()), torch.float32))
+    for name, weight in policy.named_weights():
+        torch.testing.assert_close(received[name].float(), weight, rtol=1e-7, atol=1e-9)
+
+
+def test_an_export_in_bfloat16_has_the_weights_that_the_generators_had(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "base", CONFIGS[0])
+    policy = adapted(folder, dtype="bfloat16")
+    files = load_file(Path(folder) / "model.safetensors")
+    halved = {name: weight.bfloat16() for name, weight in files.items()}
+    generators = dict(merged(halved.items(), dict(policy.sent_weights()), torch.bfloat16))
+    policy.export(tmp_path / "policy")
+    exported = load_file(tmp_path / "policy" / "model.safetensors")
+    torch.testing.assert_close(exported, generators, rtol=0, atol=0)
 
 
 def test_adapters_of_weights_in_bfloat16_are_trained_in_float32(folder: str) -> None:
@@ -102,7 +149,44 @@ def test_adapters_of_another_model_are_no_update(folder: str) -> None:
     files = load_file(Path(folder) / "model.safetensors")
     del files["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ValueError, match=r"no weight for the adapter model.layers.1.mlp.up_proj.weight.lora_A"):
-        dict(merged(files.items(), sent))
+        dict(merged(files.items(), sent, torch.float32))
+
+
+def test_layers_that_compute_more_than_a_product_get_no_adapter(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, PhimoeConfig(**SIZES, num_local_experts=4))  # its router derives from nn.Linear
+    policy = opened(folder, lora=LoRA(rank=4))
+    assert {name.rpartition(".")[2] for name, _ in adapted_layers(policy.network)} == set(ATTENTION)
+    with pytest.raises(ConfigError, match=r"has 'router', and PhimoeForCausalLM has no linear layer of that name"):
+        shape_of(folder, None, LoRA(target_modules=["router"]))
+
+
+def test_a_layer_whose_adapter_the_model_goes_past_is_refused_and_all_others_are_trained(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, state_size=4, time_step_rank=4)
+    folder = save_model(tmp_path, config)
+    with pytest.raises(ConfigError) as refused:
+        opened(folder, lora=LoRA(rank=4))
+    assert "MambaForCausalLM cannot have an adapter at backbone.layers.0.mixer.dt_proj (and 1 more)" in str(
+        refused.value
+    )
+    assert "Set model.lora.target_modules to [in_proj, out_proj, x_proj]." in str(refused.value)
+    opened(folder, lora=LoRA(rank=4, target_modules=["in_proj", "out_proj", "x_proj"]))
+
+
+def test_a_layer_that_fails_with_an_adapter_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Linear, "forward", lambda self, x: x @ self.not_there)
+    with pytest.raises(ConfigError, match=r"adapter at model.layers.0.self_attn.q_proj, which makes it fail \(Attr"):
+        opened(folder, lora=LoRA(rank=4, target_modules=["q_proj"]))
+
+
+def test_the_trial_leaves_weights_gradients_and_random_numbers_as_they_were(folder: str) -> None:
+    network = opened(folder, lora=LoRA(rank=4)).network
+    before = {name: (weight.clone(), weight.requires_grad) for name, weight in network.named_parameters()}
+    state = torch.get_rng_state()
+    check_adapters(network)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, weight in network.named_parameters():
+        assert weight.grad is None and weight.requires_grad == before[name][1]
+        torch.testing.assert_close(weight.detach(), before[name][0].detach(), rtol=0, atol=0)
 
 
 def stepped(policy: PolicyModule, steps: int, tmp_path: Path, ckpt_path: str | None = None) -> PolicyModule:

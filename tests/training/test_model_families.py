@@ -10,15 +10,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.model_families import ALONE, NOT_TRIED, PACKED, PAGE, read_table, try_family
-from benchmarks.tiny_families import FAMILIES
+from benchmarks.model_families import (
+    ALL,
+    ALONE,
+    NONE,
+    NOT_TRIED,
+    PACKED,
+    PAGE,
+    SCALE,
+    open_with_adapters,
+    read_table,
+    try_family,
+)
+from benchmarks.tiny_families import FAMILIES, save_tiny
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.training.model import label_logprobs
+from lrl.training.lora import LoRA, adapted_layers, whole_adapters
+from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
 from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.weights.adapters import merged, named
 from tests.test_policy import one_thread  # noqa: F401
 
 TABLE = read_table()
@@ -34,6 +48,7 @@ def test_responses_are_trained_as_if_each_were_alone(family: str, tmp_path: Path
     assert found == TABLE[family], f"{family} is {found} now, by the docs {TABLE[family]}. {CHANGED}"
     if network is None:
         return
+    assert found.lora
     group = responses()
     packer = Packer(BUDGET, GroupMean(), temperature=1.0, share_rows=found.responses == PACKED)
     micros = [micro for each in [*packer.add(group), *packer.flush()] for micro in each if micro is not None]
@@ -49,6 +64,30 @@ def test_responses_are_trained_as_if_each_were_alone(family: str, tmp_path: Path
     alone = gradient(network, lambda: sum(loss_alone(network, tokens) for tokens in token_ids(group)))
     assert alone.norm() > 0
     assert (packed - alone).norm() < 1e-4 * alone.norm()
+
+
+@pytest.mark.parametrize("family", [name for name, found in TABLE.items() if found.lora not in ("", NONE)])
+def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(family: str, tmp_path: Path) -> None:
+    save_tiny(family, tmp_path, SCALE)
+    linear = LoRA().layers(open_network(str(tmp_path), "float32", None, False))
+    without = set(TABLE[family].lora.removeprefix("all but ").replace("`", "").split(", ")) - {ALL}
+    asked = [name for name in linear if name.rpartition(".")[2] not in without]
+    network = open_with_adapters(tmp_path, sorted({name.rpartition(".")[2] for name in asked}))
+    assert [name for name, _ in adapted_layers(network)] == asked
+    torch.manual_seed(1)
+    micro = text_as_micro_batch(list(range(5, 25)), torch.device("cpu"))
+    with torch.no_grad():
+        before = label_logprobs(network, micro, chunk_tokens=64)
+        for name, weight in network.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(std=0.02)
+        wanted = label_logprobs(network, micro, chunk_tokens=64)
+        assert (wanted - before).abs().mean() > 1e-3, "the adapters do something"
+        for file in tmp_path.glob("*.safetensors"):
+            weights = merged(load_file(file).items(), dict(named(whole_adapters(network))), torch.float32)
+            save_file({name: weight.contiguous() for name, weight in weights}, file, {"format": "pt"})
+        again = open_network(str(tmp_path), "float32", None, False)
+        torch.testing.assert_close(label_logprobs(again, micro, chunk_tokens=64), wanted, atol=1e-4, rtol=0.0)
 
 
 def test_the_table_has_every_family_of_transformers_and_most_can_be_trained() -> None:

@@ -1,0 +1,62 @@
+"""Adapters that are merged in 16 bits: what arrives of an update that is smaller than the distance of two numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrl.weights.adapters import merged, named, rounded
+
+FORMATS = [torch.bfloat16, torch.float16]
+
+
+def received(base: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns what a generator in `dtype` computes with, in float32."""
+    ((_, weight),) = merged([("w", base)], dict(named([("w", down, up)])), dtype)
+    assert weight.dtype == dtype
+    return weight.float()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_what_the_product_of_a_small_update_adds_arrives_in_16_bits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    base = (0.05 * torch.randn(512, 512)).to(dtype)
+    distance = torch.finfo(dtype).eps * 0.05
+    inputs = torch.randn(64, 512)
+    down = inputs[:4] / 512**0.5  # as the gradient of these inputs makes them
+    up = 0.02 * distance * torch.randn(512, 4)
+    wanted = inputs[:4] @ (up @ down).T
+
+    def arrived(weight: Tensor) -> float:
+        """Returns the share of the product's change that is there; what is added at random has no part in it."""
+        found = inputs[:4] @ (weight - base.float()).T
+        return (found.flatten() @ wanted.flatten() / wanted.norm().square()).item()
+
+    assert arrived(received(base, down, up, dtype)) == pytest.approx(1, abs=0.15)
+    nearest = (base.float() + up @ down).to(dtype).float()
+    assert arrived(nearest) < 0.7 and (nearest != base.float()).float().mean() < 0.02, "which the nearest would lose"
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_only_weights_that_an_update_moves_differ_and_each_by_one_number_at_most(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    base = torch.randn(256, 256).to(dtype)
+    down, up = torch.randn(4, 256), torch.zeros(256, 4)
+    assert torch.equal(received(base, down, up, dtype), base.float()), "the first version is W itself"
+    up[:128] = 1e-5 * torch.randn(128, 4)
+    first, again, more = (received(base, down, times * up, dtype) for times in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert torch.equal(first[128:], base[128:].float()) and not torch.equal(first, base.float())
+    moved = (first - base.float()).sign()
+    assert ((more - first) * moved >= 0).all(), "a larger update moves no weight back"
+    below, above = (base.float() + up @ down).to(dtype), (base.float() + up @ down)
+    assert ((first - above).abs() <= 2 * torch.finfo(dtype).eps * below.float().abs()).all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("number", [1.0001, -3.3, 2e-3])
+def test_the_mean_of_a_rounded_number_is_the_number(dtype: torch.dtype, number: float) -> None:
+    found = rounded(torch.full((1_000_000,), number), dtype, seed=1).double()
+    assert found.mean().item() == pytest.approx(number, rel=2e-5)
+    assert len(found.unique()) == 2

@@ -5,7 +5,7 @@
 
 MODEL is a folder whose files are in bfloat16. Its policy is trained in float32 for ten steps of AdamW by random
 advantages, all weights or adapters alone. After some of them its weights are rounded to bfloat16: to the nearest
-number, or as adapters are merged (`lrl.weights.adapters.rounded`). Then the log-probs of other texts are computed with
+number, or as adapters are merged (`lrl.training.merging.rounded`). Then the log-probs of other texts are computed with
 them, in float32: what the weights carry, without the rounding of a generator's own activations. A move is the change
 of these log-probs since step 0.
 """
@@ -27,8 +27,9 @@ from torch.nn.functional import cosine_similarity
 import lrl
 from benchmarks import records
 from lrl.training.collate import fill_rows, text_sequence
+from lrl.training.merging import rounded
 from lrl.training.model import label_logprobs, open_network
-from lrl.weights.adapters import merged, rounded
+from lrl.weights.adapters import merged
 
 RESULTS = Path(__file__).parent / "results" / "merged_updates.jsonl"
 TRAINED = ("adapters", "weights")

@@ -19,8 +19,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
+from lrl.training.merging import merge
 from lrl.training.sharding import whole_on_rank_0
-from lrl.weights.adapters import merge
 
 NAME, BASE, ALL = "default", ".base_layer.", "all-linear"
 PRODUCTS = (nn.Linear.forward, FalconLinear.forward)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrl.weights.adapters import merged, named, rounded
+from lrl.training.merging import rounded
+from lrl.weights.adapters import merged, named
 
 FORMATS = [torch.bfloat16, torch.float16]
 

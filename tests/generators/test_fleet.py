@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lrl.generators import fleet as fleet_module
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.health import NoGenerators
 from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
+from lrl.runtime import job_supervisor
 
 
 class ModelServer:
@@ -64,7 +64,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelSe
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
     monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
-    monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(job_supervisor, "POLL_S", 0.005)
     servers = [ModelServer(0), ModelServer(1)]
     made = Fleet(servers, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
     made.start()

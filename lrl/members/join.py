@@ -1,0 +1,80 @@
+"""`lrl join` and `lrl leave`: adds a member to a live run or removes one, from outside the run."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from lrl.members.discovery import NotRunning
+from lrl.members.join_session import Joining, JoinSession, ask
+from lrl.members.joining_generator import JoiningGenerator
+from lrl.members.joining_scorer import JoiningScorer
+from lrl.members.member import Kind
+from lrl.members.run_file import find_run
+
+POLL_S = 0.5
+ANSWER_S = 120.0
+"""Seconds that a run may take to answer a request to leave: a sync goes before."""
+
+
+@dataclass(frozen=True)
+class LocalOverrides:
+    """Settings of a member that do not come from the run."""
+
+    devices: list[int] = field(default_factory=list)
+    """CUDA indices of a generator; empty on a CPU."""
+    workers: int = 1
+    """Processes of a scorer."""
+    endpoint: dict[str, Any] = field(default_factory=dict)
+    """The fields of `Endpoint` for this machine."""
+    run_cert: str | None = None
+    """The PEM file of a run that is given by its URL."""
+    number: int | None = None
+    """The number that the run has given it already; None to take one."""
+
+
+def join(run: str, kind: Kind, own: LocalOverrides) -> int:
+    """Has a member join the run in the folder or at the URL `run`, and waits until it has left or the run has ended.
+
+    Returns:
+        Exit status: 1 if the run did not admit the member, or evicted it.
+
+    Raises:
+        NotRunning: There is no live run, its token is not available, or it takes no such member.
+        ValueError: A member on this machine cannot meet the run's requirements.
+        RuntimeError: The server did not start, or has ended.
+    """
+    client = find_run(run, own.run_cert)
+    spec = ask(client, client.spec)
+    joining: Joining
+    if kind is Kind.GENERATOR:
+        joining = JoiningGenerator(run, client, spec, own.devices, own.endpoint)
+    else:
+        joining = JoiningScorer(run, client, spec, own.workers, own.endpoint)
+    number = ask(client, lambda: client.claim(kind)) if own.number is None else own.number
+    return JoinSession(client, spec, number, joining).run()
+
+
+def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
+    """Asks a run to remove a member, by default the last of its kind that joined; returns exit status 0 when it has.
+
+    Raises:
+        NotRunning: There is no live run, it has no such member, or the member must stay.
+    """
+    client = find_run(run, run_cert)
+    if number is None:
+        if not (joined := ask(client, lambda: client.joined(kind))):
+            own = " One that the run started leaves by --number N." if kind is Kind.GENERATOR else ""
+            raise NotRunning(f"{run}: no {kind} has joined.{own}")
+        number = max(joined)
+    asked = number
+    ask(client, lambda: client.ask_to_leave(kind, asked))
+    deadline = time.monotonic() + ANSWER_S
+    while (member := ask(client, lambda: client.view(kind, asked))).leaving:
+        if time.monotonic() > deadline:
+            raise NotRunning(f"{run} has not said within {ANSWER_S:g} s whether {member.name} leaves.")
+        time.sleep(POLL_S)
+    if member.leave_refusal:
+        raise NotRunning(f"{run}: {member.leave_refusal}")
+    sys.stdout.write(f"{member.name} has left {run}; its unfinished responses continue elsewhere.\n")
+    return 0

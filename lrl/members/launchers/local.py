@@ -1,0 +1,31 @@
+"""Generators as processes of this machine, which is a trainer node that rank 0 is not on."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lrl.members.launchers.base import Job, Launcher, ProcessJob
+from lrl.runtime.parent_death import dying_with_this
+
+
+class Local(Launcher):
+    """Starts one on each group of this machine's generator devices. It ends with the thread that has started it.
+
+    Not a setting: rank 0's own generators are the fleet's, and the strategy gives this one to the other nodes.
+
+    Args:
+        placements: CUDA indices of each job; empty for one on a CPU.
+    """
+
+    def __init__(self, placements: Sequence[Sequence[int]]) -> None:
+        super().__init__(len(placements))
+        self.placements = placements
+
+    def devices(self, place: int) -> Sequence[int]:
+        """See `Launcher.devices`."""
+        return self.placements[place]
+
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+        """See `Launcher.start`."""
+        program = str(Path(sys.executable).with_name("lrl"))
+        return ProcessJob(dying_with_this([program, *words]), environment)

@@ -1,0 +1,218 @@
+"""The scorers of a run, as rank 0 sees them: servers of other processes that score with reward workers of their own.
+
+A scorer that is lost takes nothing with it: its jobs fail with `ScorerLostError`, and the reward pool gives them to
+others. So each job has one list of outcomes, whoever scored it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from lrl.generators.auth import bearer
+from lrl.generators.endpoint import Location
+from lrl.rewards.job import BadOutcomesError, Job, Scorer, ScoringTerms, WorkerSpec, read_outcomes
+from lrl.rewards.job_state import Outcome
+from lrl.runtime.event_loop import LoopThread
+
+if TYPE_CHECKING:
+    import aiohttp
+
+SCORE = "/score"
+COUNT = "Lrl-Responses"
+"""The header with the number of responses in a job."""
+CHECK_S = 10.0
+"""Seconds for a connection to a scorer."""
+
+
+class ScorerLostError(Exception):
+    """The scorer of a job is lost; others can score the job."""
+
+
+class RemoteScorer:
+    """A scorer.
+
+    Args:
+        number: Its number among those of the run.
+        node: The name of its machine.
+        workers: Processes that score there.
+        location: Its server.
+        token: The run's.
+        pool: Where it belongs.
+
+    Raises:
+        ValueError: Its certificate cannot be read.
+    """
+
+    def __init__(self, number: int, node: str, workers: int, location: Location, token: str, pool: RemotePool) -> None:
+        self.number, self.name, self.workers = number, f"scorer {number} on {node}", max(1, workers)
+        self.lost = ""
+        """Why it gets no more jobs; empty if it does."""
+        self._url, self._trust, self._token, self._pool = location.url, location.context(), token, pool
+        self._session: aiohttp.ClientSession | None = None
+        self._jobs: set[Future[list[Outcome]]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs without outcomes."""
+        return len(self._jobs)
+
+    async def check(self) -> None:
+        """Raises OSError if it does not answer, or is no scorer of this run."""
+        await asyncio.wrap_future(self._pool.loop.submit(self._check()))
+
+    async def outcomes(self, job: Job) -> list[Outcome]:
+        """Returns the outcome of each response; see `Processes.outcomes`.
+
+        Raises:
+            ScorerLostError: The scorer is lost before it has answered.
+        """
+        self._raise_if_lost()
+        # Its workers have the deadlines of rank 0's. This one is for a scorer that does not answer, and yet is alive.
+        deadline_s = 2 * self._pool.spec.patience_s(self.in_flight + 1)
+        future = self._pool.loop.submit(self._post(job, deadline_s))
+        self._jobs.add(future)
+        try:
+            return [self._named(each) for each in await asyncio.wrap_future(future)]
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # then `lose` has cancelled the request
+                self._raise_if_lost()
+            raise
+        except (OSError, BadOutcomesError) as error:
+            self.lose(str(error))
+            raise ScorerLostError(self.lost) from error
+        finally:
+            self._jobs.discard(future)
+
+    def lose(self, why: str) -> None:
+        """Fails all of its jobs, and every later one. May be called on any thread."""
+        self.lost = self.lost or why
+        for future in list(self._jobs):
+            future.cancel()
+
+    async def close(self) -> None:
+        """Closes the connections, on the pool's loop."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _raise_if_lost(self) -> None:
+        if self.lost:
+            raise ScorerLostError(self.lost)
+
+    async def _check(self) -> None:
+        await self._request("GET", CHECK_S)
+
+    async def _post(self, job: Job, deadline_s: float) -> list[Outcome]:
+        found = await self._request("POST", deadline_s, job)
+        match found:
+            case {"outcomes": values, "replaced": int(replaced)}:
+                self._pool.replaced_by[self.number] = replaced
+                return read_outcomes(values, job.count)
+        raise BadOutcomesError(f"{str(found)[:80]!r} are no outcomes")
+
+    async def _request(self, method: str, deadline_s: float, job: Job | None = None) -> Any:
+        """Returns the JSON of a response; raises OSError without one, and for another status than 200."""
+        import aiohttp  # not at the top: every reward worker imports this file, and none needs it
+
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._trust or True)
+            headers = {"Authorization": bearer(self._token)}
+            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CHECK_S)
+        headers = {} if job is None else {COUNT: str(job.count)}
+        data = None if job is None else job.packed
+        try:
+            async with self._session.request(
+                method, self._url + SCORE, data=data, headers=headers, timeout=timeout
+            ) as response:
+                if response.status != 200:
+                    raise OSError(f"it responded {response.status}: {(await response.text())[:200]}")
+                return await response.json()
+        except TimeoutError as error:
+            raise OSError(f"no answer from it in {deadline_s:.0f} s") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise OSError(repr(error)) from error
+
+    def _named(self, outcome: Outcome) -> Outcome:
+        return f"{outcome} ({self.name})" if isinstance(outcome, str) else outcome
+
+
+class RemotePool:
+    """The scorers of a run. Each method may be called on any thread.
+
+    Args:
+        spec: What each scorer's workers must know.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.trial: Job | None = None
+        """A response that a scorer must score before it gets jobs."""
+        self.replaced_by: Counter[int] = Counter()
+        """Workers that were killed or died, by the number of their scorer, also of lost ones."""
+        self._scorers: dict[int, RemoteScorer] = {}
+        self._loop: LoopThread | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def scorers(self) -> list[RemoteScorer]:
+        """The scorers that were added and not removed."""
+        with self._lock:
+            return list(self._scorers.values())
+
+    @property
+    def ready(self) -> list[RemoteScorer]:
+        """The scorers that get jobs."""
+        return [scorer for scorer in self.scorers if not scorer.lost]
+
+    @property
+    def loop(self) -> LoopThread:
+        """The loop of all requests, which is there with the first scorer."""
+        with self._lock:
+            self._loop = self._loop or LoopThread("lrl-scorers")
+            return self._loop
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what a scorer must know, as JSON."""
+        return ScoringTerms(self.spec, self.trial).to_json()
+
+    def add(self, scorer: RemoteScorer) -> None:
+        """Has a scorer get jobs."""
+        with self._lock:
+            self._scorers[scorer.number] = scorer
+
+    def remove(self, number: int, why: str) -> bool:
+        """Takes a scorer out, whose jobs go to others; returns whether it was there."""
+        with self._lock:
+            scorer = self._scorers.pop(number, None)
+        if scorer is None:
+            return False
+        scorer.lose(why)
+        self.loop.submit(scorer.close())
+        return True
+
+    def close(self) -> None:
+        """Takes all scorers out. Idempotent."""
+        for scorer in self.scorers:
+            self.remove(scorer.number, "the run has ended")
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.wait(_all_others(), CHECK_S, "closing the connections to the scorers")
+            loop.close()
+
+
+async def _all_others() -> None:
+    """Waits until all other work of the loop has ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def least_busy(scorers: Iterable[Scorer]) -> Scorer:
+    """Returns the scorer with the fewest jobs for each worker, counting one more; the first of several."""
+    return min(scorers, key=lambda one: (one.in_flight + 1) / one.workers)

@@ -1,11 +1,11 @@
-"""Responses scored a second on one node (the trainer's) and on two (a reward host beside it), each of one core.
+"""Responses scored a second on one node (the trainer's) and on two (a scorer beside it), each of one core.
 
-    python -m benchmarks.reward_hosts
-    python -m benchmarks.reward_hosts --groups 20 --repeats 1     a rehearsal
+    python -m benchmarks.remote_scorers
+    python -m benchmarks.remote_scorers --groups 20 --repeats 1     a rehearsal
 
-A node is a core: the pool and its one worker are pinned to the first, `lrl score --join` with one worker to the second.
-The host is a process of this machine and joins over loopback. `--at-once` groups are in flight, as in a run whose
-generators write faster than the rewards score. Both ways take turns, and each is measured `--repeats` times.
+A node is a core: the pool and its one worker are pinned to the first, `lrl join --kind scorer` with one worker to the
+second. The scorer is a process of this machine and joins over loopback. `--at-once` groups are in flight, as in a run
+whose generators write faster than the rewards score. Both ways take turns, and each is measured `--repeats` times.
 
 `ExactMatch` compares two strings, so what is measured is the way of a job; it gets `TIMES` as many groups. `Math` works
 an expression out.
@@ -24,20 +24,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import arguments, records
 from lrl.generators.endpoint import Endpoint
-from lrl.generators.token_server import TokenServer
+from lrl.generators.settings import ServerSettings
+from lrl.members.admission import ScorerAdmission, poll_forever
+from lrl.members.registry import JoinSpec, Registry
+from lrl.members.service import RegistryServer
 from lrl.rewards import ExactMatch, Math, Reward, RewardPool
-from lrl.rewards.host_route import route_of
+from lrl.runtime.event_loop import LoopThread
 from lrl.types import Prompt, Rollout
 
 TIMES = {"ExactMatch": 20, "Math": 1}
 START_S = 120.0
 FILLER = "We look at both sides, collect the terms, and divide by what stands before the unknown. "
-HEAD = "| reward | nodes | responses a second | of one node | scored by the host |\n|---|---|---|---|---|"
+HEAD = "| reward | nodes | responses a second | of one node | scored by the scorer |\n|---|---|---|---|---|"
 
 
 def reward_of(name: str) -> Reward:
@@ -65,22 +69,26 @@ def rollouts(name: str, prompt: Prompt, count: int) -> list[Rollout]:
 
 @contextlib.contextmanager
 def served(pool: RewardPool, core: int) -> Iterator[None]:
-    """Gives the pool a host on this core."""
+    """Gives the pool a scorer on this core."""
     token = secrets.token_urlsafe(32)
-    server = TokenServer(Endpoint(), token, [route_of(pool.hosts)])
+    spec = JoinSpec("none", asdict(ServerSettings()), "pull", run_id=secrets.token_hex(4), on_cpu=True, generators=0)
+    registry, loop = Registry(spec), LoopThread()
+    server = RegistryServer(registry, Endpoint(), token, scoring=pool.remote.terms)
+    loop.submit(poll_forever(ScorerAdmission(pool.remote, registry, token)))
     lrl = str(Path(sys.executable).with_name("lrl"))
-    words = ["taskset", "-c", str(core), lrl, "score", "--join", server.location().url, "--workers", "1"]
-    host = subprocess.Popen(words, env=os.environ | {"LRL_TOKEN": token}, stdout=subprocess.DEVNULL)
+    words = ["taskset", "-c", str(core), lrl, "join", server.location().url, "--kind", "scorer", "--workers", "1"]
+    scorer = subprocess.Popen(words, env=os.environ | {"LRL_TOKEN": token}, stdout=subprocess.DEVNULL)
     try:
         until = time.monotonic() + START_S
-        while not pool.hosts.ready:
-            if time.monotonic() > until or host.poll() is not None:
-                raise SystemExit("The reward host has not joined; its own message is above.")
+        while not pool.remote.ready:
+            if time.monotonic() > until or scorer.poll() is not None:
+                raise SystemExit("The scorer has not joined; its own message is above.")
             time.sleep(0.1)
         yield
     finally:
-        pool.hosts.end()
-        host.wait(30)
+        registry.end()
+        scorer.wait(30)
+        loop.close()
         server.close()
 
 
@@ -113,22 +121,22 @@ def measure(args: argparse.Namespace, command: str) -> None:
     for wanted in runs_of(args):
         if wanted["nodes"] == 2 or records.find(records.read(args.out), wanted) is not None:
             continue
-        alone, with_host = (RewardPool([reward_of(wanted["reward"])], workers=1) for _ in range(2))
+        alone, with_scorer = (RewardPool([reward_of(wanted["reward"])], workers=1) for _ in range(2))
         found: dict[int, list[float]] = {1: [], 2: []}
         alone.start()
-        with_host.start()
+        with_scorer.start()
         try:
-            with served(with_host, second):
-                for pool in (alone, with_host):  # the first jobs import and parse
+            with served(with_scorer, second):
+                for pool in (alone, with_scorer):  # the first jobs import and parse
                     speed(pool, wanted["reward"], args)
-                before = dict(with_host.scored_by)
+                before = dict(with_scorer.scored_by)
                 for _ in range(args.repeats):
-                    for nodes, pool in ((1, alone), (2, with_host)):
+                    for nodes, pool in ((1, alone), (2, with_scorer)):
                         found[nodes].append(speed(pool, wanted["reward"], args))
         finally:
             alone.close()
-            with_host.close()
-        scored = {name: count - before.get(name, 0) for name, count in with_host.scored_by.items()}
+            with_scorer.close()
+        scored = {name: count - before.get(name, 0) for name, count in with_scorer.scored_by.items()}
         shares = {1: 0.0, 2: 1 - scored["rank 0"] / sum(scored.values())}
         for nodes, speeds in found.items():
             fields = {"speeds": [records.rounded(each) for each in speeds], "share": records.rounded(shares[nodes])}
@@ -156,14 +164,14 @@ def table(made: Sequence[dict[str, Any]]) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reward_hosts", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.remote_scorers", description=__doc__.splitlines()[0])
     parser.add_argument("--rewards", nargs="+", choices=list(TIMES), default=list(TIMES), help="(%(default)s)")
     parser.add_argument("--cores", nargs=2, type=int, default=[0, 1], help="one for each node (%(default)s)")
     parser.add_argument("--groups", type=int, default=250, help="scored each time, of Math (%(default)s)")
     parser.add_argument("--responses", type=int, default=8, help="of a group (%(default)s)")
     parser.add_argument("--at-once", type=int, default=32, help="groups in flight (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="(%(default)s)")
-    arguments.add_print_only(parser, "reward_hosts")
+    arguments.add_print_only(parser, "remote_scorers")
     return parser
 
 

@@ -177,9 +177,10 @@ class Fleet:
 
     async def _close(self, lost: Generator) -> None:
         """Closes the connections to a lost generator, whose slot replaces it; forgets another process's generator."""
-        if self._slot_of(lost) is None:
+        if (slot := self._slot_of(lost)) is None:
             await self._forget(lost)
         else:
+            slot.evicted = lost
             await lost.client.close()
 
     async def replace(self, slot: "_ServerSlot") -> None:
@@ -214,12 +215,14 @@ class _ServerSlot(Slot):
         self.fleet, self.pool, self.generator, self.server = fleet, pool, generator, server
         self.name = generator.name
         self.has_left = False
-        self._lost: Generator | None = None  # the one that is being replaced
+        self.evicted: Generator | None = None
+        """The last one that its pool has evicted; one that ends with the run is not replaced."""
+        self._replaced: Generator | None = None  # the one whose server was started again
         self._replacement: Future[None] | None = None
 
     def start(self) -> None:
         """See `Slot.start`."""
-        self._lost, self._replacement = self.generator, None
+        self._replaced, self._replacement = self.generator, None
         self.server.start()
 
     def condition(self) -> Condition:
@@ -227,10 +230,10 @@ class _ServerSlot(Slot):
         generator = self.generator
         if self.has_left:
             return Condition(JobState.LEFT)
-        if generator is self._lost:
+        if generator is self._replaced:
             return self._starting()
-        if generator.eviction is not None:
-            return Condition(JobState.FAILED, generator.eviction)
+        if generator is self.evicted:
+            return Condition(JobState.FAILED, generator.eviction or "")
         return Condition(JobState.STARTING if generator.served_from is None else JobState.SERVING)
 
     def _starting(self) -> Condition:

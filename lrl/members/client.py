@@ -55,9 +55,9 @@ class RunClient:
         """Says that the process of a member has ended, and why if it could not serve."""
         self._ask("DELETE", _route(kind, number), why or None)
 
-    def ask_to_leave(self, kind: Kind, number: int) -> None:
-        """Requests that a member leaves; see `view`."""
-        self._ask("POST", f"{_route(kind, number)}/leave")
+    def ask_to_leave(self, kind: Kind, number: int, by_itself: bool = False) -> None:
+        """Requests that a member leaves; see `view`, and `Registry.ask_to_leave`."""
+        self._ask("POST", f"{_route(kind, number)}/leave", by_itself)
 
     def view(self, kind: Kind, number: int) -> Member:
         """Returns what the run has made of a member."""

@@ -143,7 +143,7 @@ class JoinSession:
             self._raise_if_interrupted()
         if self._interrupted and not self._requested:
             self._print("asks the run to let it leave. A second Ctrl-C ends it at once")
-            ask(self.client, lambda: self.client.ask_to_leave(self.joining.kind, self.number))
+            ask(self.client, lambda: self.client.ask_to_leave(self.joining.kind, self.number, by_itself=True))
             self._requested = True
         elif self._requested and not member.leaving and member.leave_refusal:
             self._print(f"stays: {member.leave_refusal}")

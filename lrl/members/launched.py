@@ -111,10 +111,11 @@ class _LaunchedSlot(Slot):
         member = None
         with contextlib.suppress(OSError, NotRunning):  # on another node: the run is gone, or does not answer now
             member = self.roster.view(self.kind, self._number)
-        if member is not None and member.status in (Status.LEFT, Status.ENDED):
-            return Condition(JobState.LEFT)
         if member is not None and member.status.over:
-            return Condition(JobState.FAILED, f"{member.why}\n{self._job.tail()}")
+            if member.status is Status.ENDED or (member.status is Status.LEFT and not member.by_itself):
+                return Condition(JobState.LEFT)
+            why = member.why or "its process was asked to end"
+            return Condition(JobState.FAILED, f"{why}\n{self._job.tail()}")
         # What serves is kept, also when its scheduler has lost sight of it: the run notices when it is silent.
         if member is not None and member.status is Status.SERVING:
             return Condition(JobState.SERVING)

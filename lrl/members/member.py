@@ -67,6 +67,8 @@ class Member:
     """The reason of its status."""
     leaving: bool = False
     """Whether the run has yet to decide about a request to leave."""
+    by_itself: bool = False
+    """Whether its own process asked to leave, at a signal: a launcher's job is then replaced."""
     leave_refusal: str = ""
     """The reason for which the run rejected the last request to leave."""
 

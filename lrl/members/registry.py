@@ -109,10 +109,20 @@ class Registry:
         with self._lock:
             self._change(kind, number, end)
 
-    def ask_to_leave(self, kind: Kind, number: int) -> None:
-        """Notes a request that a member leaves; the run's own generators have entries from then on."""
+    def ask_to_leave(self, kind: Kind, number: int, by_itself: bool = False) -> None:
+        """Notes a request that a member leaves; the run's own generators have entries from then on.
+
+        Args:
+            kind: The member's.
+            number: The member's.
+            by_itself: Whether its own process asks, at a signal.
+        """
+
+        def ask(member: Member) -> Member:
+            return replace(member, leaving=True, leave_refusal="", by_itself=by_itself)
+
         with self._lock:
-            self._change(kind, number, lambda member: replace(member, leaving=True, leave_refusal=""))
+            self._change(kind, number, ask)
 
     def view(self, kind: Kind, number: int) -> Member:
         """Returns what is known of a member."""

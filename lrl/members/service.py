@@ -120,7 +120,7 @@ class RegistryServer(TokenServer):
         return web.json_response({})
 
     async def _leave(self, request: web.Request) -> web.Response:
-        self.registry.ask_to_leave(*_who(request))
+        self.registry.ask_to_leave(*_who(request), by_itself=await request.text() == "true")
         return web.json_response({})
 
     def _model_files(self) -> list[Path]:

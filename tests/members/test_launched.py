@@ -190,6 +190,14 @@ def test_a_member_that_was_asked_to_leave_is_not_replaced(scene: Scene, launcher
     assert len(launcher.made) == 2
 
 
+def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(scene: Scene, launcher: ModelLauncher) -> None:
+    scene.look()
+    scene.registry.ask_to_leave(scene.kind, 0, by_itself=True)
+    scene.set_status(0, Status.LEFT)
+    scene.look(times=2)
+    assert len(launcher.made) == 3
+
+
 def test_a_job_that_ends_by_itself_is_not_forced(
     scene: Scene, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,8 @@ from benchmarks import arguments, records
 from lrl.generators.endpoint import Endpoint
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import ScorerAdmission, poll_forever
-from lrl.members.registry import JoinSpec, Registry
+from lrl.members.join_spec import JoinSpec
+from lrl.members.registry import Registry
 from lrl.members.service import RegistryServer
 from lrl.rewards import ExactMatch, Math, Reward, RewardPool
 from lrl.runtime.event_loop import LoopThread

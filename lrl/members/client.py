@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from lrl.generators.auth import bearer
 from lrl.generators.endpoint import Location, connect
 from lrl.members.discovery import NotRunning
+from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind, Member
-from lrl.members.registry import JoinSpec
 from lrl.members.service import LONGEST_NODE, MEMBERS, MODEL, RUN, SCORING
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from lrl.generators.endpoint import Location
 from lrl.members.client import RunClient
 from lrl.members.discovery import NotRunning
+from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind, Member, Status
-from lrl.members.registry import JoinSpec
 
 T = TypeVar("T")
 

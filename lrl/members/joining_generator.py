@@ -12,9 +12,8 @@ from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.client import RunClient
 from lrl.members.join_session import Served, ask
-from lrl.members.local_endpoint import settings_here
+from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind, Member
-from lrl.members.registry import JoinSpec
 from lrl.weights import find_transport
 
 
@@ -121,7 +120,7 @@ def generator_settings(
         needed = "are on the CPU: leave it out" if spec.on_cpu else "are on GPUs: give the indices of this one's"
         given = ",".join(map(str, devices)) or "(not given)"
         raise ValueError(f"--devices {given}: the run's generators {needed}.")
-    return settings_here(spec, endpoint, url)
+    return spec.settings_here(endpoint, url)
 
 
 def check_environment(run: str, spec: JoinSpec, own: Mapping[str, str]) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 from lrl.members.client import RunClient
 from lrl.members.discovery import NotRunning
 from lrl.members.join_session import Served, ask
-from lrl.members.local_endpoint import settings_here
+from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind, Member
-from lrl.members.registry import JoinSpec
 from lrl.rewards.job import ScoringTerms
 from lrl.rewards.scorer_server import ScorerServer
 
@@ -42,7 +41,7 @@ class JoiningScorer:
 
     def __init__(self, run: str, client: RunClient, spec: JoinSpec, workers: int, endpoint: dict[str, Any]) -> None:
         self.workers = workers
-        self._endpoint = settings_here(spec, endpoint, client.location.url).endpoint
+        self._endpoint = spec.settings_here(endpoint, client.location.url).endpoint
         self._token = client.token
         fields = ask(client, client.scoring)
         try:

@@ -9,45 +9,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from lrl.generators.endpoint import Location
+from lrl.members.join_spec import JoinSpec
 from lrl.members.member import LEASE_S, Kind, Member, Status
-from lrl.runtime.process_identity import ProcessIdentity
 
 log = logging.getLogger(__name__)
 
 END_S = 2.0
 """Seconds that a run waits at its end until its members have heard of it."""
-
-
-@dataclass(frozen=True)
-class JoinSpec:
-    """Requirements of a member that joins the run; travels as JSON."""
-
-    model: str
-    """Folder or hub name."""
-    settings: dict[str, Any]
-    """The fields of `ServerSettings`."""
-    transport: str
-    """One of `lrl.weights.TRANSPORTS`."""
-    run_id: str
-    on_cpu: bool
-    generators: int
-    """Number of generators that the run started; joining ones are numbered from there."""
-    seed: int = 0
-    """The run's (`lrl.generators.seeds.run_seed`)."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables that all processes of a transfer must have alike (`Transport.common_environment`)."""
-    serves_model: bool = False
-    """Whether `model` is a folder, whose files the run gives to other machines."""
-    owner: ProcessIdentity = field(default_factory=ProcessIdentity)
-    """The run's process."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.owner, dict):  # from JSON
-            object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
 
 
 class Registry:

@@ -14,10 +14,11 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import GeneratorAdmission, ScorerAdmission, poll_forever
+from lrl.members.join_spec import JoinSpec
 from lrl.members.launched import LaunchedMembers, RunAddress
 from lrl.members.launchers import Launcher
 from lrl.members.member import Kind
-from lrl.members.registry import JoinSpec, Registry
+from lrl.members.registry import Registry
 from lrl.members.run_file import remove_run_file, url_elsewhere, write_run_file
 from lrl.members.service import RegistryServer
 from lrl.rewards.remote_pool import RemotePool

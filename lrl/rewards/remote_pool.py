@@ -10,17 +10,12 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lrl.generators.auth import bearer
 from lrl.generators.endpoint import Location
 from lrl.rewards.job import BadOutcomesError, Job, Scorer, ScoringTerms, WorkerSpec, read_outcomes
 from lrl.rewards.job_state import Outcome
-from lrl.runtime.event_loop import LoopThread
-
-if TYPE_CHECKING:
-    import aiohttp
 
 SCORE = "/score"
 COUNT = "Lrl-Responses"
@@ -48,13 +43,24 @@ class RemoteScorer:
         ValueError: Its certificate cannot be read.
     """
 
-    def __init__(self, number: int, node: str, workers: int, location: Location, token: str, pool: RemotePool) -> None:
-        self.number, self.name, self.workers = number, f"scorer {number} on {node}", max(1, workers)
+    def __init__(
+        self,
+        number: int,
+        node: str,
+        workers: int,
+        location: Location,
+        token: str,
+        pool: RemotePool,
+    ) -> None:
+        self.number, self.name = number, f"scorer {number} on {node}"
+        self.workers = max(1, workers)
         self.lost = ""
         """Why it gets no more jobs; empty if it does."""
-        self._url, self._trust, self._token, self._pool = location.url, location.context(), token, pool
-        self._session: aiohttp.ClientSession | None = None
-        self._jobs: set[Future[list[Outcome]]] = set()
+        self._pool = pool
+        self._url = location.url + SCORE
+        self._trust = location.context()
+        self._token = token
+        self._jobs: dict[asyncio.Task[list[Outcome]], asyncio.AbstractEventLoop] = {}
 
     @property
     def in_flight(self) -> int:
@@ -63,7 +69,7 @@ class RemoteScorer:
 
     async def check(self) -> None:
         """Raises OSError if it does not answer, or is no scorer of this run."""
-        await asyncio.wrap_future(self._pool.loop.submit(self._check()))
+        await self._request("GET", CHECK_S)
 
     async def outcomes(self, job: Job) -> list[Outcome]:
         """Returns the outcome of each response; see `Processes.outcomes`.
@@ -74,10 +80,10 @@ class RemoteScorer:
         self._raise_if_lost()
         # Its workers have the deadlines of rank 0's. This one is for a scorer that does not answer, and yet is alive.
         deadline_s = 2 * self._pool.spec.patience_s(self.in_flight + 1)
-        future = self._pool.loop.submit(self._post(job, deadline_s))
-        self._jobs.add(future)
+        request = asyncio.create_task(self._score(job, deadline_s))
+        self._jobs[request] = asyncio.get_running_loop()
         try:
-            return [self._named(each) for each in await asyncio.wrap_future(future)]
+            return await request
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():  # then `lose` has cancelled the request
@@ -87,49 +93,40 @@ class RemoteScorer:
             self.lose(str(error))
             raise ScorerLostError(self.lost) from error
         finally:
-            self._jobs.discard(future)
+            del self._jobs[request]
 
     def lose(self, why: str) -> None:
         """Fails all of its jobs, and every later one. May be called on any thread."""
         self.lost = self.lost or why
-        for future in list(self._jobs):
-            future.cancel()
-
-    async def close(self) -> None:
-        """Closes the connections, on the pool's loop."""
-        if self._session is not None:
-            await self._session.close()
+        for request, loop in list(self._jobs.items()):
+            loop.call_soon_threadsafe(request.cancel)
 
     def _raise_if_lost(self) -> None:
         if self.lost:
             raise ScorerLostError(self.lost)
 
-    async def _check(self) -> None:
-        await self._request("GET", CHECK_S)
-
-    async def _post(self, job: Job, deadline_s: float) -> list[Outcome]:
+    async def _score(self, job: Job, deadline_s: float) -> list[Outcome]:
         found = await self._request("POST", deadline_s, job)
         match found:
             case {"outcomes": values, "replaced": int(replaced)}:
                 self._pool.replaced_by[self.number] = replaced
-                return read_outcomes(values, job.count)
+                return [self._named(each) for each in read_outcomes(values, job.count)]
         raise BadOutcomesError(f"{str(found)[:80]!r} are no outcomes")
 
     async def _request(self, method: str, deadline_s: float, job: Job | None = None) -> Any:
         """Returns the JSON of a response; raises OSError without one, and for another status than 200."""
         import aiohttp  # not at the top: every reward worker imports this file, and none needs it
 
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, ssl=self._trust or True)
-            headers = {"Authorization": bearer(self._token)}
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+        headers = {"Authorization": bearer(self._token)}
+        if job is not None:
+            headers[COUNT] = str(job.count)
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CHECK_S)
-        headers = {} if job is None else {COUNT: str(job.count)}
-        data = None if job is None else job.packed
+        connector = aiohttp.TCPConnector(ssl=self._trust or True)
         try:
-            async with self._session.request(
-                method, self._url + SCORE, data=data, headers=headers, timeout=timeout
-            ) as response:
+            async with (
+                aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session,
+                session.request(method, self._url, data=None if job is None else job.packed) as response,
+            ):
                 if response.status != 200:
                     raise OSError(f"it responded {response.status}: {(await response.text())[:200]}")
                 return await response.json()
@@ -156,7 +153,6 @@ class RemotePool:
         self.replaced_by: Counter[int] = Counter()
         """Workers that were killed or died, by the number of their scorer, also of lost ones."""
         self._scorers: dict[int, RemoteScorer] = {}
-        self._loop: LoopThread | None = None
         self._lock = threading.Lock()
 
     @property
@@ -169,13 +165,6 @@ class RemotePool:
     def ready(self) -> list[RemoteScorer]:
         """The scorers that get jobs."""
         return [scorer for scorer in self.scorers if not scorer.lost]
-
-    @property
-    def loop(self) -> LoopThread:
-        """The loop of all requests, which is there with the first scorer."""
-        with self._lock:
-            self._loop = self._loop or LoopThread("lrl-scorers")
-            return self._loop
 
     def terms(self) -> dict[str, Any]:
         """Returns what a scorer must know, as JSON."""
@@ -190,27 +179,14 @@ class RemotePool:
         """Takes a scorer out, whose jobs go to others; returns whether it was there."""
         with self._lock:
             scorer = self._scorers.pop(number, None)
-        if scorer is None:
-            return False
-        scorer.lose(why)
-        self.loop.submit(scorer.close())
-        return True
+        if scorer is not None:
+            scorer.lose(why)
+        return scorer is not None
 
     def close(self) -> None:
-        """Takes all scorers out. Idempotent."""
+        """Takes all scorers out."""
         for scorer in self.scorers:
             self.remove(scorer.number, "the run has ended")
-        with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.wait(_all_others(), CHECK_S, "closing the connections to the scorers")
-            loop.close()
-
-
-async def _all_others() -> None:
-    """Waits until all other work of the loop has ended."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def least_busy(scorers: Iterable[Scorer]) -> Scorer:

@@ -30,9 +30,9 @@ from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.seeds import run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.members.join_spec import JoinSpec
 from lrl.members.launchers import Launcher
 from lrl.members.member import Kind
-from lrl.members.registry import JoinSpec
 from lrl.members.run_file import TOKEN_VARIABLE, token_of_run
 from lrl.members.run_members import RunMembers
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from lrl.generators.settings import ServerSettings
+from lrl.members.join_spec import JoinSpec
 from lrl.members.joining_generator import check_environment, generator_settings
-from lrl.members.local_endpoint import settings_here
-from lrl.members.registry import JoinSpec
 from tests.members.served_run import spec_of
 from tests.members.test_run_file import ELSEWHERE
 
@@ -76,5 +75,5 @@ def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
 def test_settings_come_from_the_run_and_the_endpoint_from_this_machine() -> None:
     asked = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"swap-space": 3})
     spec = replace(spec_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
-    found = settings_here(spec, {"host": "10.0.0.7", "insecure": True}, "")
+    found = spec.settings_here({"host": "10.0.0.7", "insecure": True}, "")
     assert found == replace(asked, host="10.0.0.7", insecure=True)

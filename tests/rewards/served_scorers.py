@@ -13,8 +13,9 @@ from pathlib import Path
 from lrl.generators.endpoint import Endpoint
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import ScorerAdmission, poll_forever
+from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind
-from lrl.members.registry import JoinSpec, Registry
+from lrl.members.registry import Registry
 from lrl.members.service import RegistryServer
 from lrl.rewards import RewardPool
 from lrl.runtime.event_loop import LoopThread

@@ -30,10 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong := wrong_options(args) or wrong_run(args):
         parser.error(wrong)
     with_current_folder()  # for the workers of a scorer, which import the rewards
-    from lrl.members.join import LocalOverrides, join
+    from lrl.members.join import join
+    from lrl.members.join_session import LocalOverrides
 
     endpoint = {name: value for name in ENDPOINT if (value := getattr(args, name))}
-    workers = usable_cores() if args.workers is None else args.workers
+    workers = 0
+    if args.kind == Kind.SCORER:
+        workers = usable_cores() if args.workers is None else args.workers
     own = LocalOverrides(args.devices, workers, endpoint, args.run_cert, args.number)
     try:
         return join(args.run, Kind(args.kind), own)

@@ -2,11 +2,9 @@
 
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any
 
 from lrl.members.discovery import NotRunning
-from lrl.members.join_session import Joining, JoinSession, ask
+from lrl.members.join_session import LocalOverrides, ask
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.joining_scorer import JoiningScorer
 from lrl.members.member import Kind
@@ -15,22 +13,6 @@ from lrl.members.run_file import find_run
 POLL_S = 0.5
 ANSWER_S = 120.0
 """Seconds that a run may take to answer a request to leave: a sync goes before."""
-
-
-@dataclass(frozen=True)
-class LocalOverrides:
-    """Settings of a member that do not come from the run."""
-
-    devices: list[int] = field(default_factory=list)
-    """CUDA indices of a generator; empty on a CPU."""
-    workers: int = 1
-    """Processes of a scorer."""
-    endpoint: dict[str, Any] = field(default_factory=dict)
-    """The fields of `Endpoint` for this machine."""
-    run_cert: str | None = None
-    """The PEM file of a run that is given by its URL."""
-    number: int | None = None
-    """The number that the run has given it already; None to take one."""
 
 
 def join(run: str, kind: Kind, own: LocalOverrides) -> int:
@@ -46,13 +28,8 @@ def join(run: str, kind: Kind, own: LocalOverrides) -> int:
     """
     client = find_run(run, own.run_cert)
     spec = ask(client, client.spec)
-    joining: Joining
-    if kind is Kind.GENERATOR:
-        joining = JoiningGenerator(run, client, spec, own.devices, own.endpoint)
-    else:
-        joining = JoiningScorer(run, client, spec, own.workers, own.endpoint)
-    number = ask(client, lambda: client.claim(kind)) if own.number is None else own.number
-    return JoinSession(client, spec, number, joining).run()
+    joining = JoiningGenerator if kind is Kind.GENERATOR else JoiningScorer
+    return joining(run, client, spec, own).run()
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:

@@ -1,74 +1,56 @@
-"""A generator that joins a run: a vLLM server under a supervisor, like the run's own, with this process as trainer."""
+"""A generator that joins a run: a vLLM server under a supervisor, with this process in the trainer's place."""
 
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from lrl.generators.endpoint import Location
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.client import RunClient
-from lrl.members.join_session import Served, ask
+from lrl.members.join_session import JoinSession, LocalOverrides, Served, ask
 from lrl.members.join_spec import JoinSpec
-from lrl.members.member import Kind, Member
+from lrl.members.member import Kind
 from lrl.weights import find_transport
 
 
-class JoiningGenerator:
-    """See `lrl.members.join_session.Joining`.
-
-    Args:
-        run: The run, as its user gave it.
-        client: The run.
-        spec: Its requirements.
-        devices: CUDA indices; empty on a CPU.
-        endpoint: The fields of `Endpoint` that were given for this machine.
-
-    Raises:
-        ValueError: A generator on this machine cannot meet the requirements.
-    """
+class JoiningGenerator(JoinSession):
+    """See `JoinSession`."""
 
     kind = Kind.GENERATOR
-    workers = 0
 
-    def __init__(
-        self, run: str, client: RunClient, spec: JoinSpec, devices: list[int], endpoint: dict[str, Any]
-    ) -> None:
-        self.client, self.spec, self.devices = client, spec, devices
-        self.settings = generator_settings(run, spec, devices, endpoint, client.location.url)
+    def __init__(self, run: str, client: RunClient, spec: JoinSpec, own: LocalOverrides) -> None:
+        super().__init__(run, client, spec, own)
+        self.settings = generator_settings(run, spec, own, client.location.url)
         self.folder = Path(f"join-{spec.run_id}" if "://" in run else run)
         """Where its log goes, and its model if the run gives it."""
         self.folder.mkdir(exist_ok=True)
 
     @contextlib.contextmanager
-    def served(self, number: int, say: Callable[[str], None], waiting: Callable[[], None]) -> Iterator[Served]:
-        """See `Joining.served`."""
-        with self._model(number, say, waiting) as model:
-            server = self.make_server(number, model)
+    def serve(self) -> Iterator[Served]:
+        """See `JoinSession.serve`."""
+        with self._model() as model:
+            server = self.make_server(model)
             try:
-                say(f"starts, with the model {model}; its log is {server.log_path}")
+                self.say(f"starts, with the model {model}; its log is {server.log_path}")
                 server.start()
-                server.wait_ready(waiting)
-                say(f"answers at {server.url}; waits for the run")
+                server.wait_ready(self.waiting)
+                self.say(f"answers at {server.url}; waits for the run")
                 yield Served(Location(**vars(server.location)), lambda: raise_if_ended(server))
             finally:
                 server.stop()
 
-    def how(self, member: Member) -> str:
-        """See `Joining.how`."""
-        return f"since version {member.version}"
-
-    def make_server(self, number: int, model: str) -> Server:
+    def make_server(self, model: str) -> Server:
         """Returns its server, not started."""
-        spec, transport = self.spec, find_transport(self.spec.transport)
+        spec, number = self.spec, self.number
+        transport = find_transport(spec.transport)
         return Server(
             model,
             self.settings,
             backend=spec.transport,
-            devices=self.devices,
+            devices=self.own.devices,
             folder=self.folder,
             number=number,
             # Another run id: this supervisor must not remove the files in /dev/shm that belong to the run itself.
@@ -80,15 +62,15 @@ class JoiningGenerator:
         )
 
     @contextlib.contextmanager
-    def _model(self, number: int, say: Callable[[str], None], waiting: Callable[[], None]) -> Iterator[str]:
+    def _model(self) -> Iterator[str]:
         """The model: a name, a folder of this machine, or one that is fetched from the run and removed at the end."""
         if self.spec.owner.here or not self.spec.serves_model:
             yield self.spec.model
             return
-        folder = self.folder / f"model-{number}"
-        say(f"fetches the run's model, {self.spec.model}, into {folder}")
+        folder = self.folder / f"model-{self.number}"
+        self.say(f"fetches the run's model, {self.spec.model}, into {folder}")
         try:
-            ask(self.client, lambda: self.client.fetch_model(folder, waiting))
+            ask(self.client, lambda: self.client.fetch_model(folder, self.waiting))
             yield str(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -100,27 +82,24 @@ def raise_if_ended(server: Server) -> None:
         server.ready()
 
 
-def generator_settings(
-    run: str, spec: JoinSpec, devices: list[int], endpoint: dict[str, Any], url: str
-) -> ServerSettings:
+def generator_settings(run: str, spec: JoinSpec, own: LocalOverrides, url: str) -> ServerSettings:
     """Returns the settings of a generator on this machine; raises ValueError if it cannot join.
 
     Args:
         run: The run, as its user gave it.
         spec: Its requirements.
-        devices: CUDA indices; empty on a CPU.
-        endpoint: The fields of `Endpoint` that were given for this machine.
+        own: What does not come from the run.
         url: The run's.
     """
     transport, here = find_transport(spec.transport), spec.owner.here
     if why := transport.join_refusal(here) or ("" if here else transport.address_refusal(spec.settings["host"])):
         raise ValueError(f"{run} {why}")
     check_environment(run, spec, os.environ)
-    if spec.on_cpu == bool(devices):
+    if spec.on_cpu == bool(own.devices):
         needed = "are on the CPU: leave it out" if spec.on_cpu else "are on GPUs: give the indices of this one's"
-        given = ",".join(map(str, devices)) or "(not given)"
+        given = ",".join(map(str, own.devices)) or "(not given)"
         raise ValueError(f"--devices {given}: the run's generators {needed}.")
-    return spec.settings_here(endpoint, url)
+    return spec.settings_here(own.endpoint, url)
 
 
 def check_environment(run: str, spec: JoinSpec, own: Mapping[str, str]) -> None:

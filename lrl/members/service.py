@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from lrl.generators.endpoint import Endpoint, Location
 from lrl.generators.token_server import TokenServer
@@ -53,32 +54,31 @@ class RegistryServer(TokenServer):
     ) -> None:
         self.registry, self._scoring = registry, scoring
         routes = [
-            web.get(RUN, self._spec),
-            web.get(SCORING, self._scoring_terms),
-            web.get(MODEL, self._files),
+            web.get(RUN, _answering(lambda request: asdict(registry.spec))),
+            web.get(SCORING, _answering(lambda request: self._terms())),
+            web.get(MODEL, _answering(lambda request: self._sizes())),
             web.get(MODEL + "/{name}", self._file),
-            web.get(KIND, self._joined),
-            web.post(KIND, self._claim),
-            web.get(ONE, self._view),
+            web.get(KIND, _answering(lambda request: registry.joined(_kind(request)))),
+            web.post(KIND, _answering(self._claim)),
+            web.get(ONE, _answering(lambda request: asdict(registry.view(*_who(request))))),
             web.put(ONE, self._register),
             web.delete(ONE, self._withdraw),
             web.post(f"{ONE}/leave", self._leave),
         ]
         super().__init__(endpoint, token, routes, port)
 
-    async def _spec(self, request: web.Request) -> web.Response:
-        return web.json_response(asdict(self.registry.spec))
-
-    async def _scoring_terms(self, request: web.Request) -> web.Response:
-        return web.json_response(self._terms())
-
     def _terms(self) -> dict[str, Any]:
         if self._scoring is None:
             raise web.HTTPNotFound(text="it takes no scorers, as it trains nothing")
         return self._scoring()
 
-    async def _files(self, request: web.Request) -> web.Response:
-        return web.json_response({path.name: path.stat().st_size for path in self._model_files()})
+    def _sizes(self) -> dict[str, int]:
+        return {path.name: path.stat().st_size for path in self._model_files()}
+
+    def _claim(self, request: web.Request) -> int:
+        if _kind(request) is Kind.SCORER:
+            self._terms()
+        return self.registry.claim(_kind(request))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -86,17 +86,6 @@ class RegistryServer(TokenServer):
         if path is None:
             raise web.HTTPNotFound(text=f"the model of the run has no file {name!r}")
         return web.FileResponse(path, chunk_size=2**20)
-
-    async def _joined(self, request: web.Request) -> web.Response:
-        return web.json_response(self.registry.joined(_kind(request)))
-
-    async def _claim(self, request: web.Request) -> web.Response:
-        if _kind(request) is Kind.SCORER:
-            self._terms()
-        return web.json_response(self.registry.claim(_kind(request)))
-
-    async def _view(self, request: web.Request) -> web.Response:
-        return web.json_response(asdict(self.registry.view(*_who(request))))
 
     async def _register(self, request: web.Request) -> web.Response:
         try:
@@ -127,6 +116,15 @@ class RegistryServer(TokenServer):
         """The files at the top of the model's folder; none of a model that every machine finds by its name."""
         spec = self.registry.spec
         return sorted(path for path in Path(spec.model).iterdir() if path.is_file()) if spec.serves_model else []
+
+
+def _answering(find: Callable[[web.Request], Any]) -> Handler:
+    """Returns a handler that answers with what `find` returns, as JSON."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(find(request))
+
+    return answer
 
 
 def _kind(request: web.Request) -> Kind:

@@ -10,6 +10,7 @@ import pytest
 
 from lrl.cli.main import main
 from lrl.members import join
+from lrl.members.join_session import LocalOverrides
 from lrl.members.member import Kind
 
 SCORER = ["--kind", "scorer"]
@@ -43,7 +44,7 @@ def test_words_that_cannot_work_are_refused(words: list[str], named: str, capsys
 def test_a_scorer_has_a_worker_for_each_core_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[str, Kind, int]] = []
 
-    def note(run: str, kind: Kind, own: join.LocalOverrides) -> int:
+    def note(run: str, kind: Kind, own: LocalOverrides) -> int:
         found.append((run, kind, own.workers))
         return 0
 

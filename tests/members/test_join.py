@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.members import admission, join, join_session, joining_generator
 from lrl.members.admission import GeneratorAdmission, poll_forever
 from lrl.members.discovery import NotRunning
+from lrl.members.join_session import LocalOverrides
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.member import Kind, Member
 from lrl.members.run_file import find_run
@@ -202,8 +204,11 @@ class Answers:
         return Member(kind, number)
 
 
-class Brings:
-    kind, workers = Kind.GENERATOR, 0
+class Session(join_session.JoinSession):
+    kind = Kind.GENERATOR
+
+    def serve(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,7 @@ def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
 ) -> None:
     now, client = [1000.0], Answers()
     monkeypatch.setattr(join_session.time, "monotonic", lambda: now[0])
-    session = join_session.JoinSession(client, SPEC, 1, Brings())  # type: ignore[arg-type]
+    session = Session("", client, SPEC, LocalOverrides())  # type: ignore[arg-type]
     for _ in range(3):
         client.error = error if limit_s else None
         now[0] += 0.9 * limit_s
@@ -235,7 +240,7 @@ def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
 def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> None:
     client, killed = Answers(), replace(SPEC, owner=replace(SPEC.owner, started=1))
     client.error = ConnectionRefusedError("nobody listens")
-    session = join_session.JoinSession(client, killed, 1, Brings())  # type: ignore[arg-type]
+    session = Session("", client, killed, LocalOverrides())  # type: ignore[arg-type]
     with pytest.raises(join_session.JoinEnded, match="the run has ended"):
         session._speak()
 
@@ -268,7 +273,7 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, m
         strategy.start_generators(trainer)
         client = find_run(str(tmp_path))
         spec = client.spec()
-        assert JoiningGenerator(str(tmp_path), client, spec, [], {}).settings == settings
+        assert JoiningGenerator(str(tmp_path), client, spec, LocalOverrides()).settings == settings
         told = (spec.model, spec.transport, spec.run_id, spec.on_cpu, spec.generators, spec.owner.here)
         assert told == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
         assert client.token == strategy.token

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lrl.generators.settings import ServerSettings
+from lrl.members.join_session import LocalOverrides
 from lrl.members.join_spec import JoinSpec
 from lrl.members.joining_generator import check_environment, generator_settings
 from tests.members.served_run import spec_of
@@ -52,7 +53,7 @@ def test_a_generator_that_cannot_join_is_an_error_before_its_start(
     spec: JoinSpec, devices: list[int], endpoint: dict[str, Any], remedy: str
 ) -> None:
     with pytest.raises(ValueError, match=remedy):
-        generator_settings("runs/1", spec, devices, endpoint, "http://127.0.0.1:1")
+        generator_settings("runs/1", spec, LocalOverrides(devices, endpoint=endpoint), "http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

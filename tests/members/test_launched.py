@@ -148,6 +148,8 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(server: RegistryServe
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
     one.prepare(2, "127.0.0.1")
+    with pytest.raises(ConfigError, match="data.reward_launcher is Local, which a run uses by itself"):
+        Local([[]]).prepare(0, "127.0.0.1", "data.reward_launcher")
     assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
 
 

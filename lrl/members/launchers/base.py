@@ -66,7 +66,8 @@ class ProcessJob(Job):
     def tail(self) -> str:
         """See `Job.tail`."""
         if self.log_path is None:
-            return f"its exit status is {self._process.poll()}, and its words are above"
+            status = self._process.poll()
+            return "Its own words are above " + ("(it runs)." if status is None else f"(status {status}).")
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lrl.members.launchers.base import Job, Launcher, ProcessJob
+from lrl.runtime.config_errors import ConfigError
 from lrl.runtime.parent_death import dying_with_this
 
 
@@ -20,6 +21,10 @@ class Local(Launcher):
     def __init__(self, placements: Sequence[Sequence[int]]) -> None:
         super().__init__(len(placements))
         self.placements = placements
+
+    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
+        """Raises ConfigError: it is no setting."""
+        raise ConfigError(f"{setting} is Local, which a run uses by itself: leave it out, and set generator_devices.")
 
     def devices(self, place: int) -> Sequence[int]:
         """See `Launcher.devices`."""

@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `lrl join`.
 
     Returns:
-        Exit status: 1 if the member fails, 2 if the command is wrong or the run does not take the member.
+        Exit status: 1 if the member fails, 2 if the command is wrong or the run does not take the
+        member.
     """
     parser = make_parser()
     args = parser.parse_args(argv)
@@ -52,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--devices", metavar="I,J", type=indices, default=[], help="CUDA indices; none on a CPU")
     parser.add_argument("--workers", metavar="N", type=int, help=f"processes that score ({usable_cores()})")
     own = parser.add_argument_group("its address", "as in the run, if it is on this machine")
-    own.add_argument("--host", help="address it listens on; on another machine than the run's, one that it reaches")
+    own.add_argument("--host", help="address it listens on, which the run's machine reaches")
     own.add_argument("--tls_cert", metavar="FILE", help="its certificate, PEM")
     own.add_argument("--tls_key", metavar="FILE", help="the certificate's key, PEM")
     own.add_argument("--insecure", action="store_true", help="plain HTTP, which others can read")

@@ -1,7 +1,7 @@
-"""The run's side of `lrl join` and `lrl leave`: polls the registry, and admits, loses and releases members.
+"""The run's side of `lrl join` and `lrl leave`: admits, loses and releases members.
 
-A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops its process. A
-scorer gets responses as soon as rank 0 reaches it.
+A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops
+its process. A scorer gets responses as soon as rank 0 reaches it.
 """
 
 import asyncio
@@ -90,7 +90,10 @@ class GeneratorAdmission:
             server = JoinedServer(number, location, self.token, self.settings, self.folder)
         except (OSError, ValueError) as error:
             self.registry.set_status(
-                Kind.GENERATOR, number, Status.REFUSED, why=f"its certificate cannot be read: {error}"
+                Kind.GENERATOR,
+                number,
+                Status.REFUSED,
+                why=f"its certificate cannot be read: {error}",
             )
             return
         generator = Generator(server, self.fleet.capacity)

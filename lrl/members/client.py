@@ -25,8 +25,8 @@ PIECE = 2**20
 class RunClient:
     """The registry of the run at `location`.
 
-    Every method raises OSError if the run does not answer within `DEADLINE_S`, and NotRunning if it rejects the
-    request.
+    Every method raises OSError if the run does not answer within `DEADLINE_S`, and NotRunning if it
+    rejects the request.
     """
 
     def __init__(self, location: Location, token: str) -> None:
@@ -68,10 +68,13 @@ class RunClient:
         return list(self._ask("GET", f"{MEMBERS}/{kind}"))
 
     def fetch_model(self, folder: Path, interrupted: Callable[[], None] = lambda: None) -> None:
-        """Copies the files of the run's model into `folder`; `interrupted` is called between pieces and may raise."""
+        """Copies the run's model into `folder`; calls `interrupted`, which may raise, between pieces."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, size in self._ask("GET", MODEL).items():
-            with self._request("GET", f"{MODEL}/{name}") as response, (folder / Path(name).name).open("wb") as file:
+            with (
+                self._request("GET", f"{MODEL}/{name}") as response,
+                (folder / Path(name).name).open("wb") as file,
+            ):
                 while piece := response.read(PIECE):
                     file.write(piece)
                     interrupted()

@@ -16,7 +16,7 @@ ANSWER_S = 120.0
 
 
 def join(run: str, kind: Kind, own: LocalOverrides) -> int:
-    """Has a member join the run in the folder or at the URL `run`, and waits until it has left or the run has ended.
+    """Has a member join the run in the folder or at the URL `run`, and serve until its end.
 
     Returns:
         Exit status: 1 if the run did not admit the member, or evicted it.
@@ -33,7 +33,13 @@ def join(run: str, kind: Kind, own: LocalOverrides) -> int:
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
-    """Asks a run to remove a member, by default the last of its kind that joined; returns exit status 0 when it has.
+    """Asks a run to remove a member; returns exit status 0 when it has.
+
+    Args:
+        run: The run's folder, or its URL.
+        kind: The member's.
+        number: The member's; None for the last of its kind that joined.
+        run_cert: The PEM file of a run that is given by its URL.
 
     Raises:
         NotRunning: There is no live run, it has no such member, or the member must stay.

@@ -1,6 +1,7 @@
-"""The member's side of a run, from the start of its server to the end: lease, status, and the request to leave.
+"""The member's side of a run, from the start of its server to its end.
 
-The process stays in the foreground as long as its server lives, and the server dies with it, whichever way it ends.
+The process stays in the foreground as long as its server lives, and the server dies with it,
+whichever way it ends.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ T = TypeVar("T")
 POLL_S = 0.5
 """Seconds between two signs of life to the run."""
 REFUSED_S, SILENT_S = 5.0, 180.0
-"""Seconds after which a run has ended: while its machine says that nobody listens there, and while nothing answers."""
+"""Seconds after which a run has ended: when nobody listens there, and when nothing answers."""
 RUN_ENDED = "the run has ended, and so does it"
 
 
@@ -124,7 +125,7 @@ class JoinSession(ABC):
         sys.stdout.flush()
 
     def waiting(self) -> None:
-        """Tells the run that the member lives; raises JoinEnded if the run has ended, or after a signal."""
+        """Renews the lease; raises JoinEnded if the run has ended, or after a signal."""
         self._speak()
         self._raise_if_interrupted()
 
@@ -139,7 +140,8 @@ class JoinSession(ABC):
             self._raise_if_interrupted()
         if self._interrupted and not self._requested:
             self.say("asks the run to let it leave. A second Ctrl-C ends it at once")
-            ask(self.client, lambda: self.client.ask_to_leave(self.kind, self.number, by_itself=True))
+            who = self.kind, self.number
+            ask(self.client, lambda: self.client.ask_to_leave(*who, by_itself=True))
             self._requested = True
         elif self._requested and not member.leaving and member.leave_refusal:
             self.say(f"stays: {member.leave_refusal}")
@@ -179,7 +181,7 @@ class JoinSession(ABC):
 
 
 def status_line(member: Member) -> str:
-    """Returns the line of output for the status of a member whose server answers; empty if there is none."""
+    """Returns what to print of a member's status; empty for nothing."""
     how = f"with {member.workers} workers" if member.workers else f"since version {member.version}"
     lines = {
         Status.PENDING: "the run has reached it. It joins at the next sync",

@@ -25,7 +25,7 @@ class JoinSpec:
     seed: int = 0
     """The run's (`lrl.generators.seeds.run_seed`)."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that all processes of a transfer must have alike (`Transport.common_environment`)."""
+    """Variables that all ends of a transfer must have alike (`Transport.common_environment`)."""
     serves_model: bool = False
     """Whether `model` is a folder, whose files the run gives to other machines."""
     owner: ProcessIdentity = field(default_factory=ProcessIdentity)
@@ -36,14 +36,17 @@ class JoinSpec:
             object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
 
     def settings_here(self, own: dict[str, Any], url: str) -> ServerSettings:
-        """Returns the run's settings with this machine's address and TLS; raises ValueError if they cannot work.
+        """Returns the run's settings, with this machine's address and TLS.
 
-        A member on another machine than the run's listens on the address by which the run is reached, unless `own`
-        says where.
+        A member on another machine than the run's listens on the address by which the run is
+        reached, unless `own` says where.
 
         Args:
             own: The fields of `Endpoint` that were given for this machine.
             url: The run's.
+
+        Raises:
+            ValueError: They cannot work.
         """
         if self.owner.here:
             return ServerSettings(**self.settings | own)

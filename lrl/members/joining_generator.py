@@ -1,4 +1,4 @@
-"""A generator that joins a run: a vLLM server under a supervisor, with this process in the trainer's place."""
+"""A generator that joins a run: a vLLM server whose trainer is this process."""
 
 import contextlib
 import os
@@ -53,7 +53,8 @@ class JoiningGenerator(JoinSession):
             devices=self.own.devices,
             folder=self.folder,
             number=number,
-            # Another run id: this supervisor must not remove the files in /dev/shm that belong to the run itself.
+            # Another run id: this supervisor must not remove the files in /dev/shm that belong to
+            # the run itself.
             run_id=f"{spec.run_id}-joined-{number}",
             token=self.client.token,
             transport_environment=transport.server_environment(number, os.environ) | spec.environment,
@@ -63,7 +64,7 @@ class JoiningGenerator(JoinSession):
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[str]:
-        """The model: a name, a folder of this machine, or one that is fetched from the run and removed at the end."""
+        """The model: a name, a folder, or one that is fetched from the run and removed at the end."""
         if self.spec.owner.here or not self.spec.serves_model:
             yield self.spec.model
             return
@@ -103,7 +104,7 @@ def generator_settings(run: str, spec: JoinSpec, own: LocalOverrides, url: str) 
 
 
 def check_environment(run: str, spec: JoinSpec, own: Mapping[str, str]) -> None:
-    """Raises ValueError if a variable here contradicts the run's; what is only missing here is set for the server."""
+    """Raises ValueError if a variable here contradicts the run's; one that is missing is no fault."""
     for name, here in find_transport(spec.transport).common_environment(own).items():
         there = spec.environment.get(name)
         if here != there:

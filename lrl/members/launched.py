@@ -1,4 +1,4 @@
-"""The members that a launcher starts: each is a job that joins the run, and is replaced when it fails."""
+"""The members that a launcher starts: jobs that join the run, and are replaced when they fail."""
 
 import contextlib
 import os
@@ -16,8 +16,9 @@ from lrl.members.service import RegistryServer
 from lrl.runtime.job_supervisor import Condition, JobState, JobSupervisor, Slot
 
 OWN_END_S = 20.0
-"""Seconds that a job has to end by itself when the run has told it. A scheduler's way is a SIGKILL to all
-processes at once: of a generator also to its supervisor, which would have removed what lies in shared memory."""
+"""Seconds that a job has to end by itself when the run has told it. A scheduler's way is a SIGKILL
+to all processes at once: of a generator also to its supervisor, which would have removed what lies
+in shared memory."""
 POLL_S = 0.1
 
 
@@ -35,7 +36,8 @@ class RunAddress(NamedTuple):
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a job that joins there; the token is in no word of a command."""
-        return {**os.environ, TOKEN_VARIABLE: self.token, CERTIFICATE_VARIABLE: self.location.certificate}
+        own = {TOKEN_VARIABLE: self.token, CERTIFICATE_VARIABLE: self.location.certificate}
+        return {**os.environ, **own}
 
 
 class Roster(Protocol):
@@ -69,7 +71,7 @@ class LaunchedMembers:
         self.supervisor.start()
 
     def stop(self) -> None:
-        """Ends all jobs that do not end by themselves; the run has told its members that it is over."""
+        """Ends all jobs that do not end by themselves, once the run has told them that it is over."""
         self.supervisor.stop()
 
     @property
@@ -81,9 +83,20 @@ class LaunchedMembers:
 class _LaunchedSlot(Slot):
     """The place of one job of a launcher."""
 
-    def __init__(self, members: LaunchedMembers, roster: Roster, address: RunAddress, folder: Path, place: int) -> None:
-        self.launcher, self.kind, self.roster, self.folder = members.launcher, members.kind, roster, folder
-        self.words = ["join", address.location.url, "--kind", str(self.kind), *self._own_words(place)]
+    def __init__(
+        self,
+        members: LaunchedMembers,
+        roster: Roster,
+        address: RunAddress,
+        folder: Path,
+        place: int,
+    ) -> None:
+        self.launcher = members.launcher
+        self.kind = members.kind
+        self.roster = roster
+        self.folder = folder
+        self.words = ["join", address.location.url, "--kind", str(self.kind)]
+        self.words += self._own_words(place)
         self.environment = address.environment
         self.name = str(self.kind)
         self._job: Job | None = None
@@ -116,7 +129,7 @@ class _LaunchedSlot(Slot):
                 return Condition(JobState.LEFT)
             why = member.why or "its process was asked to end"
             return Condition(JobState.FAILED, f"{why}\n{self._job.tail()}")
-        # What serves is kept, also when its scheduler has lost sight of it: the run notices when it is silent.
+        # What serves is kept, also when its scheduler has lost sight of it: the run notices silence.
         if member is not None and member.status is Status.SERVING:
             return Condition(JobState.SERVING)
         if not self._job.alive:
@@ -134,6 +147,6 @@ class _LaunchedSlot(Slot):
         job.stop()
 
     def tail(self) -> str:
-        """Returns the end of what the job has printed, or what it waits for; empty without a job."""
+        """Returns what the job has printed last, or waits for; empty without a job."""
         job = self._job
         return "" if job is None else job.tail()

@@ -27,8 +27,8 @@ class Status(StrEnum):
                                  REFUSED            a scorer that speaks again ◀───────┘
                                                     (STARTING)
 
-    A scorer holds no weights, so it is never PENDING, and may come back. Every member that is not over becomes ENDED
-    with the run.
+    A scorer holds no weights, so it is never PENDING, and may come back. Every member that is not
+    over becomes ENDED with the run.
     """
 
     STARTING = "starting"
@@ -59,7 +59,7 @@ class Member:
     workers: int = 0
     """Processes of a scorer."""
     heard: float = 0.0
-    """When it last spoke, on rank 0's monotonic clock in seconds; its lease ends `LEASE_S` later."""
+    """When it last spoke, on rank 0's monotonic clock; its lease ends `LEASE_S` later."""
     status: Status = Status.STARTING
     version: int = -1
     """A generator's policy version when it came to its status."""
@@ -79,7 +79,7 @@ class Member:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Member":
-        """Returns the member of these fields; raises TypeError or ValueError if they are another release's."""
+        """Returns the member of these fields; raises KeyError, TypeError or ValueError for others."""
         typed = {
             "kind": Kind(fields["kind"]),
             "status": Status(fields["status"]),

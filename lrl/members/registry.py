@@ -1,8 +1,8 @@
 """The registry of a run, on rank 0: its members, of all kinds.
 
-A process that joins takes a number, says again and again where its server is, and reads what the run has made of it
-(`lrl.members.client`, over `lrl.members.service`). The run admits, loses and releases members on its side
-(`lrl.members.admission`). Each method may be called on any thread.
+A process that joins takes a number, says again and again where its server is, and reads what the
+run has made of it (`lrl.members.client`, over `lrl.members.service`). The run admits, loses and
+releases members on its side (`lrl.members.admission`). Each method may be called on any thread.
 """
 
 import logging
@@ -68,7 +68,7 @@ class Registry:
             return self._change(kind, number, speak)
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
-        """Notes that the process of a member has ended; one that says why before it has served is refused."""
+        """Notes that a member's process has ended; one that says why, and has not served, is refused."""
 
         def end(member: Member) -> Member:
             if not why or member.status not in (Status.STARTING, Status.PENDING):
@@ -101,7 +101,7 @@ class Registry:
             return self._members.get((kind, number), Member(kind, number))
 
     def joined(self, kind: Kind) -> list[int]:
-        """Returns the numbers of the members of this kind that joined and that the run has admitted."""
+        """Returns the numbers of the members of this kind that the run has admitted."""
         return [member.number for member in self.members(kind) if member.status in (Status.PENDING, Status.SERVING)]
 
     # ---- for the run
@@ -131,7 +131,8 @@ class Registry:
     def set_status(self, kind: Kind, number: int, status: Status, version: int = -1, why: str = "") -> None:
         """Notes the status of a member."""
         with self._lock:
-            self._change(kind, number, lambda member: replace(member, status=status, version=version, why=why))
+            fields = {"status": status, "version": version, "why": why}
+            self._change(kind, number, lambda member: replace(member, **fields))  # type: ignore[arg-type]
 
     def answer_leave(self, kind: Kind, number: int, refusal: str) -> None:
         """Answers a member's request to leave: the reason to reject it, or empty if it has left."""

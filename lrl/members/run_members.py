@@ -1,4 +1,4 @@
-"""The members of a run: generators and scorers that other processes start, for the run or by themselves."""
+"""All members of a run, from the opened registry to the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunMembers:
     Args:
         fleet: Where generators go.
         scorers: Where scorers go; None for a run that takes none.
-        launchers: What starts members of a kind; a kind without one has those that come by themselves.
+        launchers: What starts members of a kind; without one they come by themselves.
         settings: Those of all generators.
         folder: The run's.
     """
@@ -102,7 +102,7 @@ class RunMembers:
             self.wait_joined(kind, launched.launcher.jobs, interrupted)
 
     def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
-        """Waits until `wanted` members have joined, or says at `server.start_timeout_s` how many have.
+        """Waits until members have joined, for `server.start_timeout_s` at most.
 
         Args:
             kind: Theirs.
@@ -110,8 +110,8 @@ class RunMembers:
             interrupted: Called at every look; raises to end the wait.
 
         Raises:
-            ServerError: A launcher was to start them, and none has joined by then, or each job has failed several
-                times.
+            ServerError: A launcher was to start them, and none has joined by then, or each job has
+                failed several times.
         """
         assert self.server is not None, "opened before"
         deadline_s = self.settings.start_timeout_s
@@ -131,7 +131,7 @@ class RunMembers:
             time.sleep(POLL_S)
 
     def raise_if_all_failed(self, kind: Kind) -> None:
-        """Raises ServerError if each job of a launcher has failed several times, and no member of this kind serves."""
+        """Raises ServerError if all jobs of a launcher have failed several times, and none serves."""
         assert self.server is not None, "opened before"
         launched = self.launched.get(kind)
         if launched is None or launched.supervisor.fewest_failures < ATTEMPTS:
@@ -140,8 +140,7 @@ class RunMembers:
             raise self._no_member_error(kind, f"in {ATTEMPTS} attempts")
 
     def close(self) -> None:
-        """Tells all that the run is over, ends the launchers' jobs that do not end by themselves, and closes the
-        registry."""
+        """Tells all that the run is over, ends the launchers' jobs, and closes the registry."""
         if self.server is not None:
             if self.scorers is not None:
                 self.scorers.close()

@@ -113,7 +113,7 @@ class RegistryServer(TokenServer):
         return web.json_response({})
 
     def _model_files(self) -> list[Path]:
-        """The files at the top of the model's folder; none of a model that every machine finds by its name."""
+        """The files at the top of the model's folder; none of a model with a hub name."""
         spec = self.registry.spec
         return sorted(path for path in Path(spec.model).iterdir() if path.is_file()) if spec.serves_model else []
 

@@ -1,6 +1,7 @@
-"""A job of a reward worker, what a worker must know to do it, and its outcomes; all of them also travel to scorers.
+"""A job of a reward worker, what the worker must know, and the outcomes; they travel to scorers.
 
-Rank 0 unpickles nothing: whoever has the run's token may send it anything, and only what is an outcome counts.
+Rank 0 unpickles nothing: whoever has the run's token may send it anything, and only what is an
+outcome counts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lrl.rewards.failure_stats import KINDS
 from lrl.rewards.job_state import Outcome, Scored
 
 START_S = 120.0
-"""Seconds for the start of a worker: interpreter, imports of the script that was run, imports of the rewards."""
+"""Seconds for the start of a worker: interpreter, imports of the script and of the rewards."""
 Response = tuple[str, dict[str, Any]]
 """Text and columns."""
 
@@ -38,7 +39,7 @@ class WorkerSpec:
         return cls(pickle.dumps(rewards), tuple(reward.name for reward in rewards), timeout_s, memory_gib)
 
     def patience_s(self, in_flight: int) -> float:
-        """Returns the seconds after which workers with so many jobs must have answered the last one."""
+        """Returns the seconds in which workers with so many jobs must have done the last one."""
         return START_S + 4 * self.timeout_s * in_flight
 
 
@@ -48,7 +49,8 @@ class Job:
 
     count: int
     packed: bytes
-    """The pickled prompt and responses. Only a worker unpickles it: a row may hold objects of a user's own classes."""
+    """The pickled prompt and responses. Only a worker unpickles it: a row may hold objects of a
+    user's own classes."""
 
     @classmethod
     def of(cls, prompt: str, responses: Sequence[Response]) -> Job:
@@ -57,7 +59,7 @@ class Job:
 
 
 class Scorer(Protocol):
-    """Workers that score jobs: rank 0's own (`Processes`) or those of another process (`RemoteScorer`)."""
+    """Workers that score jobs: rank 0's own (`Processes`) or another's (`RemoteScorer`)."""
 
     name: str
     workers: int
@@ -85,8 +87,9 @@ class ScoringTerms:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ScoringTerms:
-        """Returns the terms in these fields; raises KeyError, TypeError or ValueError for another release's."""
-        spec = fields["spec"] | {"rewards": b64decode(fields["spec"]["rewards"]), "names": (*fields["spec"]["names"],)}
+        """Returns the terms in these fields; raises KeyError, TypeError or ValueError for others."""
+        spec = fields["spec"]
+        spec |= {"rewards": b64decode(spec["rewards"]), "names": tuple(spec["names"])}
         return cls(WorkerSpec(**spec), fields["trial"] and Job(1, b64decode(fields["trial"])))
 
 

@@ -1,7 +1,7 @@
-"""The scorers of a run, as rank 0 sees them: servers of other processes that score with reward workers of their own.
+"""The scorers of a run, as rank 0 sees them: servers with reward workers of their own.
 
-A scorer that is lost takes nothing with it: its jobs fail with `ScorerLostError`, and the reward pool gives them to
-others. So each job has one list of outcomes, whoever scored it.
+A scorer that is lost takes nothing with it: its jobs fail with `ScorerLostError`, and the reward
+pool gives them to others. So each job has one list of outcomes, whoever scored it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class RemoteScorer:
             ScorerLostError: The scorer is lost before it has answered.
         """
         self._raise_if_lost()
-        # Its workers have the deadlines of rank 0's. This one is for a scorer that does not answer, and yet is alive.
+        # Its workers have the deadlines of rank 0's. This one is for a scorer that does not answer,
+        # and yet is alive.
         deadline_s = 2 * self._pool.spec.patience_s(self.in_flight + 1)
         request = asyncio.create_task(self._score(job, deadline_s))
         self._jobs[request] = asyncio.get_running_loop()
@@ -114,7 +115,7 @@ class RemoteScorer:
         raise BadOutcomesError(f"{str(found)[:80]!r} are no outcomes")
 
     async def _request(self, method: str, deadline_s: float, job: Job | None = None) -> Any:
-        """Returns the JSON of a response; raises OSError without one, and for another status than 200."""
+        """Returns the JSON of a response; raises OSError for none, or another status than 200."""
         import aiohttp  # not at the top: every reward worker imports this file, and none needs it
 
         headers = {"Authorization": bearer(self._token)}
@@ -190,5 +191,5 @@ class RemotePool:
 
 
 def least_busy(scorers: Iterable[Scorer]) -> Scorer:
-    """Returns the scorer with the fewest jobs for each worker, counting one more; the first of several."""
+    """Returns the first of the scorers with the fewest jobs for each worker, counting one more."""
     return min(scorers, key=lambda one: (one.in_flight + 1) / one.workers)

@@ -1,11 +1,11 @@
-"""The server of a scorer: takes jobs from a run on another machine, and scores them with worker processes of its own.
+"""The server of a scorer: takes jobs from a run, and scores them with workers of its own.
 
-    POST /score    a job, pickled, with the number of its responses in a header; returns their outcomes
+    POST /score    a job (pickled; a header counts its responses); returns the outcomes
     GET  /score    whether it scores
 
-Behind the run's token, as a generator is: whoever has it can run code here by a job. The workers are those of rank 0
-(`lrl.rewards.processes`), so a response has the same deadlines, memory limit and kinds of failure wherever it is
-scored.
+Behind the run's token, as a generator is: whoever has it can run code here by a job. The workers
+are those of rank 0 (`lrl.rewards.processes`), so a response has the same deadlines, memory limit
+and kinds of failure wherever it is scored.
 """
 
 import asyncio
@@ -36,9 +36,10 @@ class ScorerServer:
         self._server: TokenServer | None = None
 
     def start(self) -> Location:
-        """Starts the workers, has them score the trial response, and opens the server; returns where it is.
+        """Starts the workers, tries them, and opens the server; returns where it is.
 
-        Call it on a thread that outlives the workers: Linux ends a worker with the thread that started it.
+        Call it on a thread that outlives the workers: Linux ends a worker with the thread that
+        started it.
 
         Raises:
             ValueError: The rewards cannot be loaded, or fail at the trial, on this machine.

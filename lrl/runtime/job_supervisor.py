@@ -1,7 +1,8 @@
-"""Jobs that shall always run: started, watched, and started again, with ever longer pauses, when they have failed.
+"""Jobs that shall always run: started, watched, and started again when they have failed.
 
-A run's own generators, what a launcher starts, and the generators of another trainer node are kept alive by this one
-class. It knows nothing of any of them, so the fleet can use it as well as the rooms above the fleet.
+A run's own generators, what a launcher starts, and the generators of another trainer node are kept
+alive by this one class. It knows nothing of any of them, so the fleet can use it as well as the
+rooms above the fleet.
 """
 
 import logging
@@ -39,7 +40,7 @@ class Condition(NamedTuple):
 
 
 class Slot(ABC):
-    """The place of one job. Its methods are called on one thread, which lives as long as the job may."""
+    """The place of one job. Its methods are called on one thread, which outlives the job."""
 
     name: str
     """Of the job, for the log."""
@@ -54,7 +55,7 @@ class Slot(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Ends the job, also one that hangs. Idempotent, and without an effect before the first start."""
+        """Ends the job, also one that hangs, if there is one. Idempotent."""
 
 
 class JobSupervisor:

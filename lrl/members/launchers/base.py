@@ -123,7 +123,8 @@ class Launcher(ABC):
         Args:
             name: Its name among those of the run, such as `generator-3`.
             words: The words after `lrl`.
-            environment: Its variables; the run's token is among them, so they may not become words of a command.
+            environment: Its variables; the run's token is among them, so they may not become words
+                of a command.
             folder: The run's folder, for what the job prints.
 
         Raises:

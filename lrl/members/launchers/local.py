@@ -10,9 +10,12 @@ from lrl.runtime.parent_death import dying_with_this
 
 
 class Local(Launcher):
-    """Starts one on each group of this machine's generator devices. It ends with the thread that has started it.
+    """Starts one on each group of this machine's generator devices.
 
-    Not a setting: rank 0's own generators are the fleet's, and the strategy gives this one to the other nodes.
+    It ends with the thread that has started it.
+
+    Not a setting: rank 0's own generators are the fleet's, and the strategy gives this one to the
+    other nodes.
 
     Args:
         placements: CUDA indices of each job; empty for one on a CPU.

@@ -1,4 +1,4 @@
-"""Generators and scorers as steps of SLURM: within the allocation of the run's job, or each in its own."""
+"""Generators and scorers as steps of SLURM: in the run's allocation, or each in its own."""
 
 import shutil
 import sys
@@ -12,13 +12,13 @@ from lrl.runtime.config_errors import ConfigError
 class Slurm(Launcher):
     """Starts each job by `srun`, on one node.
 
-    Within a job of SLURM these are steps of its allocation. Elsewhere srun asks for an allocation and waits for it, as
-    long as `server.start_timeout_s` allows.
+    Within a job of SLURM these are steps of its allocation. Elsewhere srun asks for an allocation
+    and waits for it, as long as `server.start_timeout_s` allows.
 
     Args:
         jobs: How many.
-        options: More words for srun, such as `--partition=gpu`, `--exact`, `--cpus-per-task=16`. It asks for the GPUs
-            of a generator (`server.tensor_parallel_size`) by itself.
+        options: More words for srun, such as `--partition=gpu`, `--exact`, `--cpus-per-task=16`. It
+            asks for the GPUs of a generator (`server.tensor_parallel_size`) by itself.
 
     Raises:
         ConfigError: There are no jobs.

@@ -164,6 +164,7 @@ class ScorerAdmission:
     def __init__(self, pool: RemotePool, registry: Registry, token: str) -> None:
         self.pool, self.registry, self.token = pool, registry, token
         self._admissions: dict[int, asyncio.Task[None]] = {}
+        self._served: set[int] = set()
 
     async def poll(self) -> None:
         """See `Admission.poll`."""
@@ -191,8 +192,11 @@ class ScorerAdmission:
             place = f"{member.name.capitalize()} on {member.node} cannot be reached at {member.location.url}"
             why = f"{place}: {error}. It needs an address that this machine reaches: give it by `lrl join --host`"
             log.warning("%s.", why)
-            self.registry.set_status(Kind.SCORER, member.number, Status.REFUSED, why=why)
+            # One that has served may only have lost its network, and is tried again when it speaks.
+            status = Status.LOST if member.number in self._served else Status.REFUSED
+            self.registry.set_status(Kind.SCORER, member.number, status, why=why)
             return
+        self._served.add(member.number)
         self.pool.add(scorer)
         log.info("A scorer has joined: %s, with %d workers.", scorer.name, scorer.workers)
         self.registry.set_status(Kind.SCORER, member.number, Status.SERVING)

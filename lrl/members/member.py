@@ -32,12 +32,19 @@ class Status(StrEnum):
     """
 
     STARTING = "starting"
+    """Its server starts, or has not answered the run yet."""
     PENDING = "pending"
+    """It waits for a sync, and for the probe that proves it."""
     SERVING = "serving"
+    """It gets requests."""
     LEFT = "left"
+    """It was asked to leave, by a user or by a signal."""
     LOST = "lost"
+    """It has served, and does not any more."""
     REFUSED = "refused"
+    """It has never served, and cannot."""
     ENDED = "ended"
+    """The run is over."""
 
     @property
     def over(self) -> bool:

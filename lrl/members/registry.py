@@ -129,10 +129,15 @@ class Registry:
         return found[-1] if found else ""
 
     def set_status(self, kind: Kind, number: int, status: Status, version: int = -1, why: str = "") -> None:
-        """Notes the status of a member."""
+        """Notes the status of a member; one that has ended with the run stays so."""
+
+        def enter(member: Member) -> Member:
+            if member.status is Status.ENDED:
+                return member
+            return replace(member, status=status, version=version, why=why)
+
         with self._lock:
-            fields = {"status": status, "version": version, "why": why}
-            self._change(kind, number, lambda member: replace(member, **fields))  # type: ignore[arg-type]
+            self._change(kind, number, enter)
 
     def answer_leave(self, kind: Kind, number: int, refusal: str) -> None:
         """Answers a member's request to leave: the reason to reject it, or empty if it has left."""

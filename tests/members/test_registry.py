@@ -138,6 +138,14 @@ def test_a_scorer_that_was_cut_off_comes_again_and_a_generator_does_not(server: 
         assert speak(client_of(server), kind, number).status is after
 
 
+def test_a_member_that_has_ended_with_the_run_stays_so(server: RegistryServer, kind: Kind) -> None:
+    number = server.registry.claim(kind)
+    server.registry.withdraw(kind, number)
+    server.registry.end()
+    server.registry.set_status(kind, number, Status.SERVING)
+    assert client_of(server).view(kind, number).status is Status.ENDED
+
+
 def test_the_runs_own_generators_may_be_asked_to_leave_and_have_not_joined(server: RegistryServer) -> None:
     client = client_of(server)
     client.ask_to_leave(Kind.GENERATOR, 0)

@@ -87,6 +87,7 @@ def served(pool: RewardPool, core: int) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
+        pool.remote.close()
         registry.end()
         scorer.wait(30)
         loop.close()

@@ -87,7 +87,13 @@ class GeneratorAdmission:
 
     def _connect(self, number: int, location: Location) -> None:
         try:
-            server = JoinedServer(number, location, self.token, self.settings, self.folder)
+            server = JoinedServer(
+                number,
+                location,
+                token=self.token,
+                settings=self.settings,
+                folder=self.folder,
+            )
         except (OSError, ValueError) as error:
             self.registry.set_status(
                 Kind.GENERATOR,
@@ -186,7 +192,14 @@ class ScorerAdmission:
 
     async def _admit(self, member: Member) -> None:
         try:
-            scorer = RemoteScorer(member.number, member.node, member.workers, member.location, self.token, self.pool)
+            scorer = RemoteScorer(
+                number=member.number,
+                node=member.node,
+                workers=member.workers,
+                location=member.location,
+                token=self.token,
+                pool=self.pool,
+            )
             await scorer.check()
         except (OSError, ValueError) as error:
             place = f"{member.name.capitalize()} on {member.node} cannot be reached at {member.location.url}"

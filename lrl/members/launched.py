@@ -63,7 +63,9 @@ class LaunchedMembers:
 
     def __init__(self, launcher: Launcher, kind: Kind, roster: Roster, address: RunAddress, folder: Path) -> None:
         self.launcher, self.kind = launcher, kind
-        self.slots = [_LaunchedSlot(self, roster, address, folder, place) for place in range(launcher.jobs)]
+        self.slots = [
+            _LaunchedSlot(self, roster, address, folder=folder, place=place) for place in range(launcher.jobs)
+        ]
         self.supervisor = JobSupervisor(self.slots)
 
     def start(self) -> None:

@@ -91,7 +91,13 @@ class RunMembers:
         """
         server = self.server
         assert server is not None, "opened before"
-        admission = GeneratorAdmission(self.fleet, server.registry, server.token, self.settings, self.folder)
+        admission = GeneratorAdmission(
+            self.fleet,
+            server.registry,
+            token=server.token,
+            settings=self.settings,
+            folder=self.folder,
+        )
         self.fleet.run_in_background(poll_forever(admission))
         self._launch(Kind.GENERATOR)
         if of_nodes:
@@ -163,9 +169,14 @@ class RunMembers:
         if (launcher := self.launchers.get(kind)) is None:
             return
         assert self.server is not None, "opened before"
-        launched = LaunchedMembers(launcher, kind, self.server.registry, RunAddress.of(self.server), self.folder)
-        self.launched[kind] = launched
-        launched.start()
+        self.launched[kind] = LaunchedMembers(
+            launcher,
+            kind,
+            roster=self.server.registry,
+            address=RunAddress.of(self.server),
+            folder=self.folder,
+        )
+        self.launched[kind].start()
 
     def _no_member_error(self, kind: Kind, when: str) -> ServerError:
         assert self.server is not None, "opened before"

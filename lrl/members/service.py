@@ -99,7 +99,8 @@ class RegistryServer(TokenServer):
         if not node.isprintable() or len(node) > LONGEST_NODE:
             raise web.HTTPBadRequest(text="that is no name of a machine")
         try:
-            return web.json_response(asdict(self.registry.register(*_who(request), location, node, workers)))
+            member = self.registry.register(*_who(request), location, node=node, workers=workers)
+            return web.json_response(asdict(member))
         except LookupError as error:
             raise web.HTTPConflict(text=str(error)) from error
 

@@ -222,7 +222,13 @@ class GeneratorDevices(GracefulShutdown):
         trains = trainer.state.fn == "fit"
         launchers = {Kind.GENERATOR: self.generator_launcher, Kind.SCORER: data.reward_launcher if trains else None}
         wanted = {kind: launcher for kind, launcher in launchers.items() if launcher is not None}
-        return RunMembers(fleet, data.reward_pool.remote if trains else None, wanted, settings, run_folder(trainer))
+        return RunMembers(
+            fleet,
+            scorers=data.reward_pool.remote if trains else None,
+            launchers=wanted,
+            settings=settings,
+            folder=run_folder(trainer),
+        )
 
     def stop_generators(self) -> None:
         """Stops the run's generators and dismisses its members; idempotent."""

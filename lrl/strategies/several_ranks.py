@@ -142,8 +142,13 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             run: RunAddress = self.ranks.receive()
             if self.local_rank == 0:
                 launcher, roster = Local(self.placements()), RunClient(run.location, run.token)
-                folder = run_folder(trainer)
-                self._node_generators = LaunchedMembers(launcher, Kind.GENERATOR, roster, run, folder)
+                self._node_generators = LaunchedMembers(
+                    launcher,
+                    Kind.GENERATOR,
+                    roster=roster,
+                    address=run,
+                    folder=run_folder(trainer),
+                )
                 self._node_generators.start()
 
     @property

@@ -4,7 +4,7 @@
     python -m benchmarks.elastic --steps 5       a rehearsal
 
 The quickstart's task and policy, with a learning rate of almost 0. A generator writes so few responses at once that the
-trainer waits for it: one group, or as many as `--capacity` holds. The second one joins by `lrl serve --join` and leaves
+trainer waits for it: one group, or as many as `--capacity` holds. The second one joins by `lrl join` and leaves
 by `--leave`. All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
 """
 
@@ -151,12 +151,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         before = run.train_on(args.steps, alive=1)
         started = time.monotonic()
         with (args.folder / "join.log").open("wb") as output:
-            joining = subprocess.Popen([*LRL, "serve", "--join", str(run.folder)], stdout=output)
+            joining = subprocess.Popen([*LRL, "join", str(run.folder)], stdout=output)
         run.wait_for(lambda: run.series()[-1]["fleet/alive"] == 2, "the second generator")
         joined_s = time.monotonic() - started
         meanwhile = run.train_on(args.steps, alive=2)
         started = time.monotonic()
-        subprocess.run([*LRL, "serve", "--leave", str(run.folder)], check=True)
+        subprocess.run([*LRL, "leave", str(run.folder)], check=True)
         left_s = time.monotonic() - started
         after = run.train_on(args.steps, alive=1)
         run.end()

@@ -36,7 +36,7 @@ from lrl.runtime.stopwatch import GENERATOR, shares
 log = logging.getLogger(__name__)
 
 RUN = "{run}"
-JOIN = f"lrl serve --join {RUN}"
+JOIN = f"lrl join {RUN}"
 END_S = 10.0
 """Seconds that the started commands have to end after each signal."""
 
@@ -45,7 +45,7 @@ class Elastic(OnRankZero):
     """Asks for one more generator by StreamRL's rule.
 
     Args:
-        command: Shell words that start one, `{run}` for the run's folder: `lrl serve --join {run}`, or a scheduler's
+        command: Shell words that start one, `{run}` for the run's folder: `lrl join {run}`, or a scheduler's
             command that runs it elsewhere. Null only logs that one would help.
         max_generators: Largest number of generators that write rollouts; null for no limit.
         steps: Steps in a row for which the rule must hold.
@@ -81,7 +81,7 @@ class Elastic(OnRankZero):
             self._more = 0 if self.command else self._more  # without a command the advice comes once
             self._ask(fleet, run, generators, times)
         if self._fewer == self.steps:
-            advice = "%d generators write faster than the trainer trains: one less would do. Type: lrl serve --leave %s"
+            advice = "%d generators write faster than the trainer trains: one less would do. Type: lrl leave %s"
             log.warning(advice, generators, shlex.quote(str(run)))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

@@ -85,7 +85,7 @@ class RolloutLog(OnRankZero):
                     "rollouts/skipped_groups": len(data.controller.ledger.skipped),
                     "rollouts/replayed_groups": len(stream.replayed),
                     **{f"rewards/{kind}": counts[kind] for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")},
-                    "rewards/hosts": len(data.reward_pool.hosts.ready),
+                    "rewards/scorers": len(data.reward_pool.remote.ready),
                 }
             )
             | resumed_scalars(data.controller.resumed, stream.step)

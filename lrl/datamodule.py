@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.generators.fleet import Fleet
-from lrl.generators.launchers import Launcher
 from lrl.generators.pool import GeneratorPool
+from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
@@ -78,7 +78,7 @@ class RolloutDataModule(L.LightningDataModule):
         length_predictor: Learns which prompts have long responses; null does so only if `dispatch` or `migration` needs
             it.
         reward_workers: Processes that score responses beside the trainer.
-        reward_launcher: What starts more of them on other machines (`lrl.generators.launchers`); null for none.
+        reward_launcher: What starts more of them on other machines (`lrl.members.launchers`); null for none.
         reward_timeout_s: Most seconds of a reward for one response.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no limit. Linux only.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; above it

@@ -20,7 +20,7 @@ from benchmarks.chaos.launch import JOIN_PORT, LOOK_S, Target
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.ray_cluster import ADDRESS, RayCluster
 
-ON_SECOND = {"join": "--join", "supervisor": SUPERVISOR, **PARTS, "rank 1": "benchmarks.chaos.target"}
+ON_SECOND = {"join": "lrl join", "supervisor": SUPERVISOR, **PARTS, "rank 1": "benchmarks.chaos.target"}
 """The processes there, and a word of their command lines."""
 MEETING_PORT = 29511
 AGAIN_S = 2.0
@@ -112,7 +112,7 @@ class GivenGenerators(Beside):
     def launched(self, target: Target) -> None:
         """See `Beside.launched`."""
         program = str(Path(sys.executable).with_name("lrl"))
-        own = [program, "serve", "--join", f"http://{HERE}:{JOIN_PORT}", "--insecure", "--host"]
+        own = [program, "join", f"http://{HERE}:{JOIN_PORT}", "--insecure", "--host"]
         for words_ in ([*own, HERE], [*self._node.prefix, *own, THERE]):
             self._commands.append(Command(words_, target.environment, target.folder))
 

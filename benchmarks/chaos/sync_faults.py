@@ -22,9 +22,9 @@ import lightning as L
 
 from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from lrl.callbacks import WeightSync
-from lrl.generators import fleet
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
+from lrl.runtime import job_supervisor
 from lrl.weights import staged_file
 
 INIT, PROBE, STAGE = "/init_weight_transfer_engine", "probe", "stage"
@@ -168,7 +168,7 @@ def _refuse(folder: Path, needed: int) -> None:
 @contextmanager
 def short_backoffs() -> Iterator[None]:
     """Has every lost generator replaced after a second: the plan takes one out every minute."""
-    with mock.patch.object(fleet, "LONGEST_BACKOFF_S", fleet.FIRST_BACKOFF_S):
+    with mock.patch.object(job_supervisor, "LONGEST_BACKOFF_S", job_supervisor.FIRST_BACKOFF_S):
         yield
 
 

@@ -25,7 +25,7 @@ from benchmarks.chaos.launch import DEATH, JOIN_PORT, TargetSettings
 from benchmarks.chaos.recorder import FleetRecorder, StepRecorder
 from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
 from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
-from lrl.generators.launchers import Given, Ray
+from lrl.members.launchers import Given, Ray
 from lrl.quickstart.task import correct
 
 LAUNCHERS: dict[str, Any] = {"given": Given, "ray": Ray}

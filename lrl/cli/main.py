@@ -22,9 +22,10 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
   export     a checkpoint as a policy:    lrl export runs/quickstart/version_0/checkpoints/last.ckpt FOLDER
   dequantize a quantised model, whole:    lrl dequantize FOLDER OUT
-  serve      ask the policy of a run:     lrl serve --chat runs/quickstart/version_0
-             one more generator for it:   lrl serve --join runs/quickstart/version_0
-  score      score responses of a run:    lrl score --join https://ADDRESS:PORT
+  prompt     ask the policy of a run:     lrl prompt runs/quickstart/version_0
+  join       one more generator for it:   lrl join runs/quickstart/version_0
+             one that scores for it:      lrl join https://ADDRESS:PORT --kind scorer
+  leave      one generator less:          lrl leave runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
              beside what a run took:      lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
@@ -34,7 +35,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-OTHERS = ("ray", "chat", "export", "dequantize", "serve", "score", "plan", "doctor")
+OTHERS = ("ray", "chat", "export", "dequantize", "prompt", "join", "leave", "plan", "doctor")
 """Commands beside a run; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "talk": "chat"}

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def placed(args: argparse.Namespace, words: Sequence[str], gpus: int) -> int:
     """Runs `lrl` with these words on nodes with so many GPUs; returns its exit status, or 1 with an error."""
     from lrl.cli import ray_run
-    from lrl.generators.launchers.ray import check_reachable
+    from lrl.members.launchers.ray import check_reachable
 
     try:
         check_reachable(args.address)

@@ -26,8 +26,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lrl.cli import ray_node
 from lrl.generators.endpoint import is_loopback
-from lrl.generators.launchers.ray import TRAVEL
-from lrl.generators.launchers.ray_driver import remove, what_is_missing
+from lrl.members.launchers.ray import TRAVEL
+from lrl.members.launchers.ray_driver import remove, what_is_missing
 
 POLL_S = 0.2
 LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0

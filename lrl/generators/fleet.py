@@ -2,23 +2,20 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.health import OutageLimit, monitor
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.server import POLL_S, Server, ServerError
+from lrl.generators.server import Server, ServerError
 from lrl.runtime.cpu_affinity import CpuPinning
 from lrl.runtime.event_loop import LoopThread, cancel_all
+from lrl.runtime.job_supervisor import Condition, JobState, JobSupervisor, Slot
 
 log = logging.getLogger(__name__)
-
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
-STABLE_S = 60.0
-"""A generator that served so long before it was lost is replaced without a longer backoff."""
 
 
 class Fleet:
@@ -60,10 +57,12 @@ class Fleet:
         """Generators of other processes that have served."""
         self.left = 0
         """Generators that have served and are not replaced: removed ones, and lost ones of other processes."""
-        self._servers = list(servers)
-        self._backoffs: Counter[int] = Counter()  # number of a server -> its replacements since it last served for long
+        self._slots = [
+            _ServerSlot(self, self.pools[place >= split], generator, server)
+            for place, (generator, server) in enumerate(zip(self.generators, servers, strict=True))
+        ]
+        self._supervisor = JobSupervisor(self._slots, running=True)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
 
     @property
     def pools(self) -> list[GeneratorPool]:
@@ -94,15 +93,17 @@ class Fleet:
         Raises:
             ServerError: A server did not start. The caller must call `stop` in every case.
         """
-        for server in self._servers:
+        servers = [slot.server for slot in self._slots]
+        for server in servers:
             server.start()
-        for server in self._servers:
+        for server in servers:
             server.wait_ready(interrupted)
-        longest = max((server.settings.start_timeout_s for server in self._servers), default=0.0)
+        longest = max((server.settings.start_timeout_s for server in servers), default=0.0)
         self.call(self._begin(), "warming the generators up", longest + 5.0)
-        for server in self._servers:
+        for server in servers:
             self._pinning.set_processes(server.number, server.processes())
         self._pinning.pin()
+        self._supervisor.start()
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine on the fleet's loop until the fleet stops; from another thread. Its error is logged."""
@@ -110,15 +111,13 @@ class Fleet:
 
     def stop(self) -> None:
         """Closes the connections, ends the servers and the loop; idempotent."""
-        self._stopping = True
         self.loop.interrupted = None
         try:
             if not self.loop.closed:
                 self.call(self._disconnect(), "closing the connections to the generators")
                 self.loop.close()
         finally:
-            for server in self._servers:
-                server.stop()
+            self._supervisor.stop()
 
     async def admit(self, generator: Generator) -> None:
         """Admits a generator of another process; it joins at the next sync. Raises GeneratorError if it is silent."""
@@ -134,10 +133,13 @@ class Fleet:
         await self.rollouts.flush([generator])
         if generator.eviction is not None:  # it has failed meanwhile, and is treated as lost
             return
+        slot = self._slot_of(generator)
+        if slot is not None:
+            slot.has_left = True
         self.rollouts.remove(generator, f"{generator.name} has left the run.")
         await self._forget(generator)
-        if (server := self._own_server(generator)) is not None:
-            await asyncio.to_thread(server.stop)
+        if slot is not None:
+            await asyncio.to_thread(slot.end)
 
     def call(self, work: Any, what: str, deadline_s: float = CONTROL_DEADLINE_S) -> Any:
         """Runs a coroutine on the fleet's loop and waits for it, from the trainer's thread."""
@@ -146,7 +148,7 @@ class Fleet:
     async def _begin(self) -> None:
         await asyncio.gather(*(_warm_up(generator) for generator in self.generators))
         for pool in self.pools:
-            pool.on_evicted = lambda generator, pool=pool: self._spawn(self._handle_loss(pool, generator))  # type: ignore[misc]
+            pool.on_evicted = lambda generator: self._spawn(self._close(generator))
             for generator in pool.generators:
                 self._spawn(monitor(pool, generator, self.heartbeat_s))
 
@@ -164,46 +166,98 @@ class Fleet:
         pool.pending.append(generator)
         self._spawn(monitor(pool, generator, self.heartbeat_s))
 
-    def _own_server(self, generator: Generator) -> Server | None:
-        """Returns its server if this run has started it."""
-        return next((server for server in self._servers if server is generator.server), None)
+    def _slot_of(self, generator: Generator) -> "_ServerSlot | None":
+        """Returns the slot of a generator that this run has started."""
+        return next((slot for slot in self._slots if slot.generator is generator), None)
 
     async def _forget(self, generator: Generator) -> None:
         self.generators.remove(generator)
         self.left += generator.served_from is not None
         await generator.client.close()
 
-    async def _handle_loss(self, pool: GeneratorPool, lost: Generator) -> None:
-        """Restarts the server of a lost generator until it answers again; forgets another process's generator."""
-        if (server := self._own_server(lost)) is None:
-            return await self._forget(lost)
-        await lost.client.close()
-        if lost.served_from and asyncio.get_running_loop().time() - lost.served_from > STABLE_S:
-            self._backoffs[server.number] = 0
-        replacement = Generator(server, lost.capacity)
+    async def _close(self, lost: Generator) -> None:
+        """Closes the connections to a lost generator, whose slot replaces it; forgets another process's generator."""
+        if (slot := self._slot_of(lost)) is None:
+            await self._forget(lost)
+        else:
+            slot.evicted = lost
+            await lost.client.close()
+
+    async def replace(self, slot: "_ServerSlot") -> None:
+        """Admits the generator of a server that was started again; it joins at the next sync."""
+        replacement = Generator(slot.server, self.capacity)
         self._clients.append(replacement.client)
-        while not self._stopping:
-            await asyncio.to_thread(server.stop)
-            await asyncio.sleep(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** self._backoffs[server.number]))
-            self._backoffs[server.number] += 1
-            try:
-                server.start()
-                while not await asyncio.to_thread(server.ready):
-                    await asyncio.sleep(POLL_S)
-                await _warm_up(replacement)
-                self._pinning.set_processes(server.number, server.processes())
-                break
-            except (ServerError, GeneratorError, OSError) as error:
-                log.warning("The replacement of %s failed: %s", server.name, error)
-        self.generators[self.generators.index(lost)] = replacement
+        await _warm_up(replacement)
+        self._pinning.set_processes(slot.server.number, slot.server.processes())
+        self.generators[self.generators.index(slot.generator)] = replacement
+        slot.generator = replacement
         self.restarts += 1
-        self._await_sync(pool, replacement)
+        self._await_sync(slot.pool, replacement)
 
     async def _disconnect(self) -> None:
         # First, or a request that still reads takes the end of its connection for the end of the generator: a run that
         # was stopped then said that it evicts one, below its last words.
         await cancel_all()
         await asyncio.gather(*(client.close() for client in self._clients))
+
+
+class _ServerSlot(Slot):
+    """A server of the run, and the generator that it is at present.
+
+    Args:
+        fleet: The fleet.
+        pool: The generator's.
+        generator: The first one.
+        server: Its server.
+    """
+
+    def __init__(self, fleet: Fleet, pool: GeneratorPool, generator: Generator, server: Server) -> None:
+        self.fleet, self.pool, self.generator, self.server = fleet, pool, generator, server
+        self.name = generator.name
+        self.has_left = False
+        self.evicted: Generator | None = None
+        """The last one that its pool has evicted; one that ends with the run is not replaced."""
+        self._replaced: Generator | None = None  # the one whose server was started again
+        self._replacement: Future[None] | None = None
+
+    def start(self) -> None:
+        """See `Slot.start`."""
+        self._replaced, self._replacement = self.generator, None
+        self.server.start()
+
+    def condition(self) -> Condition:
+        """See `Slot.condition`."""
+        generator = self.generator
+        if self.has_left:
+            return Condition(JobState.LEFT)
+        if generator is self._replaced:
+            return self._starting()
+        if generator is self.evicted:
+            return Condition(JobState.FAILED, generator.eviction or "")
+        return Condition(JobState.STARTING if generator.served_from is None else JobState.SERVING)
+
+    def _starting(self) -> Condition:
+        """Has the fleet admit the server once it answers."""
+        try:
+            if self._replacement is None:
+                self._replacement = self._admission() if self.server.ready() else None
+            elif self._replacement.done() and not self._replacement.cancelled():
+                self._replacement.result()
+        except (ServerError, GeneratorError, OSError) as error:
+            return Condition(JobState.FAILED, str(error))
+        return Condition(JobState.STARTING)
+
+    def _admission(self) -> "Future[None] | None":
+        work = self.fleet.replace(self)
+        try:
+            return self.fleet.loop.submit(work)
+        except RuntimeError:  # the fleet has just stopped
+            work.close()
+            return None
+
+    def end(self) -> None:
+        """See `Slot.end`."""
+        self.server.stop()
 
 
 async def _warm_up(generator: Generator) -> None:

@@ -27,7 +27,7 @@ OWNED: dict[str, str] = {
     **dict.fromkeys(("presence-penalty", "frequency-penalty", "repetition-penalty", "logit-bias"), SAMPLED),
     **dict.fromkeys(("hf-overrides", "hf-config-path", "tokenizer"), "the generator must compute what the policy does"),
     **dict.fromkeys(("revision", "tokenizer-revision"), "the generator must compute what the policy does"),
-    "skip-tokenizer-init": "a generator also answers in words (`lrl serve --chat`)",
+    "skip-tokenizer-init": "a generator also answers in words (`lrl prompt`)",
     "trust-remote-code": "code that comes with a model is never run",
     "model": "the generator holds the policy's model",
     "config": "a file of flags would bypass this list",

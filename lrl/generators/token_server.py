@@ -1,4 +1,4 @@
-"""An HTTP server of rank 0: guarded by the run's token and encrypted as the generators are."""
+"""An HTTP server of rank 0 or of a scorer: guarded by the run's token and encrypted as the generators are."""
 
 import json
 from collections.abc import Sequence
@@ -22,16 +22,25 @@ class TokenServer:
         token: The run's token; a request without it is answered 401.
         routes: What it answers.
         port: Its port; 0 for a free one.
+        longest_request: Bytes of the body of a request; 0 for any number.
 
     Raises:
         ConfigError: `endpoint.host` is no address of this machine, or the port is taken.
     """
 
-    def __init__(self, endpoint: Endpoint, token: str, routes: Sequence[web.RouteDef], port: int = 0) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        token: str,
+        routes: Sequence[web.RouteDef],
+        port: int = 0,
+        longest_request: int = 2**20,
+    ) -> None:
         self.endpoint, self.token = endpoint, token
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[self._guard], client_max_size=longest_request)
         app.add_routes(routes)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        # What a client no longer waits for ends: a scorer's worker is then free for another job.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         listener = endpoint.reserve_port(port)
         self.port: int = listener.getsockname()[1]
         self._loop = LoopThread("lrl-server")
@@ -40,7 +49,7 @@ class TokenServer:
             await self._runner.setup()
             await web.SockSite(self._runner, listener, ssl_context=endpoint.identity()).start()
 
-        self._loop.wait(start(), START_S, "starting a server of rank 0")
+        self._loop.wait(start(), START_S, "starting an HTTP server")
 
     def location(self, address: str = "") -> Location:
         """Returns where clients of this machine reach it, or those who see it at `address`."""
@@ -49,7 +58,7 @@ class TokenServer:
     def close(self) -> None:
         """Ends it, and every transfer; idempotent."""
         if not self._loop.closed:
-            self._loop.wait(self._runner.cleanup(), START_S, "ending a server of rank 0")
+            self._loop.wait(self._runner.cleanup(), START_S, "ending an HTTP server")
             self._loop.close()
 
     @web.middleware

@@ -12,7 +12,7 @@ import lightning as L
 from lrl.advantages import GroupMean
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.settings import QUANTIZATIONS, speculates
-from lrl.membership.run_file import TOKEN_VARIABLE
+from lrl.members.run_file import TOKEN_VARIABLE
 from lrl.rewards.pool import is_in_main
 from lrl.runtime.config_errors import any_noted, fault, noting
 from lrl.runtime.cpu_formats import computes_in
@@ -68,7 +68,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
 
 
 def check_reward_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
-    """Checks that reward hosts can be started, can join, and can import the rewards."""
+    """Checks that scorers can be started, can join, and can import the rewards."""
     if (launcher := data.reward_launcher) is None:
         return
     setting, kind = "data.reward_launcher", type(launcher).__name__
@@ -79,7 +79,7 @@ def check_reward_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
         )
     if not launcher.starts and not strategy.has_given_token:
         fault(
-            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the reward hosts needs the run's "
+            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the scorers needs the run's "
             f"token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 or more characters by chance "
             "(openssl rand -hex 32)."
         )

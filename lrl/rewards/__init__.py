@@ -1,5 +1,5 @@
 """Rewards: `base` has the interface, every reward a file, and `pool` runs them in worker processes that can be killed,
-here (`processes`) and on other machines (`hosts` on rank 0, `host` there).
+here (`processes`) and on other machines (`remote_pool` on rank 0, `scorer_server` there).
 
 No module here imports torch. `Math` is imported at its first use: sympy would slow the start of every worker.
 """

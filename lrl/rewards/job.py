@@ -1,17 +1,24 @@
-"""A job of a reward worker, and what a worker must know to do it; both also travel to workers on other machines."""
+"""A job of a reward worker, what the worker must know, and the outcomes; they travel to scorers.
+
+Rank 0 unpickles nothing: whoever has the run's token may send it anything, and only what is an
+outcome counts.
+"""
 
 from __future__ import annotations
 
+import math
 import pickle
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from lrl.rewards.base import Reward
-from lrl.rewards.job_state import Outcome
+from lrl.rewards.failure_stats import KINDS
+from lrl.rewards.job_state import Outcome, Scored
 
 START_S = 120.0
-"""Seconds for the start of a worker: interpreter, imports of the script that was run, imports of the rewards."""
+"""Seconds for the start of a worker: interpreter, imports of the script and of the rewards."""
 Response = tuple[str, dict[str, Any]]
 """Text and columns."""
 
@@ -28,11 +35,11 @@ class WorkerSpec:
 
     @classmethod
     def of(cls, rewards: Sequence[Reward], timeout_s: float, memory_gib: float | None) -> WorkerSpec:
-        """Returns that of these rewards."""
+        """Returns the spec of these rewards."""
         return cls(pickle.dumps(rewards), tuple(reward.name for reward in rewards), timeout_s, memory_gib)
 
     def patience_s(self, in_flight: int) -> float:
-        """Returns the seconds after which workers with so many jobs must have answered the last one."""
+        """Returns the seconds in which workers with so many jobs must have done the last one."""
         return START_S + 4 * self.timeout_s * in_flight
 
 
@@ -42,16 +49,17 @@ class Job:
 
     count: int
     packed: bytes
-    """The pickled prompt and responses. Only a worker unpickles it: a row may hold objects of a user's own classes."""
+    """The pickled prompt and responses. Only a worker unpickles it: a row may hold objects of a
+    user's own classes."""
 
     @classmethod
     def of(cls, prompt: str, responses: Sequence[Response]) -> Job:
-        """Returns that of these responses."""
+        """Returns the job of these responses."""
         return cls(len(responses), pickle.dumps((prompt, list(responses))))
 
 
 class Scorer(Protocol):
-    """Workers that score jobs: rank 0's own (`Processes`) or a reward host's (`Host`)."""
+    """Workers that score jobs: rank 0's own (`Processes`) or another's (`RemoteScorer`)."""
 
     name: str
     workers: int
@@ -62,3 +70,54 @@ class Scorer(Protocol):
 
     async def outcomes(self, job: Job) -> list[Outcome]:
         """Returns the outcome of each response."""
+
+
+@dataclass(frozen=True)
+class ScoringTerms:
+    """What a scorer must know."""
+
+    spec: WorkerSpec
+    trial: Job | None
+    """A response of one that rank 0 has scored; a scorer must score it before it gets jobs."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields of a JSON object."""
+        spec = asdict(self.spec) | {"rewards": b64encode(self.spec.rewards).decode()}
+        return {"spec": spec, "trial": self.trial and b64encode(self.trial.packed).decode()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> ScoringTerms:
+        """Returns the terms in these fields; raises KeyError, TypeError or ValueError for others."""
+        spec = fields["spec"]
+        spec |= {"rewards": b64decode(spec["rewards"]), "names": tuple(spec["names"])}
+        return cls(WorkerSpec(**spec), fields["trial"] and Job(1, b64decode(fields["trial"])))
+
+
+class BadOutcomesError(ValueError):
+    """A response of a scorer that has no outcomes."""
+
+
+def read_outcomes(values: Any, count: int) -> list[Outcome]:
+    """Returns the outcomes in the JSON of a scorer about `count` responses.
+
+    Raises:
+        BadOutcomesError: They are not that many, or one is no outcome.
+    """
+    if not isinstance(values, list) or len(values) != count:
+        raise BadOutcomesError(f"no list of {count} outcomes")
+    return [_outcome(value) for value in values]
+
+
+def _outcome(value: Any) -> Outcome:
+    match value:
+        case None:
+            return None
+        case str() if value.partition(":")[0] in KINDS:
+            return value
+        case [reward, dict() as parts, str() as gave_up] if all(map(_is_number, [reward, *parts.values()])):
+            return Scored(float(reward), {name: float(part) for name, part in parts.items()}, gave_up)
+    raise BadOutcomesError(f"{str(value)[:80]!r} is no outcome of a response")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,7 +2,7 @@
 
 A whole group is one job, so the overhead of a job does not matter. Responses that the job did not reach are scored
 alone, so a bad one costs only itself. A response that fails is tried once more, alone. A job goes to the workers of
-this machine or of a reward host, whichever have the fewest jobs for each worker.
+this machine or of a scorer, whichever have the fewest jobs for each worker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from lrl.rewards.base import Reward
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
-from lrl.rewards.hosts import HostLostError, Hosts, least_busy
 from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Processes
 from lrl.rewards.reference import written_out
+from lrl.rewards.remote_pool import RemotePool, ScorerLostError, least_busy
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_SHOWN = 80
-_LOST_HOSTS = 3
-"""Hosts that a job may lose; then this machine scores it, whose workers are always there."""
+_LOST_SCORERS = 3
+"""Scorers that a job may lose; then this machine scores it, whose workers are always there."""
 
 
 class RewardPool:
@@ -44,7 +44,7 @@ class RewardPool:
 
     Args:
         rewards: The rewards; their weighted sum is trained on. Functions and import paths become `Function`s.
-        workers: Processes on this host.
+        workers: Processes on this machine.
         timeout_s: Seconds for one response, all rewards together.
         memory_gib: GiB that scoring may allocate in a worker beyond what it holds once the rewards are loaded; None for
             no limit. Linux only.
@@ -74,10 +74,10 @@ class RewardPool:
         _check_give_up(self.rewards, timeout_s)
         spec = WorkerSpec.of(self.rewards, timeout_s, memory_gib)
         self._processes = Processes(spec, workers)
-        self.hosts = Hosts(spec)
-        """Workers on other machines."""
+        self.remote = RemotePool(spec)
+        """Scorers, with workers on other machines."""
         self.moved = 0
-        """Responses that were given to others, since their host was lost."""
+        """Responses that were given to others, since their scorer was lost."""
         self.scored_by: Counter[str] = Counter()
         """Responses with a reward, by the machine that scored them."""
         self._failure_stats = FailureStats(max_failures)
@@ -87,12 +87,12 @@ class RewardPool:
     def counts(self) -> dict[str, int]:
         """Counts since the start: responses `scored`, `zero` of these, `gave_up` of these (see `GaveUp`), `retried`;
         responses without a reward by kind (`lrl.rewards.failure_stats.KINDS`); workers `replaced` on all machines; and
-        responses `moved` from a host that was lost."""
-        replaced = self._processes.replaced + self.hosts.replaced
+        responses `moved` from a scorer that was lost."""
+        replaced = self._processes.replaced + self.remote.replaced_by.total()
         return {**self._failure_stats.counts, "replaced": replaced, "moved": self.moved}
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
-        """Returns another pool with the same limits, for other rewards, without hosts."""
+        """Returns another pool with the same limits, for other rewards, without scorers."""
         limits = self._processes.spec
         return RewardPool(rewards, workers, limits.timeout_s, limits.memory_gib, self._failure_stats.max_failures)
 
@@ -117,6 +117,7 @@ class RewardPool:
 
     def close(self) -> None:
         """Kills the workers, whatever they are doing. May be called twice."""
+        self.remote.close()
         self._processes.close()
 
     def _run_trial(self, prompt: Prompt) -> None:
@@ -125,7 +126,7 @@ class RewardPool:
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
             outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
         if not isinstance(outcome, str):
-            self.hosts.trial = trial
+            self.remote.trial = trial
             return
         self.close()  # the successor of a lost worker would end with the thread above
         message = (
@@ -176,15 +177,15 @@ class RewardPool:
         return outcome
 
     async def _outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
-        """Returns the outcomes of a job, from the least busy workers; a lost host's job goes to others."""
+        """Returns the outcomes of a job, from the least busy workers; a lost scorer's job goes to others."""
         job = Job.of(prompt, responses)
-        for attempt in range(_LOST_HOSTS + 1):
-            hosts = self.hosts.ready if attempt < _LOST_HOSTS else []
-            scorer = least_busy([*hosts, self._processes])
+        for attempt in range(_LOST_SCORERS + 1):
+            remote = self.remote.ready if attempt < _LOST_SCORERS else []
+            scorer = least_busy([*remote, self._processes])
             try:
                 outcomes = await scorer.outcomes(job)
                 break
-            except HostLostError:
+            except ScorerLostError:
                 self.moved += job.count
         self.scored_by[scorer.name] += sum(isinstance(outcome, Scored) for outcome in outcomes)
         return outcomes

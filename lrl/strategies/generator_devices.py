@@ -26,15 +26,15 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.generators.endpoint import is_loopback
 from lrl.generators.fleet import Fleet
-from lrl.generators.launchers import Launcher
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.seeds import run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.membership.members import Members
-from lrl.membership.registry import JoinSpec
-from lrl.membership.reward_hosts import RewardHosts
-from lrl.membership.run_file import TOKEN_VARIABLE, token_of_run
+from lrl.members.join_spec import JoinSpec
+from lrl.members.launchers import Launcher
+from lrl.members.member import Kind
+from lrl.members.run_file import TOKEN_VARIABLE, token_of_run
+from lrl.members.run_members import RunMembers
 from lrl.runtime.config_errors import ConfigError, above, at_least, fault
 from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
 from lrl.runtime.newest_checkpoint import steps_done
@@ -48,7 +48,7 @@ from lrl.weights import Machine, Transport, choose_transport
 if TYPE_CHECKING:
     import lightning as L
 
-    from lrl.membership.service import RegistryServer
+    from lrl.members.service import RegistryServer
 
 
 class GeneratorDevices(GracefulShutdown):
@@ -62,14 +62,12 @@ class GeneratorDevices(GracefulShutdown):
             GPUs.
         evaluation_generators: Generators that serve evaluations only, each evaluation at one version.
         heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds for that token;
-            without it the generator is replaced. Also the silence that ends a connection between two ranks, and the
-            time between two pings of a reward host.
+            without it the generator is replaced. Also the silence that ends a connection between two ranks.
         generator_timeout_s: Seconds that a run without any generator waits for a replacement, before it ends.
         weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU), `nccl`
             or `pull` (other machines without nccl). `auto` takes one that reaches other machines if `server.host` does.
-        launcher: What starts the generators elsewhere (`lrl.generators.launchers`); null starts them on these devices.
-        join_port: Port of `server.host` at which other processes join (`lrl serve --join`, `lrl score --join`); 0 for
-            a free one.
+        launcher: What starts the generators elsewhere (`lrl.members.launchers`); null starts them on these devices.
+        join_port: Port of `server.host` at which other processes join (`lrl join`); 0 for a free one.
         server: Settings of the vLLM servers.
         **kwargs: The base strategy's own.
     """
@@ -112,8 +110,8 @@ class GeneratorDevices(GracefulShutdown):
         self.server_settings = server or ServerSettings()
         self.generator_devices: list[torch.device] = []
         self.fleet: Fleet | None = None
-        self.members: Members | None = None
-        """The generators and reward hosts that other processes start."""
+        self.members: RunMembers | None = None
+        """The generators and scorers that other processes start."""
         self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
         self.has_given_token = bool(os.environ.get(TOKEN_VARIABLE))
@@ -204,12 +202,11 @@ class GeneratorDevices(GracefulShutdown):
             cores=() if on_cuda else cores_of_generators(threads),
         )
         fleet.loop.interrupted = functools.partial(raise_if_stopped, trainer)
-        hosts = RewardHosts.of_run(trainer, self.heartbeat_s)
-        members = self.members = Members(fleet, hosts, self.generator_launcher, settings, run_folder(trainer))
+        members = self.members = self._make_members(trainer, fleet, settings)
 
         def stopped() -> None:
             raise_if_stopped(trainer)
-            hosts.raise_if_in_vain()
+            members.raise_if_all_failed(Kind.SCORER)
 
         server = members.open(self._terms(trainer, settings, len(servers)), self.token, self.join_port)
         self.start_on_other_nodes(server)
@@ -217,10 +214,24 @@ class GeneratorDevices(GracefulShutdown):
             usual = "one to two minutes on a GPU" if on_cuda else "10 to 30 seconds for a small model"
             rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
         fleet.start(stopped)
-        members.admit(range(self.gpus_of_each), self.generators_of_other_nodes, stopped)
+        members.admit(self.generators_of_other_nodes, stopped)
+
+    def _make_members(self, trainer: L.Trainer, fleet: Fleet, settings: ServerSettings) -> RunMembers:
+        """Returns the members of a run. No scorer may join one that does not train: rank 0 scores its evaluations."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        trains = trainer.state.fn == "fit"
+        launchers = {Kind.GENERATOR: self.generator_launcher, Kind.SCORER: data.reward_launcher if trains else None}
+        wanted = {kind: launcher for kind, launcher in launchers.items() if launcher is not None}
+        return RunMembers(
+            fleet,
+            scorers=data.reward_pool.remote if trains else None,
+            launchers=wanted,
+            settings=settings,
+            folder=run_folder(trainer),
+        )
 
     def stop_generators(self) -> None:
-        """Stops the run's generators and dismisses joined ones; idempotent."""
+        """Stops the run's generators and dismisses its members; idempotent."""
         fleet, members = self.fleet, self.members
         self.fleet = self.members = None
         try:

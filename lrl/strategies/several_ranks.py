@@ -29,7 +29,10 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
 from lrl.generators.endpoint import is_loopback
-from lrl.membership.node_generators import NodeGenerators, RunAddress
+from lrl.members.client import RunClient
+from lrl.members.launched import LaunchedMembers, RunAddress
+from lrl.members.launchers import Local
+from lrl.members.member import Kind
 from lrl.runtime.config_errors import ConfigError, above, fault
 from lrl.runtime.keepalive import close_silent_connections
 from lrl.runtime.parent_death import die_with, unbind_from_parent
@@ -42,7 +45,7 @@ from lrl.strategies.shared_folder import check_reads, check_writes
 if TYPE_CHECKING:
     import lightning as L
 
-    from lrl.membership.service import RegistryServer
+    from lrl.members.service import RegistryServer
 
 T = TypeVar("T")
 
@@ -86,7 +89,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
         self.meeting_timeout_s = meeting_timeout_s
         self._rendezvous: Rendezvous | None = None
-        self._node_generators: NodeGenerators | None = None
+        self._node_generators: LaunchedMembers | None = None
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"
@@ -138,7 +141,14 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         if not self.is_global_zero and self.generators_of_other_nodes:
             run: RunAddress = self.ranks.receive()
             if self.local_rank == 0:
-                self._node_generators = NodeGenerators(run, self.placements())
+                launcher, roster = Local(self.placements()), RunClient(run.location, run.token)
+                self._node_generators = LaunchedMembers(
+                    launcher,
+                    Kind.GENERATOR,
+                    roster=roster,
+                    address=run,
+                    folder=run_folder(trainer),
+                )
                 self._node_generators.start()
 
     @property

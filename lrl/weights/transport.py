@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # not torch, too, which `lrl serve --leave` need not wait for
+if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from lrl.generators.settings import ServerSettings
     from lrl.weights.control import Control, Weights
 

@@ -31,8 +31,8 @@ from benchmarks.chaos.sync_faults import (
     short_backoffs,
 )
 from benchmarks.chaos.token_proof import TokenRecorder
-from lrl.generators import fleet
 from lrl.generators.client import GENERATE, GeneratorClient, GeneratorError
+from lrl.runtime import job_supervisor
 from lrl.runtime.event_loop import LoopThread
 from lrl.types import Group, Prompt, Rollout
 from lrl.weights.checksum import checksum
@@ -187,10 +187,10 @@ def test_the_file_of_every_text_is_known() -> None:
 
 
 def test_a_lost_generator_is_replaced_after_the_shortest_backoff() -> None:
-    longest = fleet.LONGEST_BACKOFF_S
+    longest = job_supervisor.LONGEST_BACKOFF_S
     with short_backoffs():
-        assert fleet.LONGEST_BACKOFF_S == fleet.FIRST_BACKOFF_S < longest
-    assert longest == fleet.LONGEST_BACKOFF_S
+        assert job_supervisor.LONGEST_BACKOFF_S == job_supervisor.FIRST_BACKOFF_S < longest
+    assert longest == job_supervisor.LONGEST_BACKOFF_S
 
 
 class Fixed(torch.nn.Module):

@@ -121,10 +121,10 @@ def test_without_a_command_the_log_says_once_what_to_type(
     model_run.steps(elastic, 2)
     assert not caplog.text
     model_run.steps(elastic, 10)
-    assert caplog.text.count(f"Type: lrl serve --join {tmp_path}") == 1
+    assert caplog.text.count(f"Type: lrl join {tmp_path}") == 1
     model_run.throughput.times = times_of(1.0, 100.0, 2)
     model_run.steps(elastic, 10)
-    assert caplog.text.count(f"Type: lrl serve --leave {tmp_path}") == 1
+    assert caplog.text.count(f"Type: lrl leave {tmp_path}") == 1
 
 
 def test_generators_are_started_one_at_a_time_up_to_the_limit(
@@ -180,7 +180,7 @@ def test_a_command_that_does_not_end_is_killed_with_the_run(
 
 def test_what_cannot_work_is_refused() -> None:
     for command in (" ", "no-such-program --join {run}"):
-        with pytest.raises(ValueError, match=rf"Elastic.command is '{command}'.*lrl serve --join {{run}}"):
+        with pytest.raises(ValueError, match=rf"Elastic.command is '{command}'.*lrl join {{run}}"):
             Elastic(command=command)
     with pytest.raises(ValueError, match=r"Elastic.max_generators is 0"):
         Elastic(max_generators=0)

@@ -79,7 +79,7 @@ class Steps(L.LightningDataModule):
         self.failures = failures
         self.length_predictor = None
         self.controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
-        self.reward_pool = SimpleNamespace(counts=Counter(), hosts=SimpleNamespace(ready=[]))
+        self.reward_pool = SimpleNamespace(counts=Counter(), remote=SimpleNamespace(ready=[]))
 
     def train_dataloader(self) -> list[int]:
         return list(range(len(self.failures)))

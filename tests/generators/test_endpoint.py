@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from lrl.cli import serve
+from lrl.cli import prompt
 from lrl.generators import endpoint
 from lrl.generators.client import GeneratorClient, GeneratorError
 from lrl.generators.endpoint import Endpoint, connect, first_certificate, trust_only
@@ -235,6 +235,6 @@ def test_a_run_trains_over_tls(tls_server: LentServer, policy_folder: Path, tmp_
 
 
 def test_the_lines_to_talk_know_the_certificate(tls_server: LentServer, folder: Path) -> None:
-    lines = serve.lines(folder, 0, "1+1=")
+    lines = prompt.lines(folder, 0, "1+1=")
     done = subprocess.run(["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=folder)
     assert '"chat.completion"' in done.stdout, done.stdout + done.stderr

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from lrl.generators import fleet as fleet_module
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
+from lrl.generators.generator import State
 from lrl.generators.health import NoGenerators
 from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
+from lrl.runtime import job_supervisor
+from lrl.runtime.job_supervisor import JobState
 
 
 class ModelServer:
@@ -64,7 +66,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelSe
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
     monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
-    monkeypatch.setattr(fleet_module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(job_supervisor, "POLL_S", 0.005)
     servers = [ModelServer(0), ModelServer(1)]
     made = Fleet(servers, capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[arg-type]
     made.start()
@@ -142,3 +145,19 @@ def test_a_request_that_reads_when_the_run_ends_evicts_no_generator(
     made.loop.submit(read())
     made.stop()
     assert "is evicted" not in caplog.text
+
+
+def test_a_generator_that_ends_unproved_with_its_run_is_not_started_again(
+    fleet: tuple[Fleet, list[ModelServer]],
+) -> None:
+    made, servers = fleet
+
+    async def end() -> None:
+        for generator in made.rollouts.generators:
+            generator.state = State.UNVERIFIED
+        await made.rollouts.drop_unverified("The run ended before it was proved.")
+
+    made.call(end(), "the end of a run")
+    for slot in made._slots:
+        assert slot.condition().state is JobState.STARTING
+    assert [len(server.starts) for server in servers] == [1, 1]

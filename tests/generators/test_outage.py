@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from lrl.generators import fleet, health
+from lrl.generators import health
 from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.health import NoGenerators, OutageLimit
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import VirtualClock
 from lrl.routing.dispatch import Request
+from lrl.runtime import job_supervisor
 from lrl.types import Prompt, Rollout
 from tests.generators.test_pool import make_generator
 
@@ -46,7 +47,7 @@ class Outage:
         self.tasks.append(asyncio.get_running_loop().create_task(work))  # type: ignore[arg-type]
 
     async def replace(self, lost: Generator) -> None:
-        pause_s = min(fleet.LONGEST_BACKOFF_S, fleet.FIRST_BACKOFF_S * 2**self.replacements)
+        pause_s = min(job_supervisor.LONGEST_BACKOFF_S, job_supervisor.FIRST_BACKOFF_S * 2**self.replacements)
         await asyncio.sleep(pause_s + START_S)
         self.replacements += 1
         self.pool.pending.append(make_generator(0, 8))

@@ -16,9 +16,11 @@ import lrl
 from lrl.generators.seeds import generator_seed, run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.membership import join
-from lrl.membership.run_file import TOKEN_VARIABLE
-from tests.membership.served_run import TOKEN, served, spec_of
+from lrl.members import join
+from lrl.members.join_session import JoinSession, LocalOverrides
+from lrl.members.member import Kind
+from lrl.members.run_file import TOKEN_VARIABLE
+from tests.members.served_run import TOKEN, served, spec_of
 
 SILENT = "import time; time.sleep(600)"
 
@@ -90,15 +92,16 @@ def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(
 ) -> None:
     made: list[Server] = []
 
-    def make(session: join.JoinSession) -> int:
-        made.append(session.make_server("base"))
+    def make(session: JoinSession) -> int:
+        session.number = session.client.claim(Kind.GENERATOR)
+        made.append(session.make_server("base"))  # type: ignore[attr-defined]
         return 0
 
-    monkeypatch.setattr(join.JoinSession, "run", make)
+    monkeypatch.setattr(JoinSession, "run", make)
     for seed in (1, 2):
         with served(spec_of(seed=seed), tmp_path):
             for _ in range(2):
                 monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-                join.join(str(tmp_path), join.LocalOverrides([], {}))
+                join.join(str(tmp_path), Kind.GENERATOR, LocalOverrides())
     assert len({seed_of(server.command()) for server in made}) == 4
     assert seed_of(made[0].command()) == str(generator_seed(1, made[0].number, 0))

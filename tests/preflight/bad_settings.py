@@ -29,17 +29,17 @@ def launched(named: tuple[str, ...], *words: str, generator_devices: str = "0", 
 
 
 def scored_elsewhere(kind: str, *named: str, **settings: object) -> Case:
-    """Returns the case of a launcher of one reward host."""
+    """Returns the case of a launcher of one scorer."""
     own = [word for name, value in settings.items() for word in (f"--data.reward_launcher.{name}", str(value))]
     return ("--data.reward_launcher", kind, "--data.reward_launcher.jobs", "1", *own), named
 
 
 SETTINGS: dict[str, Case] = {
-    "reward hosts without srun": scored_elsewhere("Slurm", "data.reward_launcher is Slurm", "no srun on the path"),
-    "reward hosts without their cluster": scored_elsewhere(
+    "scorers without srun": scored_elsewhere("Slurm", "data.reward_launcher is Slurm", "no srun on the path"),
+    "scorers without their cluster": scored_elsewhere(
         "Ray", "data.reward_launcher.address is 127.0.0.1:1", "ray start --head", address="127.0.0.1:1"
     ),
-    "no reward hosts": scored_elsewhere("Given", "Given.jobs is 0", "at least 1", jobs=0),
+    "no scorers": scored_elsewhere("Given", "Given.jobs is 0", "at least 1", jobs=0),
     "a port that does not exist": setting("trainer.strategy.join_port", 70000, "between 1 and 65535"),
     "a launcher without srun": launched(("strategy.launcher is Slurm", "no srun on the path"), kind="Slurm"),
     "a launcher without its cluster": launched(
@@ -176,7 +176,7 @@ SETTINGS: dict[str, Case] = {
     "a setting of another library": (("--data.num_generations", "8"), ("Here it is data.rollouts_per_group.",)),
     "a launcher without its jobs": (
         ("--trainer.strategy.launcher", "Ray"),
-        ("trainer.strategy.launcher.jobs must be given: lrl.generators.launchers.Ray has no default for it.",),
+        ("trainer.strategy.launcher.jobs must be given: lrl.members.launchers.Ray has no default for it.",),
     ),
     "a callback without its data": (
         ("--trainer.callbacks+", "Evaluation"),

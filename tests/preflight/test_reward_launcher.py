@@ -1,4 +1,4 @@
-"""Reward hosts that could not join, or could not import the rewards, are refused before anything starts."""
+"""Scorers that could not join, or could not import the rewards, are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lrl
-from lrl.generators.launchers import Given
+from lrl.members.launchers import Given
 from lrl.preflight.settings import check_reward_launcher
 from lrl.rewards import GSM8K, RewardPool
 from lrl.runtime.config_errors import ConfigError
@@ -25,7 +25,7 @@ def data_with(*rewards: Any) -> Any:
     return SimpleNamespace(reward_launcher=Given(1), reward_pool=RewardPool(rewards))
 
 
-def test_reward_hosts_that_somebody_starts_need_a_token_that_somebody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scorers_that_somebody_starts_need_a_token_that_somebody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     with pytest.raises(ConfigError, match=r"data.reward_launcher is Given, and LRL_TOKEN is not set.*openssl rand"):
         check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))

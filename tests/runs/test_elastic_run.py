@@ -1,4 +1,4 @@
-"""A real run with one real generator; a second one joins in the middle by `lrl serve --join`, and leaves again.
+"""A real run with one real generator; a second one joins in the middle by `lrl join`, and leaves again.
 
 It joins on the same machine by the run's folder, and in another network namespace, which is another machine to the
 run, by the run's address: it has the model and everything else from there.
@@ -21,7 +21,7 @@ import pytest
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.client import GeneratorClient
-from lrl.membership.run_file import url_elsewhere
+from lrl.members.run_file import url_elsewhere
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
@@ -49,10 +49,10 @@ class Guest(L.Callback):
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         self.alive.append(fleet.alive)
         if trainer.global_step == JOINS_AT:
-            words, environment = [*LRL, "serve", "--join", str(self.run)], {**os.environ}
+            words, environment = [*LRL, "join", str(self.run)], {**os.environ}
             if self.namespace:
                 run = url_elsewhere(trainer.strategy.members.server)  # type: ignore[attr-defined]
-                words = [*LRL, "serve", "--join", run, "--host", THERE, "--insecure"]
+                words = [*LRL, "join", run, "--host", THERE, "--insecure"]
                 words = ["ip", "netns", "exec", self.namespace, *words]
                 environment["LRL_TOKEN"] = fleet.generators[0].server.token
             self.joining = subprocess.Popen(
@@ -68,7 +68,7 @@ class Guest(L.Callback):
                 assert self.joining.poll() is None and time.monotonic() < end
                 time.sleep(0.1)
         if trainer.global_step == LEAVES_AT:
-            subprocess.run([*LRL, "serve", "--leave", str(self.run)], check=True, timeout=300)
+            subprocess.run([*LRL, "leave", str(self.run)], check=True, timeout=300)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import lrl
 from lrl.callbacks import Throughput, WeightSync
-from lrl.generators.launchers import Slurm
+from lrl.members.launchers import Slurm
 from tests.leftovers import MARK, living, words
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 from tests.slurm_cluster import lacks

@@ -44,7 +44,7 @@ class LosesAGenerator(L.Callback):
         if trainer.global_step == LOST_AT:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             assert data.fleet.joined == 1
-            (joined,) = (process for process in living(self.mark) if "--join" in words(process))
+            (joined,) = (process for process in living(self.mark) if "join" in words(process))
             joined.kill()
             wait_for(lambda: data.fleet.rollouts.pending, DEADLINE_S, "another one")
 

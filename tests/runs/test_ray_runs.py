@@ -1,4 +1,4 @@
-"""Real runs on two nodes of a real Ray cluster: with its tasks as generator and reward host, and all by one command.
+"""Real runs on two nodes of a real Ray cluster: with its tasks as generator and scorer, and all by one command.
 
 One node is in another network namespace. A cluster takes a core half a minute to start, so all tests have the same, and
 the last one leaves none. The command runs beside the cluster's head, and Ray chooses which is node 0.
@@ -26,8 +26,8 @@ import yaml
 import lrl
 from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
 from lrl.cli.ray import main
-from lrl.generators.launchers import Ray
 from lrl.generators.supervisor import SHM
+from lrl.members.launchers import Ray
 from lrl.runtime.config_errors import ConfigError
 from tests.leftovers import MARK, left_in_shared_memory, lives, living, wait_for, wait_for_none, words
 from tests.network_namespace import HERE, THERE
@@ -43,11 +43,11 @@ TRAINED = 3
 KILLED = f"""
 import os, signal, sys, time
 from pathlib import Path
-from lrl.generators.launchers import Ray
+from lrl.members.launchers import Ray
 
 launcher = Ray(1, address="{ADDRESS}", resources={{"there": 1}})
 launcher.prepare(0, "{HERE}")
-words = ["serve", "--join", sys.argv[1], "--host", "0.0.0.0", "--insecure", "--generator", "0"]
+words = ["join", sys.argv[1], "--host", "0.0.0.0", "--insecure", "--number", "0"]
 launcher.start("generator-0", words, os.environ | {{"LRL_TOKEN": "t" * 32}}, Path("."))
 input()
 """
@@ -61,7 +61,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 class LosesItsNode(L.Callback):
-    """Kills the node of the generator and of the reward host in mid-run, and brings another one.
+    """Kills the node of the generator and of the scorer in mid-run, and brings another one.
 
     The run's processes carry the mark.
     """
@@ -72,7 +72,7 @@ class LosesItsNode(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == LOST_AT:
             lost = self.cluster.nodes[-1]
-            tops = [*self.named("supervisor.py"), *self.named("lrl score")]
+            tops = [*self.named("supervisor.py"), *self.named("--kind scorer")]
             tree = [*tops, *(child for top in tops for child in top.children(recursive=True))]
             lines = [" ".join(words(process)) for process in tree]
             assert any("EngineCore" in line for line in lines), lines
@@ -127,8 +127,8 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     assert trainer.callback_metrics["fleet/joined"] == 2
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
     scored_by = data.reward_pool.scored_by
-    assert {f"reward host {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
-    assert trainer.callback_metrics["rewards/hosts"] == 1 and "scored by" in capsys.readouterr().out
+    assert {f"scorer {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
+    assert trainer.callback_metrics["rewards/scorers"] == 1 and "scored by" in capsys.readouterr().out
     assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
     left = [said for process in living(strategy.run_id) if (said := words(process))]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
@@ -160,7 +160,7 @@ def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(cluster: RayCl
     launcher = Ray(2, address=ADDRESS, resources={"nowhere": 3})
     launcher.prepare(0, HERE)
     try:
-        job = launcher.start("generator-0", ["serve"], {}, tmp_path)
+        job = launcher.start("generator-0", ["join"], {}, tmp_path)
         wait_for(lambda: "no place" in job.tail(), DEADLINE_S, "the reason")
         assert "nowhere: 3" in job.tail() and "there: 1" in job.tail() and job.alive
         job.stop()
@@ -171,7 +171,7 @@ def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(cluster: RayCl
 
 def test_places_that_are_given_back_at_once_are_free_again(cluster: RayCluster) -> None:
     """Nodes kept some of them, and the runs behind waited for ever."""
-    from lrl.generators.launchers.ray_driver import Driver
+    from lrl.members.launchers.ray_driver import Driver
 
     ray.init(address=ADDRESS, log_to_driver=False, logging_level="ERROR")
     try:

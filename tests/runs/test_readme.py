@@ -42,7 +42,13 @@ LENGTHS = {
     "length_predictor/model_correlation",
     *(f"length_predictor/recall_{n}" for n in (20, 10, 5)),
 }
-NEEDS_A_SETTING = {"rewards/hosts", "rewards/moved", "eval/<dataset>/<column>/<value>", "policy/kl_reference", *LENGTHS}
+NEEDS_A_SETTING = {
+    "rewards/scorers",
+    "rewards/moved",
+    "eval/<dataset>/<column>/<value>",
+    "policy/kl_reference",
+    *LENGTHS,
+}
 SOMETHING_HAPPENED = {
     *(f"rewards/{kind}" for kind in ("gave_up", *KINDS, "retried", "replaced")),
     *(f"fleet/{what}" for what in ("restarts", "reissued", "moved", "joined", "left")),

@@ -1,4 +1,4 @@
-"""A real run whose generator and reward host are steps of a real SLURM cluster, on a node in another namespace."""
+"""A real run whose generator and scorer are steps of a real SLURM cluster, on a node in another namespace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import lrl
 from lrl.callbacks import Throughput, WeightSync
-from lrl.generators.launchers import Slurm
+from lrl.members.launchers import Slurm
 from tests.leftovers import MARK, living, words
 from tests.network_namespace import HERE
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[2]
 
 
 class Cancels(L.Callback):
-    """Has SLURM end the jobs of the generator and of the reward host in mid-run."""
+    """Has SLURM end the jobs of the generator and of the scorer in mid-run."""
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == CANCELLED_AT:
             jobs = subprocess.check_output(["squeue", "--noheader", "--format=%k"], text=True, timeout=60)
             assert "mine" in jobs.split(), "the generator's option"
-            for name in ("lrl-rewards-0", "lrl-generator-0"):
+            for name in ("lrl-scorer-0", "lrl-generator-0"):
                 subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
 
 
@@ -65,5 +65,5 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert strategy.transport is not None and strategy.transport.backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2
-    assert {"reward host 0 on far", "reward host 1 on far"} <= data.reward_pool.scored_by.keys()
+    assert {"scorer 0 on far", "scorer 1 on far"} <= data.reward_pool.scored_by.keys()
     assert data.reward_pool.scored_by.total() == data.reward_pool.counts["scored"]

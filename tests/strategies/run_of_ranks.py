@@ -23,7 +23,7 @@ from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
 from lrl.generators.auth import bearer
 from lrl.generators.endpoint import Location
-from lrl.membership.admission import JoinedServer
+from lrl.members.admission import JoinedServer
 from lrl.strategies.several_ranks import SeveralRanks
 from tests.http_call import call
 

@@ -77,7 +77,7 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     if several:
         server |= {"host": "0.0.0.0", "insecure": True}
     if elsewhere:
-        launcher = {"class_path": "lrl.generators.launchers.Ray", "init_args": {"jobs": generation.generators}}
+        launcher = {"class_path": "lrl.members.launchers.Ray", "init_args": {"jobs": generation.generators}}
         strategy["launcher"] = launcher
     if training.costs.tp > 1:
         strategy["tensor_parallel_size"] = training.costs.tp

@@ -1,0 +1,97 @@
+"""`lrl join`: brings a generator or a scorer to a live run, in the foreground."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lrl.members.discovery import NotRunning
+from lrl.members.member import Kind
+from lrl.runtime.cpu_affinity import usable_cores
+from lrl.runtime.import_by_name import with_current_folder
+
+ONLY_FOR = {"devices": Kind.GENERATOR, "workers": Kind.SCORER}
+"""Options of one kind."""
+ENDPOINT = ("host", "tls_cert", "tls_key", "insecure")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until the member has left, or the run has ended.
+
+    Args:
+        argv: The words after `lrl join`.
+
+    Returns:
+        Exit status: 1 if the member fails, 2 if the command is wrong or the run does not take the
+        member.
+    """
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if wrong := wrong_options(args) or wrong_run(args):
+        parser.error(wrong)
+    with_current_folder()  # for the workers of a scorer, which import the rewards
+    from lrl.members.join import join
+    from lrl.members.join_session import LocalOverrides
+
+    endpoint = {name: value for name in ENDPOINT if (value := getattr(args, name))}
+    workers = 0
+    if args.kind == Kind.SCORER:
+        workers = usable_cores() if args.workers is None else args.workers
+    own = LocalOverrides(args.devices, workers, endpoint, args.run_cert, args.number)
+    try:
+        return join(args.run, Kind(args.kind), own)
+    except (NotRunning, ValueError, RuntimeError) as error:
+        sys.stderr.write(f"lrl: error: {error}\n")
+        return 2 if isinstance(error, NotRunning | ValueError) else 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the command line."""
+    parser = argparse.ArgumentParser(prog="lrl join", description="Bring a generator or a scorer to a live run.")
+    add_member(parser, "its number, which a launcher has")
+    parser.add_argument("--devices", metavar="I,J", type=indices, default=[], help="CUDA indices; none on a CPU")
+    parser.add_argument("--workers", metavar="N", type=int, help=f"processes that score ({usable_cores()})")
+    own = parser.add_argument_group("its address", "as in the run, if it is on this machine")
+    own.add_argument("--host", help="address it listens on, which the run's machine reaches")
+    own.add_argument("--tls_cert", metavar="FILE", help="its certificate, PEM")
+    own.add_argument("--tls_key", metavar="FILE", help="the certificate's key, PEM")
+    own.add_argument("--insecure", action="store_true", help="plain HTTP, which others can read")
+    return parser
+
+
+def add_member(parser: argparse.ArgumentParser, number: str) -> None:
+    """Adds the words by which a command names a run, and one of its members."""
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or the address that it has printed")
+    kinds = [str(kind) for kind in Kind]
+    parser.add_argument("--kind", choices=kinds, default=Kind.GENERATOR, help="what the member does (%(default)s)")
+    parser.add_argument("--number", metavar="N", type=int, help=number)
+    parser.add_argument("--run_cert", metavar="FILE", help="the run's certificate, PEM, if RUN is its address")
+
+
+def indices(words: str) -> list[int]:
+    """Returns numbers from 0 up that commas separate; raises ArgumentTypeError for other words."""
+    if not re.fullmatch(r"\d+(,\d+)*", words):
+        raise argparse.ArgumentTypeError(f"{words!r} are no CUDA indices; give numbers with commas, like 0,1")
+    return [int(index) for index in words.split(",")]
+
+
+def wrong_options(args: argparse.Namespace) -> str:
+    """Returns the error about options that do not apply, empty if there is none."""
+    for name, kind in ONLY_FOR.items():
+        if getattr(args, name) not in (None, []) and args.kind != kind:
+            return f"--{name}: only with --kind {kind}"
+    if args.workers is not None and args.workers < 1:
+        return f"--workers {args.workers}: it must be at least 1"
+    return ""
+
+
+def wrong_run(args: argparse.Namespace) -> str:
+    """Returns the error about the words of `add_member`, empty if there is none."""
+    if args.number is not None and args.number < 0:
+        return f"--number {args.number}: {args.kind}s are counted from 0"
+    if args.run_cert and "://" not in args.run:
+        return f"--run_cert {args.run_cert}: only with the run's address; its folder has the certificate"
+    if Path(args.run).is_file():
+        return f"{args.run} is a file; give the run's folder, where generator-0.log is"
+    return ""

@@ -1,0 +1,221 @@
+"""The run's side of `lrl join` and `lrl leave`: admits, loses and releases members.
+
+A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops
+its process. A scorer gets responses as soon as rank 0 reaches it.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Protocol
+
+from lrl.generators.client import GeneratorError
+from lrl.generators.endpoint import Location
+from lrl.generators.fleet import Fleet
+from lrl.generators.generator import Generator
+from lrl.generators.settings import ServerSettings
+from lrl.members.member import Kind, Member, Status
+from lrl.members.registry import Registry
+from lrl.rewards.remote_pool import RemotePool, RemoteScorer
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""Seconds between two polls of the registry."""
+
+
+class Admission(Protocol):
+    """Admits and removes the members of one kind."""
+
+    async def poll(self) -> None:
+        """Looks once at the registry."""
+
+
+async def poll_forever(admission: Admission) -> None:
+    """Polls the registry."""
+    while True:
+        await admission.poll()
+        await asyncio.sleep(POLL_S)
+
+
+class JoinedServer:
+    """A server that another process has started; see `lrl.generators.generator.ServerHandle`."""
+
+    def __init__(self, number: int, location: Location, token: str, settings: ServerSettings, folder: Path) -> None:
+        self.number, self.name = number, f"generator {number}"
+        self.location = location
+        self.url, self.trust, self.token = location.url, location.context(), token
+        self.settings = settings
+        self.log_path = folder / f"generator-{number}.log"
+        self.alive = True
+        """Whether its process had a lease at the last poll of the registry."""
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Returns the last lines of its log; empty if the run's folder has none."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class GeneratorAdmission:
+    """Admits and removes the generators of other processes.
+
+    Args:
+        fleet: Where they go.
+        registry: Where they register.
+        token: The run's.
+        settings: Those of all generators.
+        folder: Where their logs may be.
+    """
+
+    def __init__(self, fleet: Fleet, registry: Registry, token: str, settings: ServerSettings, folder: Path) -> None:
+        self.fleet, self.registry = fleet, registry
+        self.token, self.settings, self.folder = token, settings, folder
+        self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
+        self._admissions: set[asyncio.Task[None]] = set()
+
+    async def poll(self) -> None:
+        """See `Admission.poll`."""
+        alive = self.registry.alive(Kind.GENERATOR)
+        for number, member in alive.items():
+            if number not in self._generators and not member.status.over:
+                self._connect(number, member.location)
+        for number in self.registry.leaving(Kind.GENERATOR):
+            await self._remove(number)
+        for number, (server, generator) in self._generators.items():
+            server.alive = number in alive
+            self._report(number, generator)
+
+    def _connect(self, number: int, location: Location) -> None:
+        try:
+            server = JoinedServer(
+                number,
+                location,
+                token=self.token,
+                settings=self.settings,
+                folder=self.folder,
+            )
+        except (OSError, ValueError) as error:
+            self.registry.set_status(
+                Kind.GENERATOR,
+                number,
+                Status.REFUSED,
+                why=f"its certificate cannot be read: {error}",
+            )
+            return
+        generator = Generator(server, self.fleet.capacity)
+        self._generators[number] = server, generator
+        task = asyncio.get_running_loop().create_task(self._admit(generator))
+        self._admissions.add(task)
+        task.add_done_callback(self._admissions.discard)
+
+    async def _admit(self, generator: Generator) -> None:
+        try:
+            await self.fleet.admit(generator)
+            log.info("%s joins the run at the next sync.", generator.name.capitalize())
+        except GeneratorError as error:
+            log.warning("%s may not join: %s", generator.name.capitalize(), error)
+            generator.evict(str(error))
+            await generator.client.close()
+
+    async def _remove(self, number: int) -> None:
+        if self.fleet.rollouts.syncing:
+            return  # a collective transfer would fail for all; the request stays in the registry
+        generators = {generator.server.number: generator for generator in self.fleet.generators}
+        known = number in generators
+        refusal = leave_refusal(self.fleet, generators[number]) if known else f"The run has no generator {number} now."
+        if not refusal:
+            await self.fleet.remove(generators[number])
+            self.registry.set_status(Kind.GENERATOR, number, Status.LEFT, generators[number].version)
+        self.registry.answer_leave(Kind.GENERATOR, number, refusal)
+
+    def _report(self, number: int, generator: Generator) -> None:
+        """Writes each change of a generator's status to the registry; what is over stays so."""
+        before = self.registry.view(Kind.GENERATOR, number).status
+        status = self._status_of(generator)
+        if status is before or before.over:
+            return
+        self.registry.set_status(Kind.GENERATOR, number, status, generator.version, generator.eviction or "")
+        self.fleet.joined += status is Status.SERVING
+
+    def _status_of(self, generator: Generator) -> Status:
+        has_served = generator.served_from is not None
+        if generator.eviction is not None:
+            return Status.LOST if has_served else Status.REFUSED
+        if has_served:
+            return Status.SERVING
+        return Status.PENDING if generator in self.fleet.generators else Status.STARTING
+
+
+def leave_refusal(fleet: Fleet, generator: Generator) -> str:
+    """Returns the reason why a generator cannot leave; empty if it can."""
+    name = generator.name.capitalize()
+    if fleet.evaluation is not None and generator in fleet.evaluation.generators:
+        return f"{name} is kept for evaluations (strategy.evaluation_generators); only those that write rollouts leave."
+    if generator.eviction is not None:
+        return f"{name} is being replaced at this moment: ask again when it is back."
+    if fleet.rollouts.generators == [generator]:  # a pending one is not among them: its probe may still fail
+        return f"{name} is the last one that serves. Have another one join before, or end the run."
+    return ""
+
+
+class ScorerAdmission:
+    """Admits and removes scorers.
+
+    Args:
+        pool: Where they go.
+        registry: Where they register.
+        token: The run's.
+    """
+
+    def __init__(self, pool: RemotePool, registry: Registry, token: str) -> None:
+        self.pool, self.registry, self.token = pool, registry, token
+        self._admissions: dict[int, asyncio.Task[None]] = {}
+        self._served: set[int] = set()
+
+    async def poll(self) -> None:
+        """See `Admission.poll`."""
+        alive = self.registry.alive(Kind.SCORER)
+        for number, member in alive.items():
+            if member.status is Status.STARTING and number not in self._admissions:
+                task = asyncio.get_running_loop().create_task(self._admit(member))
+                self._admissions[number] = task
+                task.add_done_callback(lambda _, number=number: self._admissions.pop(number))  # type: ignore[misc]
+        for number in self.registry.leaving(Kind.SCORER):
+            self._remove(number)
+        for scorer in self.pool.scorers:
+            number, why = scorer.number, scorer.lost
+            if number not in alive:
+                why = why or "its process has ended, or is silent"
+            if why and self.pool.remove(number, why):
+                log.warning("A scorer is lost: %s (%s). Others score its responses.", scorer.name, why)
+                self.registry.set_status(Kind.SCORER, number, Status.LOST, why=why)
+
+    async def _admit(self, member: Member) -> None:
+        try:
+            scorer = RemoteScorer(
+                number=member.number,
+                node=member.node,
+                workers=member.workers,
+                location=member.location,
+                token=self.token,
+                pool=self.pool,
+            )
+            await scorer.check()
+        except (OSError, ValueError) as error:
+            place = f"{member.name.capitalize()} on {member.node} cannot be reached at {member.location.url}"
+            why = f"{place}: {error}. It needs an address that this machine reaches: give it by `lrl join --host`"
+            log.warning("%s.", why)
+            # One that has served may only have lost its network, and is tried again when it speaks.
+            status = Status.LOST if member.number in self._served else Status.REFUSED
+            self.registry.set_status(Kind.SCORER, member.number, status, why=why)
+            return
+        self._served.add(member.number)
+        self.pool.add(scorer)
+        log.info("A scorer has joined: %s, with %d workers.", scorer.name, scorer.workers)
+        self.registry.set_status(Kind.SCORER, member.number, Status.SERVING)
+
+    def _remove(self, number: int) -> None:
+        known = self.pool.remove(number, "it leaves the run")
+        if known:
+            self.registry.set_status(Kind.SCORER, number, Status.LEFT)
+        self.registry.answer_leave(Kind.SCORER, number, "" if known else f"The run has no scorer {number} now.")

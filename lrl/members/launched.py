@@ -1,0 +1,154 @@
+"""The members that a launcher starts: jobs that join the run, and are replaced when they fail."""
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from lrl.generators.endpoint import Location
+from lrl.members.discovery import NotRunning
+from lrl.members.launchers import Job, Launcher
+from lrl.members.member import Kind, Member, Status
+from lrl.members.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, url_elsewhere
+from lrl.members.service import RegistryServer
+from lrl.runtime.job_supervisor import Condition, JobState, JobSupervisor, Slot
+
+OWN_END_S = 20.0
+"""Seconds that a job has to end by itself when the run has told it. A scheduler's way is a SIGKILL
+to all processes at once: of a generator also to its supervisor, which would have removed what lies
+in shared memory."""
+POLL_S = 0.1
+
+
+class RunAddress(NamedTuple):
+    """Where and with what token a process of another machine joins a run."""
+
+    location: Location
+    token: str
+
+    @classmethod
+    def of(cls, server: RegistryServer) -> "RunAddress":
+        """Returns the address of a run's registry."""
+        return cls(replace(server.location(), url=url_elsewhere(server)), server.token)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a job that joins there; the token is in no word of a command."""
+        own = {TOKEN_VARIABLE: self.token, CERTIFICATE_VARIABLE: self.location.certificate}
+        return {**os.environ, **own}
+
+
+class Roster(Protocol):
+    """Who has joined: the registry on rank 0, and its client elsewhere."""
+
+    def claim(self, kind: Kind) -> int:
+        """Returns a number that no member of this kind has had."""
+
+    def view(self, kind: Kind, number: int) -> Member:
+        """Returns what is known of a member."""
+
+
+class LaunchedMembers:
+    """Starts, watches, replaces and ends the jobs of a launcher.
+
+    Args:
+        launcher: What starts them.
+        kind: What they are.
+        roster: Where they join.
+        address: Its address for them.
+        folder: The run's folder.
+    """
+
+    def __init__(self, launcher: Launcher, kind: Kind, roster: Roster, address: RunAddress, folder: Path) -> None:
+        self.launcher, self.kind = launcher, kind
+        self.slots = [
+            _LaunchedSlot(self, roster, address, folder=folder, place=place) for place in range(launcher.jobs)
+        ]
+        self.supervisor = JobSupervisor(self.slots)
+
+    def start(self) -> None:
+        """Begins to start them."""
+        self.supervisor.start()
+
+    def stop(self) -> None:
+        """Ends all jobs that do not end by themselves, once the run has told them that it is over."""
+        self.supervisor.stop()
+
+    @property
+    def last_words(self) -> str:
+        """What the last job that failed has said, or what one waits for."""
+        return self.supervisor.last_failure or next(filter(None, (slot.tail() for slot in self.slots)), "")
+
+
+class _LaunchedSlot(Slot):
+    """The place of one job of a launcher."""
+
+    def __init__(
+        self,
+        members: LaunchedMembers,
+        roster: Roster,
+        address: RunAddress,
+        folder: Path,
+        place: int,
+    ) -> None:
+        self.launcher = members.launcher
+        self.kind = members.kind
+        self.roster = roster
+        self.folder = folder
+        self.words = ["join", address.location.url, "--kind", str(self.kind)]
+        self.words += self._own_words(place)
+        self.environment = address.environment
+        self.name = str(self.kind)
+        self._job: Job | None = None
+        self._number = -1
+
+    def _own_words(self, place: int) -> list[str]:
+        if self.kind is Kind.SCORER:
+            return [] if self.launcher.cores is None else ["--workers", str(self.launcher.cores)]
+        devices = ",".join(map(str, self.launcher.devices(place)))
+        return ["--devices", devices] if devices else []
+
+    def start(self) -> None:
+        """See `Slot.start`."""
+        try:
+            self._number = self.roster.claim(self.kind)
+        except NotRunning as error:
+            raise ConnectionError(str(error)) from error
+        self.name = f"{self.kind} {self._number}"
+        words = [*self.words, "--number", str(self._number)]
+        self._job = self.launcher.start(f"{self.kind}-{self._number}", words, self.environment, self.folder)
+
+    def condition(self) -> Condition:
+        """See `Slot.condition`."""
+        assert self._job is not None, "it was started"
+        member = None
+        with contextlib.suppress(OSError, NotRunning):  # on another node: the run is gone, or does not answer now
+            member = self.roster.view(self.kind, self._number)
+        if member is not None and member.status.over:
+            if member.status is Status.ENDED or (member.status is Status.LEFT and not member.by_itself):
+                return Condition(JobState.LEFT)
+            why = member.why or "its process was asked to end"
+            return Condition(JobState.FAILED, f"{why}\n{self._job.tail()}")
+        # What serves is kept, also when its scheduler has lost sight of it: the run notices silence.
+        if member is not None and member.status is Status.SERVING:
+            return Condition(JobState.SERVING)
+        if not self._job.alive:
+            return Condition(JobState.FAILED, f"its process has ended\n{self._job.tail()}")
+        return Condition(JobState.STARTING)
+
+    def end(self) -> None:
+        """See `Slot.end`."""
+        job, self._job = self._job, None
+        if job is None:
+            return
+        deadline = time.monotonic() + (OWN_END_S if self.launcher.starts else 0.0)
+        while job.alive and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        job.stop()
+
+    def tail(self) -> str:
+        """Returns what the job has printed last, or waits for; empty without a job."""
+        job = self._job
+        return "" if job is None else job.tail()

@@ -1,0 +1,39 @@
+"""Generators as processes of this machine, which is a trainer node that rank 0 is not on."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lrl.members.launchers.base import Job, Launcher, ProcessJob
+from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.parent_death import bound_to_this_process
+
+
+class Local(Launcher):
+    """Starts one on each group of this machine's generator devices.
+
+    It ends with the thread that has started it.
+
+    Not a setting: rank 0's own generators are the fleet's, and the strategy gives this one to the
+    other nodes.
+
+    Args:
+        placements: CUDA indices of each job; empty for one on a CPU.
+    """
+
+    def __init__(self, placements: Sequence[Sequence[int]]) -> None:
+        super().__init__(len(placements))
+        self.placements = placements
+
+    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
+        """Raises ConfigError: it is no setting."""
+        raise ConfigError(f"{setting} is Local, which a run uses by itself: leave it out, and set generator_devices.")
+
+    def devices(self, place: int) -> Sequence[int]:
+        """See `Launcher.devices`."""
+        return self.placements[place]
+
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+        """See `Launcher.start`."""
+        program = str(Path(sys.executable).with_name("lrl"))
+        return ProcessJob(bound_to_this_process([program, *words]), environment)

@@ -1,0 +1,217 @@
+"""Generators and scorers as tasks of a Ray cluster, on any of its nodes."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from lrl.generators.endpoint import is_loopback
+from lrl.members.launchers.base import Job, Launcher
+from lrl.runtime.config_errors import ConfigError, above
+
+DRIVER = Path(__file__).with_name("ray_driver.py")
+REACH_S = 10.0
+"""Seconds for a connection to the port of the cluster's head."""
+CONNECT_S = 90.0
+"""Seconds until the driver belongs to the cluster; most of them for imports on a busy machine."""
+STOP_S = 50.0
+"""Seconds for the end of a task; the driver reports it lost before."""
+TRAVEL = ("LRL_", "VLLM_", "HF_", "NCCL_", "GLOO_")
+"""Beginnings of the variables that a task gets from here. The others are its node's own."""
+
+
+class Ray(Launcher):
+    """Starts each job as a task of a Ray cluster, in a placement group.
+
+    Needs `pip install lrl[ray]`, here and lrl on each node.
+
+    Args:
+        jobs: How many.
+        address: The cluster's, `host:port`; `auto` for the one that RAY_ADDRESS names or this machine belongs to.
+        cpus: CPU cores of each, as Ray counts them; a scorer has a worker for each. The GPUs of a generator are
+            `server.tensor_parallel_size`, none on a CPU.
+        resources: Ray's custom resources of each, such as `{"h100": 1}`.
+        placement_group: Ray's strategy: `PACK` (few nodes), `SPREAD` (many), `STRICT_SPREAD` (one job a node),
+            `STRICT_PACK` (one node).
+
+    Raises:
+        ConfigError: There are no jobs, or a number is not above 0.
+    """
+
+    def __init__(
+        self,
+        jobs: int,
+        address: str = "auto",
+        cpus: float = 1.0,
+        resources: dict[str, float] | None = None,
+        placement_group: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK",
+    ) -> None:
+        super().__init__(jobs)
+        above(0, "Ray", cpus=cpus)
+        for name, amount in (resources or {}).items():
+            above(0, "Ray.resources", **{name: amount})
+        self.address, self.cpus, self.resources = address, cpus, resources or {}
+        self.placement_group = placement_group
+        self.cores = max(1, int(cpus))
+        self._driver: _Driver | None = None
+
+    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
+        """See `Launcher.prepare`. Connects to the cluster, and stays connected."""
+        super().prepare(gpus, host, setting)
+        if find_spec("ray") is None:
+            raise ConfigError(f"{setting} is Ray, and the package ray is not installed: pip install lrl[ray].")
+        try:
+            driver = self._connected()
+        except OSError as error:
+            raise ConfigError(
+                f"{setting}.address is {self.address}, and there is no connection to a Ray cluster: start one "
+                f"here (ray start --head), or give its address. {error}"
+            ) from error
+        if driver.nodes > 1 and is_loopback(host):
+            raise ConfigError(
+                f"strategy.server.host is {host}, which the other nodes of the Ray cluster ({driver.nodes} in all) do "
+                "not reach: give this machine's address in their network."
+            )
+
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+        """See `Launcher.start`."""
+        variables = {key: value for key, value in environment.items() if key.startswith(TRAVEL)}
+        return self._connected().start(name, words, variables)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+    def _connected(self) -> "_Driver":
+        """Returns the driver, or a new one where Ray has ended it with the head of the cluster; raises OSError."""
+        if self._driver is None or not self._driver.alive:
+            asked = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
+            bundles = [{name: amount for name, amount in asked.items() if amount}] * self.jobs
+            words = ["--address", self.address, "--bundles", json.dumps(bundles), "--strategy", self.placement_group]
+            check_reachable(self.address)
+            driver = _Driver(words)
+            if not driver.connected.wait(CONNECT_S) or not driver.nodes:
+                driver.kill()
+                raise ConnectionError(f"Ray says: {driver.last_words()}")
+            self._driver = driver
+        return self._driver
+
+
+def check_reachable(address: str) -> None:
+    """Raises OSError if nobody listens at `host:port`: Ray would try for a minute, and speak of its own parts."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+
+
+class _Driver:
+    """The process of `ray_driver.py`, and a thread that reads its reports."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.connected = threading.Event()
+        """Set when it is connected, and when it has ended."""
+        self.nodes = 0
+        self.waits = ""
+        """What its tasks wait for."""
+        self._jobs: dict[str, _Task] = {}
+        self._said: list[str] = []
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(DRIVER), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the trainer
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def start(self, name: str, words: Sequence[str], variables: Mapping[str, str]) -> "_Task":
+        """Starts a task; raises OSError if the driver has just ended."""
+        job = self._jobs[name] = _Task(self, name)
+        self.order(start=name, words=[*words], variables={**variables})
+        return job
+
+    def order(self, **what: Any) -> None:
+        """Sends an order."""
+        assert self._process.stdin is not None, "it is a pipe"
+        with self._lock:
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Ends it, and with it all tasks."""
+        assert self._process.stdin is not None, "it is a pipe"
+        with contextlib.suppress(OSError):  # it has ended
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once; Ray ends its tasks."""
+        self._process.kill()
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """Returns the end of what Ray has printed."""
+        return "\n".join(self._said[-5:]) or "nothing"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None, "it is a pipe"
+        for line in self._process.stdout:
+            if not line.startswith("{"):  # Ray's own
+                self._said = [*self._said[-20:], line.rstrip()]
+                continue
+            report = json.loads(line)
+            if "nodes" in report:
+                self.nodes = report["nodes"]
+                self.connected.set()
+            elif "waits" in report:
+                self.waits = report["waits"]
+            else:
+                self._jobs.pop(report["ended"]).end(report["said"])
+        for job in self._jobs.values():
+            job.end(f"the connection to Ray is lost. {self.last_words()}")
+        self.connected.set()
+
+
+class _Task(Job):
+    def __init__(self, driver: _Driver, name: str) -> None:
+        self._driver, self._name = driver, name
+        self._ended, self._said = threading.Event(), ""
+
+    @property
+    def alive(self) -> bool:
+        """See `Job.alive`."""
+        return not self._ended.is_set()
+
+    def end(self, said: str) -> None:
+        """Notes that it has ended."""
+        self._said = said
+        self._ended.set()
+
+    def stop(self) -> None:
+        """See `Job.stop`."""
+        if self.alive:
+            with contextlib.suppress(OSError):  # the driver has ended, and Ray ends its tasks
+                self._driver.order(stop=self._name)
+            self._ended.wait(STOP_S)
+
+    def tail(self) -> str:
+        """See `Job.tail`."""
+        return self._said or self._driver.waits

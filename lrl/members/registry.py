@@ -1,0 +1,164 @@
+"""The registry of a run, on rank 0: its members, of all kinds.
+
+A process that joins takes a number, says again and again where its server is, and reads what the
+run has made of it (`lrl.members.client`, over `lrl.members.service`). The run admits, loses and
+releases members on its side (`lrl.members.admission`). Each method may be called on any thread.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from lrl.generators.endpoint import Location
+from lrl.members.join_spec import JoinSpec
+from lrl.members.member import LEASE_S, Kind, Member, Status
+
+log = logging.getLogger(__name__)
+
+END_S = 2.0
+"""Seconds that a run waits at its end until its members have heard of it."""
+
+
+class Registry:
+    """The registry; `spec` says what a member must have."""
+
+    def __init__(self, spec: JoinSpec) -> None:
+        self.spec = spec
+        self._members: dict[tuple[Kind, int], Member] = {}
+        self._numbers = {Kind.GENERATOR: spec.generators, Kind.SCORER: 0}
+        self._lock = threading.Lock()
+
+    # ---- for processes that join or ask
+
+    def claim(self, kind: Kind) -> int:
+        """Returns a number that no member of this kind has had."""
+        with self._lock:
+            number = self._numbers[kind]
+            self._numbers[kind] += 1
+            self._members[kind, number] = Member(kind, number, heard=time.monotonic())
+            return number
+
+    def register(self, kind: Kind, number: int, location: Location, node: str = "", workers: int = 0) -> Member:
+        """Renews the lease of a member; returns what the run has made of it.
+
+        Args:
+            kind: The member's.
+            number: The member's.
+            location: Where its server is; an empty URL says that it starts.
+            node: The name of its machine.
+            workers: Processes of a scorer.
+
+        Raises:
+            LookupError: Nobody has claimed that number.
+        """
+
+        def speak(member: Member) -> Member:
+            # A scorer that was cut off holds nothing that could be old.
+            back = member.status is Status.LOST and kind is Kind.SCORER
+            status = Status.STARTING if back else member.status
+            now = time.monotonic()
+            return replace(member, location=location, node=node, workers=workers, heard=now, status=status)
+
+        with self._lock:
+            first = self.spec.generators if kind is Kind.GENERATOR else 0
+            if not first <= number < self._numbers[kind]:
+                raise LookupError(f"nobody has taken the number {number} for a {kind} that joins")
+            return self._change(kind, number, speak)
+
+    def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
+        """Notes that a member's process has ended; one that says why, and has not served, is refused."""
+
+        def end(member: Member) -> Member:
+            if not why or member.status not in (Status.STARTING, Status.PENDING):
+                return replace(member, heard=0.0)
+            refusal = f"{member.name.capitalize()} on {member.node} cannot serve: {why}"
+            log.warning("%s", refusal)
+            return replace(member, heard=0.0, status=Status.REFUSED, why=refusal)
+
+        with self._lock:
+            self._change(kind, number, end)
+
+    def ask_to_leave(self, kind: Kind, number: int, by_itself: bool = False) -> None:
+        """Notes a request that a member leaves; the run's own generators have entries from then on.
+
+        Args:
+            kind: The member's.
+            number: The member's.
+            by_itself: Whether its own process asks, at a signal.
+        """
+
+        def ask(member: Member) -> Member:
+            return replace(member, leaving=True, leave_refusal="", by_itself=by_itself)
+
+        with self._lock:
+            self._change(kind, number, ask)
+
+    def view(self, kind: Kind, number: int) -> Member:
+        """Returns what is known of a member."""
+        with self._lock:
+            return self._members.get((kind, number), Member(kind, number))
+
+    def joined(self, kind: Kind) -> list[int]:
+        """Returns the numbers of the members of this kind that the run has admitted."""
+        return [member.number for member in self.members(kind) if member.status in (Status.PENDING, Status.SERVING)]
+
+    # ---- for the run
+
+    def members(self, kind: Kind) -> list[Member]:
+        """Returns all that have joined, also those that are over, in the order of their numbers."""
+        first = self.spec.generators if kind is Kind.GENERATOR else 0
+        with self._lock:
+            found = [each for each in self._members.values() if each.kind is kind and each.number >= first]
+        return sorted(found, key=lambda member: member.number)
+
+    def alive(self, kind: Kind) -> dict[int, Member]:
+        """Returns the members with a lease and an address, by number."""
+        now = time.monotonic()
+        return {each.number: each for each in self.members(kind) if now - each.heard < LEASE_S and each.location.url}
+
+    def leaving(self, kind: Kind) -> list[int]:
+        """Returns the numbers of those that are asked to leave."""
+        with self._lock:
+            return [each.number for each in self._members.values() if each.kind is kind and each.leaving]
+
+    def refusal(self, kind: Kind) -> str:
+        """Returns why the last member that was refused cannot serve; empty if there is none."""
+        found = [member.why for member in self.members(kind) if member.status is Status.REFUSED]
+        return found[-1] if found else ""
+
+    def set_status(self, kind: Kind, number: int, status: Status, version: int = -1, why: str = "") -> None:
+        """Notes the status of a member; one that has ended with the run stays so."""
+
+        def enter(member: Member) -> Member:
+            if member.status is Status.ENDED:
+                return member
+            return replace(member, status=status, version=version, why=why)
+
+        with self._lock:
+            self._change(kind, number, enter)
+
+    def answer_leave(self, kind: Kind, number: int, refusal: str) -> None:
+        """Answers a member's request to leave: the reason to reject it, or empty if it has left."""
+        with self._lock:
+            self._change(kind, number, lambda member: replace(member, leaving=False, leave_refusal=refusal))
+
+    def end(self) -> None:
+        """Tells all members that the run ends, and waits a moment until they know."""
+        with self._lock:
+            said = time.monotonic()
+            for member in list(self._members.values()):
+                if not member.status.over:
+                    self._members[member.kind, member.number] = replace(member, status=Status.ENDED)
+        while time.monotonic() - said < END_S:
+            with self._lock:
+                silent = [each for each in self._members.values() if said - LEASE_S < each.heard <= said]
+            if not silent:
+                return
+            time.sleep(0.05)
+
+    def _change(self, kind: Kind, number: int, change: Callable[[Member], Member]) -> Member:
+        changed = change(self._members.get((kind, number), Member(kind, number)))
+        self._members[kind, number] = changed
+        return changed

@@ -1,0 +1,187 @@
+"""All members of a run, from the opened registry to the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lrl.generators.endpoint import is_loopback
+from lrl.generators.fleet import Fleet
+from lrl.generators.server import ServerError
+from lrl.generators.settings import ServerSettings
+from lrl.members.admission import GeneratorAdmission, ScorerAdmission, poll_forever
+from lrl.members.join_spec import JoinSpec
+from lrl.members.launched import LaunchedMembers, RunAddress
+from lrl.members.launchers import Launcher
+from lrl.members.member import Kind
+from lrl.members.registry import Registry
+from lrl.members.run_file import remove_run_file, url_elsewhere, write_run_file
+from lrl.members.service import RegistryServer
+from lrl.rewards.remote_pool import RemotePool
+from lrl.runtime.best_effort import best_effort
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Jobs of each place that may fail before a run gives up at its start."""
+POLL_S = 0.1
+
+
+class RunMembers:
+    """Has others join a run, from `open` to `close`.
+
+    Args:
+        fleet: Where generators go.
+        scorers: Where scorers go; None for a run that takes none.
+        launchers: What starts members of a kind; without one they come by themselves.
+        settings: Those of all generators.
+        folder: The run's.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        scorers: RemotePool | None,
+        launchers: dict[Kind, Launcher],
+        settings: ServerSettings,
+        folder: Path,
+    ) -> None:
+        self.fleet, self.scorers, self.launchers = fleet, scorers, launchers
+        self.settings, self.folder = settings, folder
+        self.server: RegistryServer | None = None
+        """Where they join; None before `open`."""
+        self.launched: dict[Kind, LaunchedMembers] = {}
+
+    def open(self, spec: JoinSpec, token: str, port: int) -> RegistryServer:
+        """Opens the registry, and has scorers start and join.
+
+        Args:
+            spec: What members must share with the run.
+            token: The run's.
+            port: Of `settings.host`; 0 for a free one.
+
+        Raises:
+            ConfigError: The port is taken.
+        """
+        scoring = None if self.scorers is None else self.scorers.terms
+        self.server = server = RegistryServer(Registry(spec), self.settings.endpoint, token, port, scoring)
+        with best_effort("The address for joining members", self.folder):
+            write_run_file(self.folder, server)
+        for kind in Kind:
+            self._say_how_to_join(kind, url_elsewhere(server))
+        if self.scorers is not None:
+            admission = ScorerAdmission(self.scorers, server.registry, token)
+            self.fleet.run_in_background(poll_forever(admission))
+            self._launch(Kind.SCORER)
+        return server
+
+    def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
+        """Admits generators from now on, and waits for the members that the run has asked for.
+
+        Args:
+            of_nodes: Generators that the nodes of other ranks start.
+            interrupted: Called at every look; raises to end the wait.
+
+        Raises:
+            ServerError: None of a launcher's has joined within `server.start_timeout_s`.
+        """
+        server = self.server
+        assert server is not None, "opened before"
+        admission = GeneratorAdmission(
+            self.fleet,
+            server.registry,
+            token=server.token,
+            settings=self.settings,
+            folder=self.folder,
+        )
+        self.fleet.run_in_background(poll_forever(admission))
+        self._launch(Kind.GENERATOR)
+        if of_nodes:
+            self.wait_joined(Kind.GENERATOR, of_nodes, interrupted)
+        for kind, launched in self.launched.items():
+            name, where = type(launched.launcher).__name__, url_elsewhere(server)
+            rank_zero_info(f"Waiting until {launched.launcher.jobs} {kind}(s) of {name} have joined at {where}.")
+            self.wait_joined(kind, launched.launcher.jobs, interrupted)
+
+    def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
+        """Waits until members have joined, for `server.start_timeout_s` at most.
+
+        Args:
+            kind: Theirs.
+            wanted: How many.
+            interrupted: Called at every look; raises to end the wait.
+
+        Raises:
+            ServerError: A launcher was to start them, and none has joined by then, or each job has
+                failed several times.
+        """
+        assert self.server is not None, "opened before"
+        deadline_s = self.settings.start_timeout_s
+        end = time.monotonic() + deadline_s
+        while (joined := len(self.server.registry.joined(kind))) < wanted:
+            interrupted()
+            self.raise_if_all_failed(kind)
+            if time.monotonic() > end:
+                if not joined and kind in self.launched:
+                    raise self._no_member_error(kind, f"within server.start_timeout_s={deadline_s:g}")
+                log.warning(
+                    "Only %d of %d %ss have joined within server.start_timeout_s=%g; the run begins. Their output says "
+                    "why.",
+                    *(joined, wanted, kind, deadline_s),
+                )
+                return
+            time.sleep(POLL_S)
+
+    def raise_if_all_failed(self, kind: Kind) -> None:
+        """Raises ServerError if all jobs of a launcher have failed several times, and none serves."""
+        assert self.server is not None, "opened before"
+        launched = self.launched.get(kind)
+        if launched is None or launched.supervisor.fewest_failures < ATTEMPTS:
+            return
+        if not self.server.registry.joined(kind):
+            raise self._no_member_error(kind, f"in {ATTEMPTS} attempts")
+
+    def close(self) -> None:
+        """Tells all that the run is over, ends the launchers' jobs, and closes the registry."""
+        if self.server is not None:
+            if self.scorers is not None:
+                self.scorers.close()
+            self.server.registry.end()
+            for launched in self.launched.values():
+                launched.stop()
+            self.server.close()
+            with best_effort("The end of the run", self.folder):
+                remove_run_file(self.folder)
+        for launcher in self.launchers.values():
+            launcher.close()
+
+    def _say_how_to_join(self, kind: Kind, url: str) -> None:
+        launcher = self.launchers.get(kind)
+        for_others = not is_loopback(self.settings.host) or (launcher is not None and not launcher.starts)
+        if for_others and (kind is Kind.GENERATOR or self.scorers is not None):
+            rank_zero_info(f"Other {kind}s join by: lrl join {url} --kind {kind}")
+
+    def _launch(self, kind: Kind) -> None:
+        if (launcher := self.launchers.get(kind)) is None:
+            return
+        assert self.server is not None, "opened before"
+        self.launched[kind] = LaunchedMembers(
+            launcher,
+            kind,
+            roster=self.server.registry,
+            address=RunAddress.of(self.server),
+            folder=self.folder,
+        )
+        self.launched[kind].start()
+
+    def _no_member_error(self, kind: Kind, when: str) -> ServerError:
+        assert self.server is not None, "opened before"
+        launched = self.launched[kind]
+        words = self.server.registry.refusal(kind) or launched.last_words
+        said = f" The last one said:\n{words}" if words else ""
+        launcher = f"{launched.launcher.setting} {type(launched.launcher).__name__}"
+        return ServerError(f"No {kind} of {launcher} has joined {when}.{said}")

@@ -1,0 +1,158 @@
+"""Jobs that shall always run: started, watched, and started again when they have failed.
+
+A run's own generators, what a launcher starts, and the generators of another trainer node are kept
+alive by this one class. It knows nothing of any of them, so the fleet can use it as well as the
+rooms above the fleet.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
+STABLE_S = 60.0
+"""A job that served so long before it failed is started again without a longer pause."""
+
+
+class JobState(Enum):
+    """What a job does."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    """It is to be ended and started again."""
+    LEFT = "left"
+    """It was asked to leave, so it is not started again."""
+
+
+class Condition(NamedTuple):
+    """The state of a job, and why."""
+
+    state: JobState
+    why: str = ""
+
+
+class Slot(ABC):
+    """The place of one job. Its methods are called on one thread, which outlives the job."""
+
+    name: str
+    """Of the job, for the log."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the job; raises OSError if that is not possible now."""
+
+    @abstractmethod
+    def condition(self) -> Condition:
+        """Returns what the job does; called between `start` and `end`."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ends the job, also one that hangs, if there is one. Idempotent."""
+
+
+class JobSupervisor:
+    """Keeps a job running in each slot, from `start` to `stop`, on a thread for each.
+
+    Args:
+        slots: Where jobs shall run.
+        running: Whether a job runs in each slot already.
+    """
+
+    def __init__(self, slots: Sequence[Slot], running: bool = False) -> None:
+        self.watches = [_Watch(slot, running) for slot in slots]
+        self._over = threading.Event()
+        # Each slot has its own thread: a job that is slow to start or to end delays no other.
+        self._threads = [
+            threading.Thread(target=self._run, args=(watch,), name=f"lrl-jobs-{place}", daemon=True)
+            for place, watch in enumerate(self.watches)
+        ]
+
+    @property
+    def fewest_failures(self) -> int:
+        """How often the best of the slots has failed since it last served for long."""
+        return min((watch.failures for watch in self.watches), default=0)
+
+    @property
+    def last_failure(self) -> str:
+        """Why a job has failed last; empty if none has."""
+        return max(self.watches, key=lambda watch: watch.failed_at).why if self.watches else ""
+
+    def start(self) -> None:
+        """Begins to start jobs, and to watch those that run."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends all jobs, all at once, and waits for their end. Idempotent."""
+        self._over.set()
+        for thread, watch in zip(self._threads, self.watches, strict=True):
+            if thread.ident is None:
+                watch.slot.end()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _run(self, watch: "_Watch") -> None:
+        try:
+            while not self._over.wait(POLL_S):
+                watch.look()
+        except Exception:
+            log.exception("Watching %s failed; it will not be replaced.", watch.slot.name)
+            self._over.wait()
+        finally:
+            watch.slot.end()
+
+
+class _Watch:
+    """A slot, and how its jobs have fared."""
+
+    def __init__(self, slot: Slot, running: bool) -> None:
+        self.slot, self.running = slot, running
+        self.failures = 0
+        self.why, self.failed_at = "", 0.0
+        self._next_start = 0.0
+        self._serving_since: float | None = None
+        self._left = False
+
+    def look(self) -> None:
+        """Starts the job if it is time, or looks at it."""
+        if not self.running:
+            if not self._left and time.monotonic() >= self._next_start:
+                self._start()
+            return
+        state, why = self.slot.condition()
+        if state is JobState.SERVING and self._serving_since is None:
+            self._serving_since = time.monotonic()
+        if state in (JobState.FAILED, JobState.LEFT):
+            self.slot.end()
+            self.running, self._left = False, state is JobState.LEFT
+            if not self._left:
+                self._failed(why)
+
+    def _start(self) -> None:
+        self._serving_since = None
+        try:
+            self.slot.start()
+        except OSError as error:
+            self._failed(f"it cannot be started: {error}")
+        else:
+            self.running = True
+
+    def _failed(self, why: str) -> None:
+        """Decides when the next attempt is due."""
+        now = time.monotonic()
+        if self._serving_since is not None and now - self._serving_since > STABLE_S:
+            self.failures = 0
+        pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
+        log.warning("%s is replaced in %g s: %s", self.slot.name.capitalize(), pause_s, why)
+        self.why, self.failed_at = why, now
+        self._next_start = now + pause_s
+        self.failures += 1

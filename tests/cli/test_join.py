@@ -1,0 +1,76 @@
+"""`lrl join` and `lrl leave`: what they say when they cannot do what was asked."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from lrl.cli.main import main
+from lrl.members import join
+from lrl.members.join_session import LocalOverrides
+from lrl.members.member import Kind
+
+SCORER = ["--kind", "scorer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["join"], "RUN"),
+        (["leave"], "RUN"),
+        (["join", "somewhere", "--kind", "judge"], "invalid choice: 'judge'"),
+        (["join", "somewhere", *SCORER, "--workers", "0"], "--workers 0: it must be at least 1"),
+        (["join", "somewhere", "--workers", "2"], "--workers: only with --kind scorer"),
+        (["join", "somewhere", *SCORER, "--devices", "0"], "--devices: only with --kind generator"),
+        (["join", "somewhere", "--devices", "a"], "'a' are no CUDA indices; give numbers with commas, like 0,1"),
+        (["join", "somewhere", *SCORER, "--number", "-1"], "--number -1: scorers are counted from 0"),
+        (["leave", "somewhere", "--number", "-1"], "--number -1: generators are counted from 0"),
+        (["join", "somewhere", "--run_cert", "cert.pem"], "--run_cert cert.pem: only with the run's address"),
+        (["leave", "somewhere", "--run_cert", "cert.pem"], "--run_cert cert.pem: only with the run's address"),
+        (["leave", "somewhere", "--host", "10.0.0.1"], "--host"),
+        (["join", __file__], f"{__file__} is a file; give the run's folder"),
+        (["leave", __file__], f"{__file__} is a file; give the run's folder"),
+    ],
+)
+def test_words_that_cannot_work_are_refused(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2 and named in capsys.readouterr().err
+
+
+def test_a_scorer_has_a_worker_for_each_core_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str, Kind, int]] = []
+
+    def note(run: str, kind: Kind, own: LocalOverrides) -> int:
+        found.append((run, kind, own.workers))
+        return 0
+
+    monkeypatch.setattr(join, "join", note)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    assert main(["join", "RUN", *SCORER]) == 0
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
+    assert main(["join", "RUN", *SCORER]) == 0
+    assert found == [("RUN", Kind.SCORER, len(os.sched_getaffinity(0))), ("RUN", Kind.SCORER, 7)]
+
+
+@pytest.mark.parametrize("words", [["join"], ["join", *SCORER], ["leave"]])
+def test_without_a_live_run_the_error_names_the_folder(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(tmp_path)]) == 2
+    assert f"{tmp_path} is not the folder of a live run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["join"], ["join", *SCORER], ["leave"]])
+def test_an_address_where_nobody_answers_is_named_with_the_setting(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRL_TOKEN", "a-token-of-a-run-that-is-over")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert main([*words, f"http://127.0.0.1:{free.getsockname()[1]}"]) == 2
+    said = capsys.readouterr().err
+    assert "The run does not answer at http://127.0.0.1" in said and "strategy.server.host" in said

@@ -1,0 +1,223 @@
+"""`lrl prompt`: the printed lines, run by a real shell, against a real generator and against small programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrl.cli.main import main
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.members.discovery import NotRunning, find_generator
+from tests.lent_server import LentServer
+
+WITHOUT_A_TEMPLATE = """
+import http.server, json, sys
+BEFORE, AFTER = [1], []
+class Base(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say(200, {"data": [{"id": "base", "max_model_len": 40}]})
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize" and "prompt" in body:
+            letters, special = [ord(letter) for letter in body["prompt"]], body["add_special_tokens"]
+            self.say(200, {"tokens": BEFORE * special + letters + AFTER * special})
+        else:
+            self.say(400 if self.path == "/tokenize" else 200, {"route": self.path, **body})
+    def say(self, status, answer):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Base).serve_forever()
+"""
+SILENT = "import time; time.sleep(600)"
+ODD_PROMPT = """it's $(touch harm) `touch harm` "two" \\ %s"""
+
+WATCHING_CURL = """#!/bin/sh
+cat /proc/[0-9]*/cmdline >"$SEEN/command_lines" 2>/dev/null
+exec {curl} "$@"
+"""
+
+
+class Scripted(Server):
+    """A generator that runs a Python program in place of vLLM."""
+
+    program = WITHOUT_A_TEMPLATE
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.program, "--host", "127.0.0.1", "--port", str(self.port)]
+
+
+class Ending(Scripted):
+    """One whose tokenizer puts an end behind every text."""
+
+    program = WITHOUT_A_TEMPLATE.replace("AFTER = [1], []", "AFTER = [1], [2]")
+
+
+@pytest.fixture
+def two_generators(tmp_path: Path) -> Iterator[list[Server]]:
+    """Generators 0 and 12 of the run in `tmp_path`."""
+    servers = [Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, number, "two") for number in (0, 12)]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait_ready()
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Returns exit status, stdout and stderr of `lrl prompt`."""
+    status = main(["prompt", *words])
+    written = capsys.readouterr()
+    return status, written.out, written.err
+
+
+def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
+    """Runs the lines in bash, in an empty folder; returns the JSON that they print."""
+    home = folder / "home"
+    home.mkdir()
+    environment = os.environ | {"HOME": str(home), "TMPDIR": str(home)} | variables
+    done = subprocess.run(["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=home, env=environment)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_read(
+    lent_server: LentServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, token = lent_server.log_path.parent, lent_server.token
+    status, lines, _ = say(capsys, str(run), ODD_PROMPT)
+    assert status == 0 and token in lines and lent_server.url in lines
+    curl = tmp_path / "curl"
+    curl.write_text(WATCHING_CURL.format(curl=shutil.which("curl")))
+    curl.chmod(0o755)
+    answer = run_in_shell(lines, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", SEEN=str(tmp_path))
+    assert answer["object"] == "chat.completion" and answer["usage"]["completion_tokens"] >= 1
+    command_lines = (tmp_path / "command_lines").read_bytes()
+    assert b"lrl.vllm_plugin.api_server" in command_lines, "it has seen them all"
+    files = [path for folder in (run, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
+
+
+def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
+    two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = say(capsys, str(tmp_path), ODD_PROMPT)[1]
+    answer = run_in_shell(lines, tmp_path)
+    assert answer["route"] == "/v1/completions" and answer["model"] == "base" and answer["max_tokens"] == 20
+    assert answer["prompt"] == ODD_PROMPT and answer["cache_salt"].isdecimal()
+    assert not (tmp_path / "home" / "harm").exists()
+
+
+def test_a_prompt_is_sent_without_the_end_that_its_tokenizer_adds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Ending("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "one")
+    try:
+        server.start()
+        server.wait_ready()
+        answer = run_in_shell(say(capsys, str(tmp_path), "1+1=")[1], tmp_path)
+    finally:
+        server.stop()
+    assert answer["prompt"] == [1, *map(ord, "1+1=")]
+
+
+def test_another_generator_is_chosen_by_its_number(
+    two_generators: list[Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
+        assert f"{server.url}/v1\n" in say(capsys, str(tmp_path), *words)[1]
+    status, out, error = say(capsys, str(tmp_path), "--generator", "1")
+    assert (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
+
+
+def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(
+    two_generators: list[Server], tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    found = find_generator(link, 12)
+    assert (found.url, found.token) == (two_generators[1].url, two_generators[1].token)
+    assert found.token not in repr(found)
+    two_generators[1].stop()
+    with pytest.raises(NotRunning, match=r"\[0\]"):
+        find_generator(link, 12)
+
+
+def test_without_a_run_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "generator-0.log").write_text("a run that has ended")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        status, out, error = say(capsys, str(folder))
+        assert (status, out) == (2, "") and str(folder) in error and f"lrl chat {folder}/policy" in error
+
+
+def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "silent")
+    server.program = SILENT  # type: ignore[misc]
+    server.start()
+    try:
+        status, out, error = say(capsys, str(tmp_path))
+    finally:
+        server.stop()
+    assert (status, out) == (2, "") and server.url in error and str(server.log_path) in error
+
+
+def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["prompt"])
+    assert "RUN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["https://10.0.0.7:5"], "https://10.0.0.7:5 is an address; give the run's folder"),
+        ([".", "--generator", "-1"], "--generator -1: generators are counted from 0"),
+        ([__file__], f"{__file__} is a file; give the run's folder"),
+    ],
+)
+def test_an_option_that_does_not_apply_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["prompt", *words])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        (["prompt", "."], "lrl.cli.prompt.lines"),
+        (["chat", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
+        (["doctor"], "lrl.cli.doctor.checks"),
+        (["plan", "--compare", "."], "lrl.planning.simulator.compare.read_run"),
+    ],
+)
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    words: list[str],
+    work: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(work, interrupted)
+    assert main([str(tmp_path) if word == "FOLDER" else word for word in words]) == 130
+    assert capsys.readouterr().err == "\n"

@@ -1,0 +1,42 @@
+"""A registry that is served over HTTP, as rank 0 serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lrl.generators.endpoint import Endpoint
+from lrl.generators.settings import ServerSettings
+from lrl.members.client import RunClient
+from lrl.members.join_spec import JoinSpec
+from lrl.members.registry import Registry
+from lrl.members.run_file import write_run_file
+from lrl.members.service import RegistryServer
+
+TOKEN = "the-token-of-this-run"
+
+
+def spec_of(transport: str = "shared_memory", **fields: object) -> JoinSpec:
+    defaults = {"run_id": "ab12", "on_cpu": True, "generators": 1}
+    return JoinSpec("base", asdict(ServerSettings()), transport, **defaults | fields)  # type: ignore[arg-type]
+
+
+@contextmanager
+def served(
+    spec: JoinSpec, folder: Path | None = None, token: str = TOKEN, scoring: Callable[[], dict[str, Any]] | None = None
+) -> Iterator[RegistryServer]:
+    """Serves a registry, and says so in a run's folder."""
+    server = RegistryServer(Registry(spec), Endpoint(), token, scoring=scoring)
+    try:
+        if folder is not None:
+            write_run_file(folder, server)
+        yield server
+    finally:
+        server.close()
+
+
+def client_of(server: RegistryServer, token: str = TOKEN) -> RunClient:
+    return RunClient(server.location(), token)

@@ -1,0 +1,266 @@
+"""Generators of other processes join and leave a live fleet through its registry; the processes are models."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.generators.client import GeneratorClient, RequestRejected
+from lrl.generators.endpoint import Location
+from lrl.generators.fleet import Fleet
+from lrl.generators.generator import Generator, State
+from lrl.generators.settings import ServerSettings
+from lrl.members import admission
+from lrl.members.admission import GeneratorAdmission, JoinedServer, poll_forever
+from lrl.members.member import Kind, Member, Status
+from lrl.members.registry import Registry
+from lrl.planning.simulator.clock import run
+from lrl.runtime import job_supervisor
+from tests.generators.test_fleet import ModelServer, until
+from tests.generators.test_pool import ModelClient, ask, resync
+from tests.members.served_run import spec_of
+
+TOKEN = "the-token-of-this-run"
+SPEC = spec_of(generators=2)
+SOMEWHERE = Location("http://127.0.0.1:1")
+
+
+class LiveRun:
+    """A fleet of two models of servers, open to others, and a trainer that syncs on request."""
+
+    def __init__(self, folder: Path) -> None:
+        self.servers = [ModelServer(0), ModelServer(1)]
+        for server in self.servers:
+            server.token = TOKEN
+        self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
+        self.fleet.start()
+        self.registry = Registry(SPEC)
+        admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings(), folder)
+        self.fleet.run_in_background(poll_forever(admits))
+        self.sync(0)
+
+    def begin_sync(self) -> None:
+        self.fleet.call(self.fleet.rollouts.admit_pending(), "the beginning of a sync")
+
+    def end_sync(self, version: int, failing: Generator | None = None) -> None:
+        async def verify() -> None:
+            for generator in self.fleet.rollouts.generators:
+                if generator is not failing:
+                    generator.version = version
+                    generator.verify()
+            await self.fleet.rollouts.finish_sync(
+                {failing: "it does not compute what the policy does"} if failing else {}
+            )
+
+        self.fleet.call(verify(), "a model of a sync")
+
+    def sync(self, version: int) -> None:
+        self.begin_sync()
+        self.end_sync(version)
+
+    def joining(self) -> tuple[int, Generator]:
+        """Returns a generator that has joined and waits for a sync."""
+        number = self.speaks(SOMEWHERE)
+        until(lambda: bool(self.fleet.rollouts.pending))
+        until(lambda: self.status(number) is Status.PENDING)
+        return number, self.fleet.rollouts.pending[0]
+
+    def serving(self, version: int = 7) -> tuple[int, Generator]:
+        """Returns a generator that has joined and serves."""
+        number, generator = self.joining()
+        self.sync(version)
+        until(lambda: self.serves(number, version))
+        return number, generator
+
+    def speaks(self, location: Location) -> int:
+        """Returns the number of a generator that says where it is."""
+        number = self.registry.claim(Kind.GENERATOR)
+        self.registry.register(Kind.GENERATOR, number, location)
+        return number
+
+    def member(self, number: int) -> Member:
+        return self.registry.view(Kind.GENERATOR, number)
+
+    def status(self, number: int) -> Status:
+        return self.member(number).status
+
+    def serves(self, number: int, version: int) -> bool:
+        return (self.status(number), self.member(number).version) == (Status.SERVING, version)
+
+    def ask_to_leave(self, number: int) -> str:
+        self.registry.ask_to_leave(Kind.GENERATOR, number)
+        until(lambda: not self.member(number).leaving)
+        return self.member(number).leave_refusal
+
+
+async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+    """Succeeds, like every running process."""
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(admission, "POLL_S", 0.01)
+    made = LiveRun(tmp_path)
+    yield made
+    made.fleet.stop()
+
+
+def test_a_generator_joins_at_a_sync_and_serves(live: LiveRun) -> None:
+    number, joining = live.joining()
+    assert number == 2 and joining.server.token == TOKEN and joining.capacity == 4
+    assert not joining.serving and joining not in live.fleet.rollouts.generators and live.fleet.joined == 0
+    live.sync(7)
+    until(lambda: live.serves(number, 7))
+    until(lambda: live.fleet.joined == 1)
+    assert joining in live.fleet.rollouts.serving and live.fleet.alive == 3
+
+
+def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restarted(live: LiveRun) -> None:
+    number, joining = live.joining()
+    live.begin_sync()
+    live.end_sync(7, failing=joining)
+    until(lambda: live.status(number) is Status.REFUSED)
+    assert live.member(number).why == "it does not compute what the policy does"
+    until(lambda: joining not in live.fleet.generators)
+    assert joining.served_from is None and live.fleet.alive == 2
+    assert (live.fleet.joined, live.fleet.left, live.fleet.restarts) == (0, 0, 0)
+
+
+def test_a_joining_generator_with_another_token_is_refused(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        raise RequestRejected("generator 2: answered 401: only with the token of that run")
+
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", refuses)
+    number = live.speaks(SOMEWHERE)
+    until(lambda: live.status(number) is Status.REFUSED)
+    assert "401" in live.member(number).why and not live.fleet.rollouts.pending  # type: ignore[union-attr]
+
+
+def test_an_invalid_certificate_refuses_its_generator_and_no_other(live: LiveRun) -> None:
+    number = live.speaks(Location("https://127.0.0.1:1", "certificate", "no certificate"))
+    until(lambda: live.status(number) is Status.REFUSED)
+    assert live.joining()[0] == number + 1
+
+
+def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: LiveRun) -> None:
+    number, generator = live.serving()
+    live.registry.withdraw(Kind.GENERATOR, number)
+    until(lambda: live.status(number) is Status.LOST)
+    until(lambda: live.fleet.left == 1)
+    assert "its process has ended" in (generator.eviction or "") and len(live.fleet.generators) == 2
+    assert live.fleet.restarts == 0 and [len(server.starts) for server in live.servers] == [1, 1]
+    assert live.registry.claim(Kind.GENERATOR) == number + 1, "a number is never given twice"
+
+
+def test_a_joined_generator_whose_process_is_silent_is_lost(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, generator = live.serving()
+    monkeypatch.setattr("lrl.members.registry.LEASE_S", 0.01)
+    until(lambda: generator.eviction is not None)
+    assert "its process has ended" in (generator.eviction or "")
+
+
+def test_a_generator_that_leaves_stays_out_and_the_run_stops_its_own_server(live: LiveRun) -> None:
+    number, joined = live.serving()
+    assert live.ask_to_leave(number) == "" and live.status(number) is Status.LEFT
+    assert live.ask_to_leave(0) == "" and not live.servers[0].alive and live.servers[1].alive
+    assert [generator.server.number for generator in live.fleet.generators] == [1] and live.fleet.left == 2
+    live.sync(8)
+    assert live.fleet.alive == 1 and len(live.servers[0].starts) == 1
+    assert joined.eviction == "generator 2 has left the run."
+    assert live.status(number) is Status.LEFT and live.member(number).version == 7, "and not lost"
+
+
+def test_the_last_serving_generator_and_an_unknown_one_cannot_leave(live: LiveRun) -> None:
+    number, _ = live.joining()  # it has not served yet, so the run cannot rely on it
+    assert live.ask_to_leave(1) == ""
+    assert "the last one that serves" in live.ask_to_leave(0)
+    assert live.servers[0].alive and live.fleet.alive == 1
+    assert "no generator 9" in live.ask_to_leave(9)
+    live.sync(7)
+    assert live.ask_to_leave(0) == "" and "the last one" in live.ask_to_leave(number)
+
+
+def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
+    number, generator = live.serving()
+    live.begin_sync()
+    live.registry.ask_to_leave(Kind.GENERATOR, number)
+    looks = threading.Event()
+    live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
+    assert looks.wait(60) and live.member(number).leaving and generator.eviction is None
+    live.end_sync(8)
+    until(lambda: live.status(number) is Status.LEFT)
+    assert live.member(number).version == 8
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die_meanwhile(dies: bool) -> None:
+    async def scene() -> tuple[Fleet, list[State]]:
+        fleet, states = Fleet([ModelServer(0)], capacity=4), list[State]()  # type: ignore[list-item]
+        leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings(), Path()), 4)
+        fleet.generators.append(leaving)
+        fleet.rollouts.generators = list(fleet.generators)
+
+        async def flush(deadline_s: float) -> None:
+            states.append(leaving.state)
+            if dies:
+                fleet.rollouts.evict(leaving, "it died")
+
+        for generator in fleet.generators:
+            generator.client = ModelClient()  # type: ignore[assignment]
+            generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+        leaving.client.flush = flush  # type: ignore[method-assign]
+        await resync(fleet.rollouts, 0)
+        await fleet.remove(leaving)
+        return fleet, states
+
+    fleet, states = run(scene())
+    assert states == [State.DRAINING] and len(fleet.rollouts.generators) == 1
+    fleet.stop()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 60), min_size=2, max_size=2),
+    st.lists(st.integers(1, 60), max_size=2, unique=True),
+)
+def test_leaving_loses_no_token_and_no_response(
+    groups: list[tuple[int, int]], leaves: list[int], syncs: list[int]
+) -> None:
+    """Two of three leave at any moment, in quarters of a second; `ask` counts every response's tokens."""
+
+    async def scene() -> Fleet:
+        fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
+        for number in (1, 2):
+            server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings(), Path())
+            fleet.generators.append(Generator(server, 4))
+        fleet.rollouts.generators = list(fleet.generators)
+        for generator in fleet.generators:
+            generator.client = ModelClient()  # type: ignore[assignment]
+            generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
+        await resync(fleet.rollouts, 0)
+        events = [(moment, fleet.remove(one)) for moment, one in zip(leaves, fleet.generators[1:], strict=True)]
+        events += [(moment, resync(fleet.rollouts, moment)) for moment in syncs]
+
+        async def later(moment: int, work: Any) -> None:
+            await asyncio.sleep(moment / 4)
+            await work
+
+        await asyncio.gather(
+            *(ask(fleet.rollouts, n, seconds) for n, seconds in groups), *(later(*event) for event in events)
+        )
+        return fleet
+
+    fleet = run(scene())
+    assert len(fleet.generators) == 1 and fleet.left == 2 and fleet.generators[0].in_flight == 0
+    fleet.stop()

@@ -1,0 +1,282 @@
+"""`lrl join` and `lrl leave` against a live fleet: real supervisors and processes, small programs in vLLM's
+place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import lrl
+from lrl.cli.main import main
+from lrl.generators.client import GeneratorClient
+from lrl.generators.fleet import Fleet
+from lrl.generators.generator import Generator
+from lrl.generators.settings import ServerSettings
+from lrl.members import admission, join, join_session, joining_generator
+from lrl.members.admission import GeneratorAdmission, poll_forever
+from lrl.members.discovery import NotRunning
+from lrl.members.join_session import LocalOverrides
+from lrl.members.joining_generator import JoiningGenerator
+from lrl.members.member import Kind, Member
+from lrl.members.run_file import find_run
+from tests.cli.test_prompt import Scripted
+from tests.leftovers import wait_for
+from tests.members.served_run import served, spec_of
+
+SPEC = spec_of()
+
+
+class Watched(Scripted):
+    """Records the servers that `lrl join` starts."""
+
+    made: list[Watched] = []
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        self.made.append(self)
+
+
+def sync(fleet: Fleet, version: int, failing: str = "") -> None:
+    """Does a model of a sync."""
+
+    async def work() -> None:
+        await fleet.rollouts.admit_pending()
+        failed = {one: "it is not the same" for one in fleet.rollouts.generators if one.name == failing}
+        for generator in fleet.rollouts.generators:
+            if generator not in failed:
+                generator.version = version
+                generator.verify()
+        await fleet.rollouts.finish_sync(failed)
+
+    fleet.call(work(), "a model of a sync")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """A fleet of one generator, which serves version 0."""
+
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
+
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    monkeypatch.setattr(admission, "POLL_S", 0.02)
+    monkeypatch.setattr(join, "POLL_S", 0.02)
+    monkeypatch.setattr(join_session, "POLL_S", 0.02)
+    monkeypatch.setattr(joining_generator, "Server", Watched)
+    monkeypatch.setattr(Watched, "made", [])
+    own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
+    made = Fleet([own], capacity=4)
+    try:
+        made.start()
+        with served(SPEC, tmp_path, own.token) as server:
+            admits = GeneratorAdmission(made, server.registry, own.token, own.settings, tmp_path)
+            made.run_in_background(poll_forever(admits))
+            sync(made, 0)
+            made.registry_server = server  # type: ignore[attr-defined]
+            yield made
+    finally:
+        made.stop()
+
+
+def pending(fleet: Fleet) -> list[Generator]:
+    return fleet.rollouts.pending
+
+
+class Meanwhile(threading.Thread):
+    """Acts while `lrl join` has the main thread, which signals need; a failure ends that, too."""
+
+    def __init__(self, *acts: Callable[[], Any]) -> None:
+        super().__init__()
+        self.acts = acts
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for act in self.acts:
+                act()
+        except BaseException as error:
+            self.error = error
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def done(self) -> None:
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def until(condition: Callable[[], object]) -> None:
+    wait_for(condition, 60.0, "what the other thread waits for")
+
+
+def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = Meanwhile(
+        lambda: until(lambda: bool(pending(fleet))),
+        lambda: sync(fleet, 7),
+        lambda: until(lambda: fleet.joined == 1),
+        lambda: until(lambda: fleet.alive == 2),
+        lambda: os.kill(os.getpid(), signal.SIGINT),
+    )
+    assert main(["join", str(tmp_path)]) == 0
+    others.done()
+    said = capsys.readouterr().out
+    words = ["starts, with the model base", "answers at http", "since version 7", "has left"]
+    places = [said.find(word) for word in words]
+    assert -1 not in places and places == sorted(places), said
+    (server,) = Watched.made
+    assert not server.alive and fleet.left == 1 and fleet.alive == 1
+    token = server.token
+    assert token == fleet.generators[0].server.token and token not in said
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
+
+
+def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert main(["join", str(tmp_path)]) == 0
+    others.done()
+    weights = f"lrl-{SPEC.run_id}-0.safetensors"  # as `lrl.callbacks.weight_sync` and its transport name it
+    assert not weights.startswith(f"lrl-{Watched.made[0].run_id}-")
+    assert Watched.made[0].run_id.startswith(SPEC.run_id), "the run's own supervisors may remove its files"
+
+
+def test_it_ends_with_the_run_and_prints_so(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_session, "REFUSED_S", 0.1)
+    close = fleet.registry_server.close  # type: ignore[attr-defined]
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop, close)
+    assert main(["join", str(tmp_path)]) == 0
+    others.done()
+    assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
+
+
+def test_a_generator_that_fails_its_probe_prints_the_reason_and_ends(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
+    assert main(["join", str(tmp_path)]) == 1
+    others.done()
+    assert "not admitted it: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
+
+
+def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["leave", str(tmp_path)]) == 2
+    assert "--number N" in capsys.readouterr().err
+    assert main(["leave", str(tmp_path), "--number", "0"]) == 2
+    assert "generator 0 is the last one that serves" in capsys.readouterr().err.lower()
+    statuses: list[int] = []
+    others = Meanwhile(
+        lambda: until(lambda: bool(pending(fleet))),
+        lambda: sync(fleet, 7),
+        lambda: until(lambda: fleet.joined == 1),
+        lambda: statuses.append(main(["leave", str(tmp_path)])),
+    )
+    assert main(["join", str(tmp_path)]) == 0
+    others.done()
+    assert statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
+
+
+class Answers:
+    """A client whose run answers, or fails, as it is told."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def register(self, kind: Kind, number: int, *words: Any) -> Member:
+        if self.error is not None:
+            raise self.error
+        return Member(kind, number)
+
+
+class Session(join_session.JoinSession):
+    kind = Kind.GENERATOR
+
+    def serve(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("error", "limit_s"),
+    [
+        (ConnectionRefusedError("nobody listens"), join_session.REFUSED_S),
+        (TimeoutError("the network is cut"), join_session.SILENT_S),
+        (NotRunning("the token is not the run's"), 0.0),
+    ],
+)
+def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
+    error: Exception, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, client = [1000.0], Answers()
+    monkeypatch.setattr(join_session.time, "monotonic", lambda: now[0])
+    session = Session("", client, SPEC, LocalOverrides())  # type: ignore[arg-type]
+    for _ in range(3):
+        client.error = error if limit_s else None
+        now[0] += 0.9 * limit_s
+        session._speak()
+        client.error = None
+        session._speak()
+    client.error = error
+    now[0] += 1.1 * limit_s
+    with pytest.raises(join_session.JoinEnded, match="the run has ended"):
+        session._speak()
+
+
+def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> None:
+    client, killed = Answers(), replace(SPEC, owner=replace(SPEC.owner, started=1))
+    client.error = ConnectionRefusedError("nobody listens")
+    session = Session("", client, killed, LocalOverrides())  # type: ignore[arg-type]
+    with pytest.raises(join_session.JoinEnded, match="the run has ended"):
+        session._speak()
+
+
+def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
+
+    settings = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"swap-space": 3})
+
+    class ScriptedRun(lrl.AsyncSingleDevice):
+        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
+            words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
+            return [Scripted(str(tmp_path), settings, *words)]
+
+        def _settings(self, trainer: Any) -> ServerSettings:
+            return settings
+
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    strategy = ScriptedRun()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    policy = SimpleNamespace(policy_folder=str(tmp_path))
+    pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
+    data = SimpleNamespace(reward_pool=pool, reward_launcher=None, resumes_from=None)
+    parts = {"strategy": strategy, "lightning_module": policy, "datamodule": data, "state": SimpleNamespace(fn="fit")}
+    where = {"loggers": [], "default_root_dir": str(tmp_path), "logger": None}
+    trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
+    try:
+        strategy.start_generators(trainer)
+        client = find_run(str(tmp_path))
+        spec = client.spec()
+        assert JoiningGenerator(str(tmp_path), client, spec, LocalOverrides()).settings == settings
+        told = (spec.model, spec.transport, spec.run_id, spec.on_cpu, spec.generators, spec.owner.here)
+        assert told == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
+        assert client.token == strategy.token
+    finally:
+        strategy.stop_generators()
+    assert not (tmp_path / "fleet").exists()

@@ -1,0 +1,342 @@
+"""Members that a launcher starts: each place is filled, and filled again, and the run waits for them.
+
+The jobs are models, but for the last test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import lrl
+from lrl.generators.client import GeneratorClient
+from lrl.generators.endpoint import Location
+from lrl.generators.server import ServerError
+from lrl.generators.settings import ServerSettings
+from lrl.members import launched as launched_module
+from lrl.members.launched import LaunchedMembers, RunAddress
+from lrl.members.launchers import Given, Job, Launcher, Local, Slurm
+from lrl.members.member import Kind, Status
+from lrl.members.run_members import ATTEMPTS, RunMembers
+from lrl.members.service import RegistryServer
+from lrl.rewards import RewardPool
+from lrl.runtime import job_supervisor
+from lrl.runtime.config_errors import ConfigError
+from lrl.types import Prompt, Rollout
+from tests.members.served_run import TOKEN, served, spec_of
+from tests.members.test_join import Scripted
+from tests.runs.test_launched_run import SRUN
+
+RUN_ID = spec_of().run_id
+
+
+class ModelJob(Job):
+    alive = True
+    stops = 0
+
+    def stop(self) -> None:
+        self.alive, self.stops = False, self.stops + 1
+
+    def tail(self) -> str:
+        return "the node has no such partition"
+
+
+class ModelLauncher(Launcher):
+    cores = 3
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(jobs)
+        self.made: list[ModelJob] = []
+        self.names: list[str] = []
+        self.words: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+
+    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+        self.names.append(name)
+        self.words.append([*words])
+        self.environments.append({**environment})
+        self.made.append(ModelJob())
+        return self.made[-1]
+
+
+class Scene:
+    """A run whose members a launcher starts."""
+
+    def __init__(self, launcher: Launcher, kind: Kind, server: RegistryServer, folder: Path) -> None:
+        self.kind, self.registry, self.launcher = kind, server.registry, launcher
+        self.launched = LaunchedMembers(launcher, kind, server.registry, RunAddress.of(server), folder)
+        self.members = RunMembers(None, None, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
+        self.members.server, self.members.launched[kind] = server, self.launched
+
+    def look(self, times: int = 1) -> None:
+        """Looks at every place so many times."""
+        for _ in range(times):
+            for watch in self.launched.supervisor.watches:
+                watch.look()
+
+    def set_status(self, number: int, status: Status, why: str = "") -> None:
+        self.registry.set_status(self.kind, number, status, why=why)
+
+    def refuse(self, number: int, why: str) -> None:
+        """Has a member say that it cannot serve."""
+        self.registry.register(self.kind, number, Location(), "far")
+        self.registry.withdraw(self.kind, number, why)
+
+    def wait(self, deadline_s: float = 0.0, interrupted: Any = lambda: None) -> None:
+        """Waits for the members that the launcher starts."""
+        self.members.settings.start_timeout_s = deadline_s
+        self.members.wait_joined(self.kind, self.launcher.jobs, interrupted)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of a job does not end by itself."""
+    monkeypatch.setattr(launched_module, "OWN_END_S", 0.0)
+    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.0)
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with served(spec_of(generators=0)) as made:
+        yield made
+
+
+@pytest.fixture
+def launcher() -> ModelLauncher:
+    return ModelLauncher(2)
+
+
+@pytest.fixture(params=list(Kind))
+def scene(request: pytest.FixtureRequest, launcher: ModelLauncher, server: RegistryServer, tmp_path: Path) -> Scene:
+    return Scene(launcher, Kind(request.param), server, tmp_path)
+
+
+def test_every_place_gets_a_job_with_a_number_of_its_own(scene: Scene, launcher: ModelLauncher) -> None:
+    scene.look(times=3)
+    assert launcher.names == [f"{scene.kind}-0", f"{scene.kind}-1"]
+    assert [words[-2:] for words in launcher.words] == [["--number", "0"], ["--number", "1"]]
+
+
+def test_the_token_of_the_run_is_in_no_word_of_a_command(
+    scene: Scene, launcher: ModelLauncher, server: RegistryServer
+) -> None:
+    scene.look()
+    words, environment = launcher.words[0], launcher.environments[0]
+    assert words[:4] == ["join", server.location().url, "--kind", scene.kind]
+    assert TOKEN not in " ".join(words) and environment["LRL_TOKEN"] == TOKEN
+
+
+def test_a_job_has_the_devices_or_the_workers_of_its_place(server: RegistryServer, tmp_path: Path) -> None:
+    class OfDevices(ModelLauncher):
+        def devices(self, place: int) -> Sequence[int]:
+            return [2 * place, 2 * place + 1]
+
+    for kind, option, of_places in (
+        (Kind.GENERATOR, "--devices", ["0,1", "2,3"]),
+        (Kind.SCORER, "--workers", ["3", "3"]),
+    ):
+        launcher = OfDevices(2)
+        Scene(launcher, kind, server, tmp_path).look()
+        assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
+    one = ModelLauncher(1)
+    one.prepare(2, "127.0.0.1")
+    with pytest.raises(ConfigError, match="data.reward_launcher is Local, which a run uses by itself"):
+        Local([[]]).prepare(0, "127.0.0.1", "data.reward_launcher")
+    assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
+
+
+def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(scene: Scene, launcher: ModelLauncher) -> None:
+    scene.look()
+    launcher.made[1].alive = False
+    scene.look(times=2)
+    assert launcher.names == [f"{scene.kind}-{number}" for number in range(3)], "a number is never given twice"
+    assert launcher.made[1].stops == 1 and launcher.made[0].alive and "partition" in scene.launched.last_words
+
+
+@pytest.mark.parametrize("status", [Status.LOST, Status.REFUSED])
+def test_the_job_of_a_member_that_the_run_gave_up_is_ended_and_replaced(
+    scene: Scene, launcher: ModelLauncher, status: Status
+) -> None:
+    scene.look()
+    scene.set_status(0, status, "it is silent")
+    scene.look(times=2)
+    assert [job.stops for job in launcher.made] == [1, 0, 0]
+
+
+def test_a_member_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
+    scene: Scene, launcher: ModelLauncher
+) -> None:
+    scene.look()
+    scene.set_status(0, Status.SERVING)
+    launcher.made[0].alive = False
+    scene.look(times=3)
+    assert len(launcher.made) == 2 and launcher.made[0].stops == 0
+    scene.set_status(0, Status.LOST, "it is silent")
+    scene.look(times=2)
+    assert len(launcher.made) == 3
+
+
+def test_a_member_that_was_asked_to_leave_is_not_replaced(scene: Scene, launcher: ModelLauncher) -> None:
+    scene.look()
+    scene.set_status(0, Status.LEFT)
+    launcher.made[0].alive = False
+    scene.look(times=5)
+    assert len(launcher.made) == 2
+
+
+def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(scene: Scene, launcher: ModelLauncher) -> None:
+    scene.look()
+    scene.registry.ask_to_leave(scene.kind, 0, by_itself=True)
+    scene.set_status(0, Status.LEFT)
+    scene.look(times=2)
+    assert len(launcher.made) == 3
+
+
+def test_a_job_that_ends_by_itself_is_not_forced(
+    scene: Scene, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launched_module, "OWN_END_S", 600.0)
+    scene.look()
+    ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.made]
+    for end in ends:
+        end.start()
+    scene.launched.stop()
+    assert not any(end.is_alive() for end in ends), "it has waited for them"
+
+
+def test_all_jobs_end_with_the_run(scene: Scene, launcher: ModelLauncher) -> None:
+    scene.look()
+    scene.launched.stop()
+    assert [job.stops for job in launcher.made] == [1, 1]
+
+
+def test_a_run_whose_jobs_fail_ends_with_what_they_say(scene: Scene, launcher: ModelLauncher) -> None:
+    for _ in range(ATTEMPTS):
+        scene.look()
+        scene.members.raise_if_all_failed(scene.kind)
+        for job in launcher.made:
+            job.alive = False
+        scene.look()
+    said = f"(?s)No {scene.kind} of strategy.launcher ModelLauncher has joined in 3 attempts.*no such partition"
+    with pytest.raises(ServerError, match=said):
+        scene.wait(600.0)
+
+
+def test_a_run_whose_members_cannot_serve_ends_and_names_machine_and_reason(
+    scene: Scene, launcher: ModelLauncher
+) -> None:
+    for attempt in range(ATTEMPTS):
+        scene.look()
+        for number in (2 * attempt, 2 * attempt + 1):
+            scene.refuse(number, "there is no module named 'mine'")
+        scene.look()
+    with pytest.raises(ServerError, match=f"{scene.kind} 5 on far.*no module named 'mine'".capitalize()):
+        scene.members.raise_if_all_failed(scene.kind)
+
+
+def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Scene) -> None:
+    scene.look()
+    with pytest.raises(ServerError, match=f"No {scene.kind} of .* has joined within server.start_timeout_s=0"):
+        scene.wait()
+    scene.set_status(1, Status.SERVING)
+    scene.wait()
+    scene.set_status(0, Status.PENDING)
+    scene.wait(600.0)
+
+
+def test_a_wait_for_members_can_be_interrupted(scene: Scene) -> None:
+    def signal() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scene.wait(600.0, signal)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_given_members_are_waited_for_and_nothing_is_started(
+    kind: Kind, server: RegistryServer, tmp_path: Path
+) -> None:
+    scene = Scene(Given(2), kind, server, tmp_path)
+    scene.look(times=3)
+    assert scene.launched.last_words == "" and scene.launched.supervisor.fewest_failures == 0
+    scene.refuse(0, "there is no module named 'mine'")
+    with pytest.raises(ServerError, match=f"(?s)start_timeout_s=0.*{kind.capitalize()} 0 on far cannot.*'mine'"):
+        scene.wait()
+    scene.launched.stop()
+
+
+def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LRL_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="strategy.launcher is Given, and LRL_TOKEN is not set"):
+        lrl.AsyncSingleDevice(generator_devices=0, launcher=Given(1))
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
+    assert lrl.AsyncSingleDevice(generator_devices=0, launcher=Given(1)).token == TOKEN
+
+
+def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
+    data = SimpleNamespace(reward_pool=RewardPool([lrl.rewards.GSM8K()]), reward_launcher=ModelLauncher(1))
+    for verb, trains in (("validate", False), ("fit", True)):
+        trainer: Any = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn=verb), loggers=[])
+        trainer.default_root_dir = str(tmp_path)
+        members = lrl.AsyncSingleDevice()._make_members(trainer, None, ServerSettings())  # type: ignore[arg-type]
+        assert (members.scorers is not None) == (Kind.SCORER in members.launchers) == trains
+
+
+def test_a_run_starts_its_scorers_has_them_score_and_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generator is a small program, srun a stand-in; the scorer is a real one."""
+
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
+
+    class ScriptedRun(lrl.AsyncSingleDevice):
+        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
+            return [
+                Scripted(str(tmp_path), ServerSettings(), "shared_memory", [], tmp_path, 0, self.run_id, self.token)
+            ]
+
+        def _settings(self, trainer: Any) -> ServerSettings:
+            return ServerSettings()
+
+    for name in ("prompt_logprobs", "heartbeat"):
+        monkeypatch.setattr(GeneratorClient, name, respond)
+    monkeypatch.setattr(launched_module, "OWN_END_S", 60.0)
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    strategy = ScriptedRun()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
+    parts = {"strategy": strategy, "lightning_module": SimpleNamespace(policy_folder=str(tmp_path))}
+    data = SimpleNamespace(reward_pool=pool, reward_launcher=launcher, resumes_from=None)
+    trainer: Any = SimpleNamespace(
+        **parts,
+        global_step=0,
+        datamodule=data,
+        state=SimpleNamespace(fn="fit"),
+        interrupted=False,
+        loggers=[],
+        default_root_dir=str(tmp_path),
+        logger=None,
+    )
+    prompt = Prompt(id=0, token_ids=[1], text="1+1=", columns={"answer": "#### 2"})
+    tokens: dict[str, Any] = {"token_ids": [1], "logprobs": [0.0], "versions": [0], "finish_reason": "stop"}
+    rollouts = [Rollout(text=text, **tokens) for text in ("#### 2", "#### 3")]
+    pool.start(prompt)
+    try:
+        strategy.start_generators(trainer)
+        (scorer,) = pool.remote.ready
+        asyncio.run(pool.score(prompt, rollouts))
+    finally:
+        strategy.stop_generators()
+        pool.close()
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {scorer.name: 2}
+    said = (tmp_path / "srun-scorer-0.log").read_text()
+    assert "srun --job-name=lrl-scorer-0" in said and said.endswith("scorer 0: the run has ended, and so does it.\n")

@@ -1,0 +1,184 @@
+"""The trust between a run and a process that joins: whose file it is, whose process, and who has the token."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lrl.members import run_file as run_file_module
+from lrl.members.discovery import NotRunning
+from lrl.members.run_file import RunFile, find_run, remove_run_file, token_of_run, url_elsewhere, write_run_file
+from lrl.members.service import RegistryServer
+from lrl.runtime import process_identity
+from lrl.runtime.config_errors import ConfigError
+from lrl.runtime.owner_only_files import OwnerOnlyFolder, UntrustedFile
+from lrl.runtime.process_identity import ProcessIdentity
+from tests.certificates import self_signed
+from tests.members.served_run import TOKEN, served, spec_of
+
+ELSEWHERE = ProcessIdentity(machine="another one", pid=1, started=1)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RegistryServer]:
+    with served(spec_of(), tmp_path) as found:
+        yield found
+
+
+def rewrite(folder: Path, **fields: object) -> None:
+    files = OwnerOnlyFolder(folder / "fleet")
+    files.write("run.json", asdict(replace(files.read("run.json", RunFile), **fields)))  # type: ignore[arg-type]
+
+
+def test_the_file_is_closed_to_all_others_and_has_no_token(server: RegistryServer, tmp_path: Path) -> None:
+    assert (tmp_path / "fleet").stat().st_mode & 0o777 == 0o700
+    (path,) = (tmp_path / "fleet").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600 and TOKEN not in path.read_text()
+    remove_run_file(tmp_path)
+    assert not (tmp_path / "fleet").exists()
+
+
+@pytest.mark.parametrize("mode", [0o622, 0o640, 0o604])
+def test_an_open_file_is_not_trusted(server: RegistryServer, tmp_path: Path, mode: int) -> None:
+    (tmp_path / "fleet" / "run.json").chmod(mode)
+    with pytest.raises(NotRunning, match=rf"run.json is not trusted.*{mode:04o}"):
+        find_run(str(tmp_path))
+
+
+def test_nothing_in_an_open_folder_is_trusted(server: RegistryServer, tmp_path: Path) -> None:
+    (tmp_path / "fleet").chmod(0o777)
+    with pytest.raises(NotRunning, match="fleet is not trusted.*0777"):
+        find_run(str(tmp_path))
+
+
+def test_another_users_file_is_not_trusted(
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(NotRunning, match=f"is not trusted.*of user {me}"):
+        find_run(str(tmp_path))
+    with pytest.raises(UntrustedFile):
+        write_run_file(tmp_path, server)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(server: RegistryServer, tmp_path: Path) -> None:
+    (tmp_path / "fleet" / "run.json").rename(tmp_path / "mine.json")
+    (tmp_path / "fleet" / "run.json").symlink_to(tmp_path / "mine.json")
+    with pytest.raises(NotRunning, match="symbolic link"):
+        find_run(str(tmp_path))
+
+
+def test_a_file_of_another_release_names_the_remedy(server: RegistryServer, tmp_path: Path) -> None:
+    OwnerOnlyFolder(tmp_path / "fleet").write("run.json", {"model": "base"})
+    with pytest.raises(NotRunning, match="use the release of the run"):
+        find_run(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "age", [lambda own: replace(own, started=1), lambda own: replace(own, pid=2**22 + 1)], ids=["pid again", "no pid"]
+)
+def test_a_killed_run_is_not_live(
+    server: RegistryServer, tmp_path: Path, age: Callable[[ProcessIdentity], ProcessIdentity]
+) -> None:
+    rewrite(tmp_path, owner=age(ProcessIdentity()))
+    with pytest.raises(NotRunning, match="its run has ended"):
+        find_run(str(tmp_path))
+
+
+def test_a_zombie_process_has_ended() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    identity = ProcessIdentity(pid=child.pid, started=process_identity.started(child.pid))
+    assert not identity.ended
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert identity.ended
+    child.wait()
+
+
+def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_from_it(
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(tmp_path, owner=ELSEWHERE)
+    for run in (str(tmp_path), server.location().url):
+        monkeypatch.setenv("LRL_TOKEN", TOKEN)
+        assert find_run(run).spec() == spec_of()
+        assert "LRL_TOKEN" not in os.environ, "what is started from here has it by another name, or not at all"
+    monkeypatch.setattr(run_file_module.getpass, "getpass", lambda prompt: f"typed after {prompt}")
+    assert "lrl prompt" in find_run(str(tmp_path)).token
+
+
+def test_another_machine_gets_the_url_that_leads_there(
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
+    rewrite(tmp_path, owner=ELSEWHERE, elsewhere="http://10.0.0.7:5")
+    assert find_run(str(tmp_path)).location.url == "http://10.0.0.7:5"
+
+
+def test_without_a_keyboard_the_error_names_the_variable_of_the_token(
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_keyboard(prompt: str) -> str:
+        raise EOFError
+
+    rewrite(tmp_path, owner=ELSEWHERE)
+    monkeypatch.delenv("LRL_TOKEN", raising=False)
+    for response in (no_keyboard, lambda prompt: ""):
+        monkeypatch.setattr(run_file_module.getpass, "getpass", response)
+        with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl prompt"):
+            find_run(str(tmp_path))
+
+
+def test_on_the_runs_machine_no_token_is_typed(
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LRL_TOKEN", raising=False)
+    with pytest.raises(NotRunning, match="none of them is running here"):
+        find_run(str(tmp_path))
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)  # a run whose generators are all elsewhere was started with it
+    assert find_run(str(tmp_path)).spec() == spec_of()
+
+
+def test_a_run_takes_the_token_that_it_is_started_with_and_none_that_is_easily_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
+    assert token_of_run() == TOKEN and "LRL_TOKEN" not in os.environ
+    assert len(token_of_run()) > 40 and token_of_run() != token_of_run()
+    monkeypatch.setenv("LRL_TOKEN", "1234")
+    with pytest.raises(ConfigError, match="LRL_TOKEN has 4 characters.*openssl rand -hex 32"):
+        token_of_run()
+
+
+@pytest.mark.parametrize("url", ["ftp://10.0.0.7:5", "https://10.0.0.7", "https://:5", "http://10.0.0.7:5/run"])
+def test_what_is_no_address_of_a_run_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
+    with pytest.raises(NotRunning, match="give https://ADDRESS:PORT"):
+        find_run(url)
+
+
+def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
+    certificate, key = self_signed(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_text(Path(key).read_text() + Path(certificate).read_text())
+    found = find_run("https://10.0.0.7:5", str(both)).location
+    assert found.trust == "certificate" and "PRIVATE KEY" not in found.certificate and found.context() is not None
+
+
+def test_a_run_that_listens_everywhere_is_joined_where_its_ranks_meet(
+    server: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.endpoint = replace(server.endpoint, host="0.0.0.0")
+    for meeting, seen in (("10.0.0.7", "10.0.0.7"), ("127.0.0.1", socket.gethostname())):
+        monkeypatch.setenv("MASTER_ADDR", meeting)
+        assert url_elsewhere(server).startswith(f"http://{seen}:")

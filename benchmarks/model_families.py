@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from benchmarks.tiny_families import FAMILIES, save_tiny
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 from lrl.training.adapter_trial import check_adapters
 from lrl.training.isolation import may_share_rows
 from lrl.training.lora import LoRA

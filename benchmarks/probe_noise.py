@@ -29,7 +29,7 @@ from benchmarks.quickstart_run import policy_of, server_settings
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.quickstart.warmup import make_model, make_tokenizer
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.weights.agreement import mean_difference as off
 from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory

@@ -26,7 +26,7 @@ from lrl.advantages import GroupMean
 from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import RunParts, StepLoader, StepStream
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.stopwatch import Stopwatch
 from lrl.training.model import open_tokenizer
 from lrl.types import Group, Rollout
 

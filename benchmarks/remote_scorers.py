@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import arguments, records
-from lrl.generators.endpoint import Endpoint
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import ScorerAdmission, poll_forever
 from lrl.members.join_spec import JoinSpec
 from lrl.members.registry import Registry
 from lrl.members.service import RegistryServer
 from lrl.rewards import ExactMatch, Math, Reward, RewardPool
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.endpoint import Endpoint
+from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt, Rollout
 
 TIMES = {"ExactMatch": 20, "Math": 1}

@@ -23,7 +23,7 @@ from lrl.advantages import GroupMean
 from lrl.callbacks import OnRankZero, WeightSync
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.stopwatch import Stopwatch
 from lrl.training.sharding import on_cpu, whole_on_rank_0
 from lrl.types import Group, Prompt, Rollout
 

@@ -34,10 +34,10 @@ import psutil
 
 from benchmarks import arguments, records
 from benchmarks.random_policy import llama, made_up_rows, make_policy
-from lrl.generators.auth import bearer
 from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.system.auth import bearer
 from lrl.types import Rollout, Sampling
 
 PROMPT_TOKENS = 64

@@ -25,8 +25,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from torch import Tensor
 
-from lrl.generators.auth import TokenMiddleware
 from lrl.generators.server import FILES_VARIABLE
+from lrl.system.auth import TokenMiddleware
 from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights import communicator
 from lrl.weights.checksum import checksum as checksum_of

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from lrl.generators.auth import TOKEN_VARIABLE
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.system.auth import TOKEN_VARIABLE
 from lrl.weights.pull import Pull
 
 

@@ -45,13 +45,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import arguments, records
 from benchmarks.weight_receiver import COPY
-from lrl.generators.auth import TOKEN_VARIABLE
-from lrl.generators.endpoint import LOOPBACK, Endpoint
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.auth import TOKEN_VARIABLE
+from lrl.system.endpoint import LOOPBACK, Endpoint
+from lrl.system.event_loop import LoopThread
 from lrl.weights.control import Control, Weights
 from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull

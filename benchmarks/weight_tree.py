@@ -33,7 +33,7 @@ from benchmarks import arguments, records
 from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
 from benchmarks.weight_transports import MB, Scene, receivers, stand_in
 from lrl.generators.settings import ServerSettings
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.weights import upload_slots
 from lrl.weights.pull import Pull
 

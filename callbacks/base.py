@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import lightning as L
 from torch import Tensor
 
-from lrl.runtime.collective import follow
+from lrl.distributed.collective import follow
 
 Kind = TypeVar("Kind", bound=L.Callback)
 

@@ -19,8 +19,8 @@ from lrl.callbacks.summary import Summary
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.timeline import Timeline
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.runtime.best_effort import may_not_log
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.system.best_effort import may_not_log
 
 ORDER: tuple[type[L.Callback], ...] = (
     *(WeightSync, Evaluation, RolloutLog, Throughput),  # an evaluation samples the version that was synced before it

@@ -28,10 +28,10 @@ import lightning as L
 
 from lrl.callbacks.base import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
+from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.fleet import Fleet
-from lrl.runtime.config_errors import at_least, fault
-from lrl.runtime.run_folder import run_folder
-from lrl.runtime.stopwatch import GENERATOR, shares
+from lrl.system.config_errors import at_least, fault
+from lrl.system.stopwatch import GENERATOR, shares
 
 log = logging.getLogger(__name__)
 

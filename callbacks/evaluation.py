@@ -24,15 +24,15 @@ from rich.console import Console
 
 from lrl.callbacks.base import OnRankZero, find
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.checkpoints.run_folder import run_folder
 from lrl.evaluation import Report, evaluate, write_responses
 from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
-from lrl.runtime.best_effort import best_effort
-from lrl.runtime.config_errors import above, at_least, fault
-from lrl.runtime.progress_bar import progress_bar
-from lrl.runtime.run_folder import run_folder
+from lrl.system.best_effort import best_effort
+from lrl.system.config_errors import above, at_least, fault
+from lrl.system.progress_bar import progress_bar
 from lrl.types import LEAST_TEMPERATURE, Group, Prompt, Rollout, Sampling
 
 if TYPE_CHECKING:

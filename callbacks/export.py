@@ -9,8 +9,8 @@ import lightning as L
 from safetensors import SafetensorError
 
 from lrl.callbacks.base import OnRankZero
+from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts import prompt_form
-from lrl.runtime.run_folder import run_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrl.callbacks.base import NewMetrics, OnRankZero
 from lrl.callbacks.health_rules import LAG, RULES, Rule
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,11 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn import Module
 
-from lrl.runtime.checkpoint_file import ADVICE, CheckpointFile
-from lrl.runtime.collective import collective, follow
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.ranks import RankLostError
-from lrl.runtime.readable_state import unreadable
-from lrl.runtime.run_folder import run_folder
+from lrl.checkpoints.checkpoint_file import ADVICE, CheckpointFile
+from lrl.checkpoints.readable_state import unreadable
+from lrl.checkpoints.run_folder import run_folder
+from lrl.distributed.collective import collective, follow
+from lrl.errors import ConfigError, RankLostError
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ def saves(trainer: L.Trainer) -> bool:
 def check_state(trainer: L.Trainer) -> None:
     """Raises ConfigError if a checkpoint could not hold the present state of a user's own parts.
 
-    Later it would be left out of every checkpoint (`lrl.runtime.checkpoint_file`), or be missed at a resume.
+    Later it would be left out of every checkpoint (`lrl.checkpoints.checkpoint_file`), or be missed at a resume.
     """
     module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
     parts: dict[str, Any] = {

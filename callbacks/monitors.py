@@ -15,8 +15,8 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.callbacks.base import NewMetrics
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.import_by_name import did_you_mean
+from lrl.errors import ConfigError
+from lrl.system.import_by_name import did_you_mean
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import Throughput
-from lrl.runtime.config_errors import at_least
+from lrl.system.config_errors import at_least
 
 FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 USUAL_COLUMNS = 80

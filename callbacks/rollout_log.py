@@ -16,8 +16,8 @@ from lrl.callbacks.samples import log_samples, sample
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import KINDS
 from lrl.rollouts.serialisation import Resumed
-from lrl.runtime.best_effort import may_not_log
-from lrl.runtime.config_errors import at_least
+from lrl.system.best_effort import may_not_log
+from lrl.system.config_errors import at_least
 from lrl.types import Rollout
 
 Layout = dict[str, dict[str, list[object]]]

@@ -16,10 +16,10 @@ from lrl.callbacks.health import Health
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts.prompts import Prompts
-from lrl.runtime.best_effort import best_effort
-from lrl.runtime.run_folder import run_folder
-from lrl.runtime.stopwatch import GENERATOR, shares
+from lrl.system.best_effort import best_effort
+from lrl.system.stopwatch import GENERATOR, shares
 
 
 class Summary(OnRankZero):

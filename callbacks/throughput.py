@@ -9,8 +9,8 @@ import lightning as L
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, find
 from lrl.callbacks.weight_sync import WeightSync
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
+from lrl.errors import ConfigError
+from lrl.system.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
 
 @dataclass(slots=True)
@@ -18,9 +18,9 @@ class StepTimes:
     """Seconds of one step, from the end of the one before to its own; wait, train and sync add up to step."""
 
     trainer: dict[str, float] = field(default_factory=dict)
-    """Seconds of the trainer by state (`lrl.runtime.stopwatch.TRAINER`)."""
+    """Seconds of the trainer by state (`lrl.system.stopwatch.TRAINER`)."""
     generators: dict[str, float] = field(default_factory=dict)
-    """Generator-seconds by state (`lrl.runtime.stopwatch.GENERATOR`)."""
+    """Generator-seconds by state (`lrl.system.stopwatch.GENERATOR`)."""
     sync_pause: float = 0.0
     """Pause of the generators for a sync."""
 

@@ -13,14 +13,14 @@ import torch
 
 from lrl.callbacks.base import OnRankZero
 from lrl.callbacks.throughput import StepTimes, Throughput
+from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.profiling import timeline
 from lrl.planning.profiling.intervals import SAMPLE_S, WorkIntervals
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
 from lrl.rollouts.stream import StepStream
-from lrl.runtime.best_effort import best_effort
-from lrl.runtime.run_folder import run_folder
+from lrl.system.best_effort import best_effort
 
 log = logging.getLogger(__name__)
 

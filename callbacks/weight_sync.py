@@ -20,8 +20,8 @@ import lightning as L
 from lrl.callbacks.base import OnRankZero
 from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
-from lrl.runtime.config_errors import above, at_least, fault
 from lrl.strategies.generator_devices import raise_if_stopped
+from lrl.system.config_errors import above, at_least, fault
 from lrl.weights.control import Control
 from lrl.weights.first_proof import LONGEST, LONGEST_ON_CPU, FirstProof
 from lrl.weights.probe import Probes

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
 
-    from lrl import advantages, callbacks, objectives, rewards
+    from lrl import advantages, callbacks, errors, objectives, rewards
     from lrl.advantages import Advantages, GroupMean
     from lrl.datamodule import RolloutDataModule
+    from lrl.errors import ConfigError, LrlError
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
     from lrl.rollouts.prompts import Prompts
     from lrl.rollouts.replay import Replay
-    from lrl.runtime.config_errors import ConfigError
     from lrl.strategies.ddp import AsyncDDP
     from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.single_device import AsyncSingleDevice
@@ -39,10 +39,11 @@ _HOME = {
     "AsyncDDP": "lrl.strategies.ddp",
     "AsyncFSDP": "lrl.strategies.fsdp",
     "AsyncSingleDevice": "lrl.strategies.single_device",
-    "ConfigError": "lrl.runtime.config_errors",
+    "ConfigError": "lrl.errors",
     "Group": "lrl.types",
     "GroupMean": "lrl.advantages",
     "LoRA": "lrl.training.lora",
+    "LrlError": "lrl.errors",
     "MicroBatch": "lrl.types",
     "PolicyModule": "lrl.policy",
     "Prompt": "lrl.types",
@@ -54,7 +55,7 @@ _HOME = {
     "ServerSettings": "lrl.generators.settings",
 }
 
-_MODULES = ("advantages", "callbacks", "objectives", "rewards")
+_MODULES = ("advantages", "callbacks", "errors", "objectives", "rewards")
 
 __all__ = [*_HOME, *_MODULES, "__version__"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 from lrl.types import Rollout
 
 

@@ -12,6 +12,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
+from lrl.checkpoints.made_with import changes
+from lrl.checkpoints.newest_checkpoint import check_best, newest_checkpoint
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
@@ -29,12 +31,10 @@ from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
-from lrl.runtime import lightning_warnings
-from lrl.runtime.config_errors import above, at_least, fault, instances
-from lrl.runtime.made_with import changes
-from lrl.runtime.newest_checkpoint import check_best, newest_checkpoint
-from lrl.runtime.stopwatch import Stopwatch
 from lrl.strategies.generator_devices import raise_if_stopped
+from lrl.system import lightning_warnings
+from lrl.system.config_errors import above, at_least, fault, instances
+from lrl.system.stopwatch import Stopwatch
 from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class RolloutDataModule(L.LightningDataModule):
             length_predictor=(LengthPredictor, length_predictor),
         )
         self.stopwatch = Stopwatch()
-        """Current activity of the trainer (`lrl.runtime.stopwatch.TRAINER`)."""
+        """Current activity of the trainer (`lrl.system.stopwatch.TRAINER`)."""
         self.resumes_from: str | None = None
         """Checkpoint that the run resumes from; known at the preflight checks."""
         self.weight_sync: WeightSyncing | None = None

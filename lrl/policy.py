@@ -24,16 +24,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
+from lrl.distributed.collective import collective
+from lrl.distributed.ranks import Ranks, explain_broken_collective
+from lrl.errors import ConfigError
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.rollouts import prompt_form
 from lrl.rollouts.response_text import ends_of_text
 from lrl.rollouts.stop_tokens import stop_tokens
-from lrl.runtime.collective import collective
-from lrl.runtime.config_errors import ConfigError, above, at_least, fault, instances
-from lrl.runtime.lightning_warnings import forget_last_step
-from lrl.runtime.malloc_trim import trim_heap
-from lrl.runtime.ranks import Ranks, explain_broken_collective
+from lrl.system.config_errors import above, at_least, fault, instances
+from lrl.system.lightning_warnings import forget_last_step
+from lrl.system.malloc_trim import trim_heap
 from lrl.training.adapter_trial import check_adapters
 from lrl.training.collate import blank
 from lrl.training.export import save_policy

@@ -21,7 +21,7 @@ def start(module: str, *arguments: object, **how: Any) -> subprocess.Popen[str]:
 
 
 if __name__ == "__main__":
-    from lrl.runtime.quick_imports import quick_imports
+    from lrl.system.quick_imports import quick_imports
 
     # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this program.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,8 +13,8 @@ from lrl.generators.fleet import Fleet
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.types import Group, Rollout
+from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_prompts import characters
-from tests.runtime.checkpoint_file import through_a_file
 
 BOTH = ("advantages", "replay")
 

@@ -31,11 +31,11 @@ from transformers import (
 )
 
 from lrl.advantages import GroupMean
+from lrl.distributed.ranks import Ranks
 from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective
 from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
-from lrl.runtime.ranks import Ranks
 from lrl.training.lora import LoRA
 from lrl.training.reference import Reference
 from lrl.training.schedule import lr_factor

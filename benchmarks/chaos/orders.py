@@ -15,7 +15,7 @@ from benchmarks.chaos.deaths import before_each_call
 PLACES: dict[str, tuple[str, str]] = {
     "step": ("lrl.policy", "PolicyModule.compute_loss"),
     "sync": ("lrl.weights.sync", "PoolSync._update"),
-    "save": ("lrl.runtime.checkpoint_file", "CheckpointFile.save_checkpoint"),
+    "save": ("lrl.checkpoints.checkpoint_file", "CheckpointFile.save_checkpoint"),
 }
 """A function that rank 0 calls in each phase; that of a sync stands between pause and resume."""
 

@@ -19,7 +19,7 @@ from aiohttp import web
 from safetensors.torch import load_file, save_file
 
 from lrl.generators.client import GENERATE
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.weights.checksum import checksum
 
 HOST = "127.0.0.1"

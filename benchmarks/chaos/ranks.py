@@ -29,7 +29,7 @@ CALLS = {"load": 1, "step": 2, "sync": 60, "save": 2, "export": 1}
 second. The export comes when all steps are done, and only behind a step: see `steps_until`."""
 
 EXPLAINED = "look for its error above"
-"""In the words with which a run ends after the loss of a rank (`lrl.runtime.ranks`)."""
+"""In the words with which a run ends after the loss of a rank (`lrl.distributed.ranks`)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

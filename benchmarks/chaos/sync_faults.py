@@ -24,7 +24,7 @@ from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.runtime import job_supervisor
+from lrl.system import job_supervisor
 from lrl.weights import staged_file
 
 INIT, PROBE, STAGE = "/init_weight_transfer_engine", "probe", "stage"

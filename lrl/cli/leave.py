@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from lrl.cli.join import add_member, wrong_run
-from lrl.members.discovery import NotRunning
+from lrl.errors import NotRunning
 from lrl.members.member import Kind
 
 

@@ -21,8 +21,8 @@ from lrl.cli import interpolation, misread, null_values, setting_errors, short_f
 from lrl.cli.run_config import RunConfig
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
-from lrl.runtime import config_errors
 from lrl.strategies import ddp, fsdp  # noqa: F401 - jsonargparse knows an imported class by its bare name
+from lrl.system import config_errors
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)

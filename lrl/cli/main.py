@@ -11,8 +11,8 @@ from importlib import import_module
 
 import lrl
 from lrl.cli.recipes import recipes, with_recipe_paths
-from lrl.runtime.import_by_name import nearest, with_current_folder
-from lrl.runtime.quick_imports import quick_imports
+from lrl.system.import_by_name import nearest, with_current_folder
+from lrl.system.quick_imports import quick_imports
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
@@ -92,12 +92,12 @@ def bad_input(what: str) -> int:
 
 def run_lightning(words: Sequence[str]) -> int:
     """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and data."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.runtime.cpu_affinity
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.system.cpu_affinity
     with quick_imports():
         from lrl.cli.interpolation import from_the_root
         from lrl.cli.lightning import LrlCLI
-        from lrl.runtime import config_errors
-        from lrl.runtime.signals import exit_status
+        from lrl.system import config_errors
+        from lrl.system.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
     sys.argv = [sys.argv[0], *from_the_root(words, words[0])]  # LightningCLI reads it, and other ranks start with it

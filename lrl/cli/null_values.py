@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import lightning as L
 from jsonargparse import Namespace
 
-from lrl.runtime.import_by_name import function
+from lrl.system.import_by_name import function
 
 
 def find(run: Namespace) -> Iterator[str]:

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.members.discovery import NotRunning, Running, find_generator
+from lrl.errors import NotRunning
+from lrl.members.discovery import Running, find_generator
 from lrl.rollouts.chat_template import with_beginning
 
 PROMPT = "1+1="

@@ -13,7 +13,7 @@ from typing import Any
 
 from lrl.cli.interpolation import from_the_root
 from lrl.cli.recipes import with_recipe_paths
-from lrl.runtime.quick_imports import quick_imports
+from lrl.system.quick_imports import quick_imports
 
 VERBS = ("fit", "validate")
 EXAMPLE = "lrl ray --nodes 2 fit --config own.yaml"
@@ -131,7 +131,7 @@ def amounts(word: str) -> dict[str, float]:
 
 def read_settings(words: Sequence[str]) -> Any:
     """Returns the trainer's settings without building anything; a wrong one ends this process with an error."""
-    from lrl.runtime.import_by_name import with_current_folder
+    from lrl.system.import_by_name import with_current_folder
 
     with quick_imports():
         from lrl.cli.lightning import LrlCLI
@@ -162,8 +162,8 @@ def contradiction(settings: Any, nodes: int) -> str:
         return f"trainer.num_nodes is {settings.num_nodes} and --nodes is {nodes}: leave trainer.num_nodes out."
     if nodes == 1:
         return ""
-    from lrl.runtime.import_by_name import function
     from lrl.strategies.several_ranks import SeveralRanks
+    from lrl.system.import_by_name import function
 
     path = getattr(settings.strategy, "class_path", settings.strategy)
     kind: Any = function(path) if "." in str(path) else None

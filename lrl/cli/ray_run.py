@@ -25,9 +25,10 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lrl.cli import ray_node
-from lrl.generators.endpoint import is_loopback
+from lrl.errors import RayRunError
 from lrl.members.launchers.ray import TRAVEL
 from lrl.members.launchers.ray_driver import remove, what_is_missing
+from lrl.system.endpoint import is_loopback
 
 POLL_S = 0.2
 LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0
@@ -42,10 +43,6 @@ BAR_S = 10.0
 """A bar that grows is printed so often."""
 KILLED_S = 60.0
 """Longest wait for killed processes."""
-
-
-class RayRunError(RuntimeError):
-    """The run cannot be placed or started: says what is missing and what to do."""
 
 
 class Stopped(Exception):

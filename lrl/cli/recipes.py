@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lrl
-from lrl.runtime.import_by_name import did_you_mean
+from lrl.system.import_by_name import did_you_mean
 
 FOLDER = Path(lrl.__file__).parent / "recipes"
 

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lrl.callbacks.base import find_all
 from lrl.callbacks.evaluation import Evaluation
-from lrl.runtime.best_effort import may_not_log
+from lrl.system.best_effort import may_not_log
 
 REWARD = "reward/mean"
 

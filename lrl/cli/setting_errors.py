@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from lrl.cli import aliases, config_file, fit_help, misread
 from lrl.cli.recipes import recipes
-from lrl.runtime import import_by_name
+from lrl.system import import_by_name
 
 NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
 """Beginnings of lines that only repeat the types of optional settings."""

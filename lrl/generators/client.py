@@ -13,9 +13,10 @@ from typing import Any
 
 import aiohttp
 
-from lrl.generators.auth import bearer
+from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.frames import FLUSH, WRITE, size
 from lrl.generators.response_stream import ResponseStream
+from lrl.system.auth import bearer
 from lrl.types import Rollout, Sampling
 
 READ_AHEAD = 2**24
@@ -23,18 +24,6 @@ READ_AHEAD = 2**24
 GENERATE = "/inference/v1/generate"
 FIRST = -1_000_000
 """Priority before every rollout."""
-
-
-class GeneratorError(RuntimeError):
-    """A failed call; the message names the generator and the route, and quotes the response."""
-
-
-class RequestRejected(GeneratorError):
-    """HTTP 4xx: the request itself is wrong, so another generator would reject it too."""
-
-
-class GeneratorTimeout(GeneratorError):
-    """No complete response before the deadline of the request."""
 
 
 class GeneratorClient:

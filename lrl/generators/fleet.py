@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from lrl.generators.client import GeneratorError
+from lrl.errors import GeneratorError, ServerError
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.health import OutageLimit, monitor
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.server import Server, ServerError
-from lrl.runtime.cpu_affinity import CpuPinning
-from lrl.runtime.event_loop import LoopThread, cancel_all
-from lrl.runtime.job_supervisor import Condition, JobState, JobSupervisor, Slot
+from lrl.generators.server import Server
+from lrl.system.cpu_affinity import CpuPinning
+from lrl.system.event_loop import LoopThread, cancel_all
+from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 
 log = logging.getLogger(__name__)
 

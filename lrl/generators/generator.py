@@ -17,13 +17,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from typing import Any, Literal, Protocol
 
-from lrl.generators.client import GeneratorClient, GeneratorError
-from lrl.generators.endpoint import Location
+from lrl.errors import GeneratorError
+from lrl.generators.client import GeneratorClient
 from lrl.generators.frames import HOLD_S
 from lrl.generators.settings import ServerSettings
 from lrl.generators.stats import GeneratorStats
 from lrl.routing.request_queue import Slots
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.endpoint import Location
+from lrl.system.stopwatch import Stopwatch
 from lrl.types import Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Generator(Slots):
         self.pauses = 0
         """Number of pauses so far."""
         self.stopwatch = Stopwatch(lambda: asyncio.get_running_loop().time())
-        """Seconds by activity (`lrl.runtime.stopwatch.GENERATOR`)."""
+        """Seconds by activity (`lrl.system.stopwatch.GENERATOR`)."""
         self.served_from: float | None = None
         """Time of its first verification, on the clock of the loop."""
         self.stats = GeneratorStats()

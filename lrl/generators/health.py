@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lrl.generators.client import GeneratorError
+from lrl.errors import GeneratorError, NoGenerators
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 
@@ -41,10 +41,6 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
             except GeneratorError as error:
                 if generator.pauses == pauses:  # a sync may have paused it meanwhile
                     pool.evict(generator, f"No heartbeat: {error}")
-
-
-class NoGenerators(RuntimeError):
-    """An outage of all generators that was longer than its limit."""
 
 
 class OutageLimit:

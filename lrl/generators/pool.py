@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lrl.generators.client import GeneratorError, GeneratorTimeout, RequestRejected
+from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.frames import HOLD_S
 from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
@@ -224,7 +224,7 @@ class GeneratorPool:
                 generator.evict(why)
 
     async def lap(self) -> dict[str, float]:
-        """Returns generator-seconds by activity since the last lap (`lrl.runtime.stopwatch.GENERATOR`)."""
+        """Returns generator-seconds by activity since the last lap (`lrl.system.stopwatch.GENERATOR`)."""
         seconds = defaultdict[str, float](float)
         for generator in self.generators:
             for state, of_one in generator.stopwatch.lap().items():

@@ -10,14 +10,11 @@ from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+from lrl.errors import MalformedResponse
 from lrl.generators.frames import Part, Span, unpack
 from lrl.types import Rollout
 
 FINISH_REASONS = ("stop", "length")
-
-
-class MalformedResponse(ValueError):
-    """A stream that cannot be the response to the request."""
 
 
 class ResponseStream:

@@ -17,13 +17,13 @@ from typing import Any
 
 import psutil
 
+from lrl.errors import ConfigError, ServerError
 from lrl.generators import cpu_backend, supervisor
-from lrl.generators.auth import TOKEN_VARIABLE
-from lrl.generators.endpoint import Location, connect
 from lrl.generators.log_cause import cause
 from lrl.generators.seeds import generator_seed
 from lrl.generators.settings import ServerSettings, as_flags, dashed
-from lrl.runtime.config_errors import ConfigError
+from lrl.system.auth import TOKEN_VARIABLE
+from lrl.system.endpoint import Location, connect
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,6 @@ FILES_VARIABLE = "LRL_GENERATOR_FILES"
 """Names a server's `own_files` to it."""
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables of the trainer's process group, beside MASTER_* and TORCHELASTIC_*; vLLM would obey them."""
-
-
-class ServerError(RuntimeError):
-    """A failed start; the message has the exit status, the cause found in the log, and the log's path."""
-
-    shown_alone = True
 
 
 class Server:
@@ -52,7 +46,7 @@ class Server:
         folder: The run's folder; the log is `generator-<number>.log` in it.
         number: Number of the generator in the fleet.
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
-        token: Token that callers of the generator need (`lrl.generators.auth`); None makes one.
+        token: Token that callers of the generator need (`lrl.system.auth`); None makes one.
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
         middleware: Class paths of the transport's own routes (`Transport.middleware`), which the token guards.
         seed: The run's (`lrl.generators.seeds.run_seed`); the generator's follows from it.
@@ -226,7 +220,7 @@ class Server:
         flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
         # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
-        layers = ["lrl.vllm_plugin.write_route.WriteRoute", *self.middleware, "lrl.generators.auth.TokenMiddleware"]
+        layers = ["lrl.vllm_plugin.write_route.WriteRoute", *self.middleware, "lrl.system.auth.TokenMiddleware"]
         around = [word for layer in layers for word in ("--middleware", layer)]
         # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a `random.py`.
         return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]

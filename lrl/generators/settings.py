@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lrl.generators.endpoint import LOOPBACK, Endpoint
-from lrl.runtime.config_errors import fault, noting
+from lrl.system.config_errors import fault, noting
+from lrl.system.endpoint import LOOPBACK, Endpoint
 
 ENDPOINT = "a generator listens at a free port of `host`; TLS is set by tls_cert and tls_key"
 AUTH = "vLLM's own key leaves the RL routes open; lrl's token middleware protects every route"

@@ -9,14 +9,14 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
-from lrl.generators.client import GeneratorError
-from lrl.generators.endpoint import Location
+from lrl.errors import GeneratorError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.members.member import Kind, Member, Status
 from lrl.members.registry import Registry
 from lrl.rewards.remote_pool import RemotePool, RemoteScorer
+from lrl.system.endpoint import Location
 
 log = logging.getLogger(__name__)
 

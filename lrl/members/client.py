@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lrl.generators.auth import bearer
-from lrl.generators.endpoint import Location, connect
-from lrl.members.discovery import NotRunning
+from lrl.errors import NotRunning
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind, Member
 from lrl.members.service import LONGEST_NODE, MEMBERS, MODEL, RUN, SCORING
+from lrl.system.auth import bearer
+from lrl.system.endpoint import Location, connect
 
 T = TypeVar("T")
 DEADLINE_S = 10.0

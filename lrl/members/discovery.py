@@ -17,14 +17,11 @@ from typing import Any
 
 import psutil
 
-from lrl.generators.auth import TOKEN_VARIABLE, bearer
-from lrl.generators.endpoint import Endpoint, connect, first_certificate, trust_only
+from lrl.errors import NotRunning
+from lrl.system.auth import TOKEN_VARIABLE, bearer
+from lrl.system.endpoint import Endpoint, connect, first_certificate, trust_only
 
 DEADLINE_S = 10.0
-
-
-class NotRunning(RuntimeError):
-    """A run or generator that does not exist or does not answer; the message has the remedy."""
 
 
 @dataclass(frozen=True)

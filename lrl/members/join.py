@@ -3,7 +3,7 @@
 import sys
 import time
 
-from lrl.members.discovery import NotRunning
+from lrl.errors import NotRunning
 from lrl.members.join_session import LocalOverrides, ask
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.joining_scorer import JoiningScorer

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from lrl.generators.endpoint import Location
+from lrl.errors import NotRunning
 from lrl.members.client import RunClient
-from lrl.members.discovery import NotRunning
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind, Member, Status
+from lrl.system.endpoint import Location
 
 T = TypeVar("T")
 

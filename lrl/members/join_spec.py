@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lrl.generators.endpoint import is_loopback, own_address_towards
 from lrl.generators.settings import ServerSettings
-from lrl.runtime.process_identity import ProcessIdentity
+from lrl.system.endpoint import is_loopback, own_address_towards
+from lrl.system.process_identity import ProcessIdentity
 
 
 @dataclass(frozen=True)

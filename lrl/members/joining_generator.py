@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lrl.generators.endpoint import Location
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.client import RunClient
 from lrl.members.join_session import JoinSession, LocalOverrides, Served, ask
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind
+from lrl.system.endpoint import Location
 from lrl.weights import find_transport
 
 

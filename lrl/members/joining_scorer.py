@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+from lrl.errors import NotRunning, ScorerError
 from lrl.members.client import RunClient
-from lrl.members.discovery import NotRunning
 from lrl.members.join_session import JoinSession, LocalOverrides, Served, ask
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind
@@ -15,10 +15,6 @@ REMEDY = (
     "A scorer imports the rewards' modules by itself: put them on its machine, installed or in the folder where `lrl "
     "join` starts."
 )
-
-
-class ScorerError(RuntimeError):
-    """Workers that cannot score on this machine; the message has the remedy."""
 
 
 class JoiningScorer(JoinSession):

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from lrl.generators.endpoint import Location
-from lrl.members.discovery import NotRunning
+from lrl.errors import NotRunning
 from lrl.members.launchers import Job, Launcher
 from lrl.members.member import Kind, Member, Status
 from lrl.members.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, url_elsewhere
 from lrl.members.service import RegistryServer
-from lrl.runtime.job_supervisor import Condition, JobState, JobSupervisor, Slot
+from lrl.system.endpoint import Location
+from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 
 OWN_END_S = 20.0
 """Seconds that a job has to end by itself when the run has told it. A scheduler's way is a SIGKILL

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from lrl.generators.endpoint import Location
+from lrl.system.endpoint import Location
 
 LEASE_S = 10.0
 """Seconds of silence after which a member has ended; it speaks twice a second."""

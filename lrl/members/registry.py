@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from lrl.generators.endpoint import Location
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import LEASE_S, Kind, Member, Status
+from lrl.system.endpoint import Location
 
 log = logging.getLogger(__name__)
 

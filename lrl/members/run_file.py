@@ -1,9 +1,10 @@
 """How another process finds a run's registry and gets its token.
 
 A run writes its address into `fleet/run.json` in its folder, for processes of the same user
-(`lrl.runtime.owner_only_files`): whoever posed as the run would be told its token. The token itself is in no file. On
-the run's machine the kernel shows it to the run's own user (`lrl.members.discovery`); on another machine the user
-has to bring it, and may give the address instead of a folder that both machines see.
+(`lrl.checkpoints.owner_only_files`): whoever posed as the run would be told its token. The token
+itself is in no file. On the run's machine the kernel shows it to the run's own user
+(`lrl.members.discovery`); on another machine the user has to bring it, and may give the address
+instead of a folder that both machines see.
 """
 
 import contextlib
@@ -15,13 +16,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lrl.generators.endpoint import Location, first_certificate, is_loopback
+from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
+from lrl.errors import NotRunning
 from lrl.members.client import RunClient
-from lrl.members.discovery import NotRunning, find_generators
+from lrl.members.discovery import find_generators
 from lrl.members.service import RegistryServer
-from lrl.runtime.config_errors import fault
-from lrl.runtime.owner_only_files import OwnerOnlyFolder
-from lrl.runtime.process_identity import ProcessIdentity
+from lrl.system.config_errors import fault
+from lrl.system.endpoint import Location, first_certificate, is_loopback
+from lrl.system.process_identity import ProcessIdentity
 
 FOLDER, RUN = "fleet", "run.json"
 TOKEN_VARIABLE, CERTIFICATE_VARIABLE = "LRL_TOKEN", "LRL_CERTIFICATE"

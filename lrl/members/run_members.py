@@ -9,9 +9,8 @@ from pathlib import Path
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.generators.endpoint import is_loopback
+from lrl.errors import ServerError
 from lrl.generators.fleet import Fleet
-from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import GeneratorAdmission, ScorerAdmission, poll_forever
 from lrl.members.join_spec import JoinSpec
@@ -22,7 +21,8 @@ from lrl.members.registry import Registry
 from lrl.members.run_file import remove_run_file, url_elsewhere, write_run_file
 from lrl.members.service import RegistryServer
 from lrl.rewards.remote_pool import RemotePool
-from lrl.runtime.best_effort import best_effort
+from lrl.system.best_effort import best_effort
+from lrl.system.endpoint import is_loopback
 
 log = logging.getLogger(__name__)
 

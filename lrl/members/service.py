@@ -21,10 +21,10 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lrl.generators.endpoint import Endpoint, Location
-from lrl.generators.token_server import TokenServer
 from lrl.members.member import Kind
 from lrl.members.registry import Registry
+from lrl.system.endpoint import Endpoint, Location
+from lrl.system.token_server import TokenServer
 
 RUN = "/run"
 MODEL, SCORING, MEMBERS = f"{RUN}/model", f"{RUN}/scoring", f"{RUN}/members"

@@ -8,7 +8,7 @@ from any older policy, so the weight corrects towards the newest policy and does
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 
 class AIPO(Objective):

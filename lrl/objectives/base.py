@@ -6,8 +6,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from lrl.errors import ConfigError
 from lrl.objectives.normalisation import NormaliseBy, sum_by
-from lrl.runtime.config_errors import ConfigError
 from lrl.types import MicroBatch
 
 MAX_LOG_RATIO = 20.0

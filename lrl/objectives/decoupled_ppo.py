@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lrl.objectives.base import Tokens, clamp_log_ratio
 from lrl.objectives.ppo import PPO
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 
 class DecoupledPPO(PPO):

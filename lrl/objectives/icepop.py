@@ -11,7 +11,7 @@ large ratios are noise. When they come from lag they are signal, and AIPO keeps 
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 
 class IcePop(Objective):

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 from lrl.types import Step
 
 NormaliseBy = Literal["token", "sequence"] | int

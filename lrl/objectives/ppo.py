@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 
 class PPO(Objective):

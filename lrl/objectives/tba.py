@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
 from lrl.objectives.normalisation import NormaliseBy, sum_by
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 
 class TBA(Objective):

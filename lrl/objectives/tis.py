@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 
 class TIS(Objective):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lrl.checkpoints.run_folder import run_folder
 from lrl.preflight.checkpoint import check_checkpoint_contents, check_checkpoint_path
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.monitors import check_monitors
@@ -17,10 +18,9 @@ from lrl.preflight.resources import check_resources
 from lrl.preflight.run_folder import check_folders
 from lrl.preflight.settings import check_evaluations, check_settings
 from lrl.preflight.trainer import check_data, check_strategy, check_trainer, check_verb, without_generators
-from lrl.runtime.config_errors import any_noted, collected, noting
-from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.graceful_shutdown import GracefulShutdown
+from lrl.system.config_errors import any_noted, collected, noting
 from lrl.training.model import is_made
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, shapes
 from lrl.rollouts.ledger import Ledger
-from lrl.runtime.checkpoint_folder import META, is_checkpoint_folder, shapes
-from lrl.runtime.config_errors import fault, noting
+from lrl.system.config_errors import fault, noting
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lrl.rewards import Reward
 from lrl.rollouts.prompts import Prompts
-from lrl.runtime.config_errors import EXPECTED, fault, noting
+from lrl.system.config_errors import EXPECTED, fault, noting
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 CAPPED_BY = "eager, flex_attention or flash_attention_2"
 """Attentions of transformers that apply a cap to the scores. Read in transformers 5.19; sdpa has no argument for it."""

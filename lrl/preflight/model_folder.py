@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 from lrl.training.lora import LoRA
 from lrl.training.model import open_meta_model
 from lrl.training.weight_files import listed, stored_tensors

@@ -10,8 +10,8 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.evaluation import may_give
-from lrl.runtime.config_errors import fault
-from lrl.runtime.import_by_name import did_you_mean
+from lrl.system.config_errors import fault
+from lrl.system.import_by_name import did_you_mean
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation

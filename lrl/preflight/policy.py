@@ -15,7 +15,7 @@ from lrl.preflight.model_folder import Shape, check_weights, shape_of
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.routing.rankers import LanguageModelRanker
-from lrl.runtime.config_errors import EXPECTED, fault, noting
+from lrl.system.config_errors import EXPECTED, fault, noting
 from lrl.training.lora import LoRA
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule

@@ -17,13 +17,14 @@ import lightning as L
 import psutil
 import torch
 
+from lrl.errors import ConfigError
 from lrl.generators import cpu_backend
 from lrl.preflight.model_folder import Shape
 from lrl.preflight.run_folder import check_disk
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
-from lrl.runtime.byte_counts import GIB, in_gib
-from lrl.runtime.config_errors import ConfigError, fault
+from lrl.system.byte_counts import GIB, in_gib
+from lrl.system.config_errors import fault
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule

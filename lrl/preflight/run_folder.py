@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lrl.runtime.byte_counts import in_gib
-from lrl.runtime.config_errors import fault
+from lrl.system.byte_counts import in_gib
+from lrl.system.config_errors import fault
 
 if TYPE_CHECKING:
     from lrl.preflight.policy import Policy

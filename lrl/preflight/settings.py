@@ -14,9 +14,9 @@ from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.settings import QUANTIZATIONS, speculates
 from lrl.members.run_file import TOKEN_VARIABLE
 from lrl.rewards.pool import is_in_main
-from lrl.runtime.config_errors import any_noted, fault, noting
-from lrl.runtime.cpu_formats import computes_in
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.system.config_errors import any_noted, fault, noting
+from lrl.system.cpu_formats import computes_in
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation

@@ -14,10 +14,11 @@ import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
-from lrl.runtime.config_errors import ConfigError, fault, noting
+from lrl.errors import ConfigError
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.several_ranks import forget_place
 from lrl.strategies.single_device import AsyncSingleDevice
+from lrl.system.config_errors import fault, noting
 from lrl.training.schedule import check_end
 
 if TYPE_CHECKING:

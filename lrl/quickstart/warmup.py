@@ -22,7 +22,7 @@ from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lrl.quickstart.task import problems, worked
-from lrl.runtime.progress_bar import progress_bar
+from lrl.system.progress_bar import progress_bar
 
 log = logging.getLogger(__name__)
 

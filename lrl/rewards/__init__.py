@@ -6,9 +6,9 @@ No module here imports torch. `Math` is imported at its first use: sympy would s
 
 from typing import TYPE_CHECKING, Any
 
+from lrl.errors import RewardFailuresError
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.exact_match import ExactMatch
-from lrl.rewards.failure_stats import RewardFailuresError
 from lrl.rewards.format import Format
 from lrl.rewards.function import Function, as_reward
 from lrl.rewards.gsm8k import GSM8K

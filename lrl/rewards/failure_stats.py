@@ -6,6 +6,8 @@ An error is not a reward. A run with a broken reward must not continue with the 
 import logging
 from collections import Counter, deque
 
+from lrl.errors import RewardFailuresError
+
 log = logging.getLogger(__name__)
 
 KINDS = {
@@ -24,10 +26,6 @@ WINDOW = 512
 FEWEST = 256
 """Smallest number of responses that the share is taken of: one failure of the first two is not a half."""
 _LONGEST_SAMPLE = 80
-
-
-class RewardFailuresError(ValueError):
-    """So many responses got no reward that the run cannot continue."""
 
 
 class FailureStats:

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
+from lrl.errors import ConfigError
 from lrl.rewards.base import Reward
-from lrl.runtime.config_errors import ConfigError
 
 
 class Format(Reward):

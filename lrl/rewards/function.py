@@ -5,9 +5,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
+from lrl.errors import ConfigError
 from lrl.rewards.base import Reward, Score
-from lrl.runtime import import_by_name
-from lrl.runtime.config_errors import ConfigError
+from lrl.system import import_by_name
 
 OneReward = Reward | Callable[..., Any] | str
 

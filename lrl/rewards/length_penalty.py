@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from lrl.errors import ConfigError
 from lrl.rewards.base import Reward
-from lrl.runtime.config_errors import ConfigError
 
 
 class LengthPenalty(Reward):

@@ -24,7 +24,7 @@ from lrl.rewards.expression_text import cleaned, comparable, is_readable
 from lrl.rewards.final_answer import final_answers, marked_answers
 from lrl.rewards.math_magnitude import TooLargeError, check_magnitude
 from lrl.rewards.reference import reference_of
-from lrl.runtime.config_errors import above
+from lrl.system.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right
 # response would be wrong on a busy machine.

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrl.errors import ConfigError, ScorerLostError
 from lrl.rewards.base import Reward
 from lrl.rewards.failure_stats import KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
@@ -26,8 +27,8 @@ from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Processes
 from lrl.rewards.reference import written_out
-from lrl.rewards.remote_pool import RemotePool, ScorerLostError, least_busy
-from lrl.runtime.config_errors import ConfigError, above, at_least, fault
+from lrl.rewards.remote_pool import RemotePool, least_busy
+from lrl.system.config_errors import above, at_least, fault
 
 if TYPE_CHECKING:
     from lrl.types import Prompt, Rollout

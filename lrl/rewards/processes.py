@@ -21,12 +21,12 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from lrl.errors import ConfigError
 from lrl.rewards import worker
 from lrl.rewards.job import START_S, Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
 from lrl.rewards.response_clock import ResponseClock
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.shadowed_modules import check_lrl, check_start
+from lrl.system.shadowed_modules import check_lrl, check_start
 
 log = logging.getLogger(__name__)
 

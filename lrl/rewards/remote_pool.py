@@ -12,20 +12,17 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from lrl.generators.auth import bearer
-from lrl.generators.endpoint import Location
+from lrl.errors import ScorerLostError
 from lrl.rewards.job import BadOutcomesError, Job, Scorer, ScoringTerms, WorkerSpec, read_outcomes
 from lrl.rewards.job_state import Outcome
+from lrl.system.auth import bearer
+from lrl.system.endpoint import Location
 
 SCORE = "/score"
 COUNT = "Lrl-Responses"
 """The header with the number of responses in a job."""
 CHECK_S = 10.0
 """Seconds for a connection to a scorer."""
-
-
-class ScorerLostError(Exception):
-    """The scorer of a job is lost; others can score the job."""
 
 
 class RemoteScorer:

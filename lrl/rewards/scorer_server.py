@@ -12,12 +12,12 @@ import asyncio
 
 from aiohttp import web
 
-from lrl.generators.endpoint import Endpoint, Location
-from lrl.generators.token_server import TokenServer
 from lrl.rewards.job import Job, ScoringTerms
 from lrl.rewards.job_state import Scored
 from lrl.rewards.processes import Processes
 from lrl.rewards.remote_pool import COUNT, SCORE
+from lrl.system.endpoint import Endpoint, Location
+from lrl.system.token_server import TokenServer
 
 
 class ScorerServer:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.job_state import JobState, Outcome, Scored
 from lrl.rewards.response_clock import ResponseClock
-from lrl.runtime.parent_death import die_with
+from lrl.system.parent_death import die_with
 
 OUT_OF_MEMORY = 112
 """Exit code of a worker at its memory limit."""

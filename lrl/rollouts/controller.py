@@ -19,9 +19,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.serialisation import Resumed
-from lrl.runtime.made_with import Settings, changes, fingerprint
 from lrl.types import Group, Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)

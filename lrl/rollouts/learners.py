@@ -13,10 +13,10 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lrl.advantages import Advantages, rewards_of
+from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.rewards import Reward
 from lrl.rollouts.replay import Replay
 from lrl.routing.length_predictor import LengthPredictor
-from lrl.runtime.made_with import Settings, changes, fingerprint
 from lrl.types import Group, Prompt, Sampling
 
 log = logging.getLogger(__name__)

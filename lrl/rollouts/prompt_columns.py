@@ -13,9 +13,9 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lrl.errors import ConfigError
 from lrl.rollouts.chat_template import Message
 from lrl.rollouts.source_files import Row
-from lrl.runtime.config_errors import ConfigError
 
 TOOLS, VARIABLES, IMAGES = "tools", "chat_template_kwargs", ("image", "images")
 

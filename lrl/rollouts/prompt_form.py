@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 
 FILE = "prompt_form.json"
 """`Prompts.form`, beside the policy's files in Hugging Face format."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
+from lrl.errors import ConfigError
 from lrl.rollouts.chat_template import Chat, Message, check_variables, check_whole, encode_chat, encode_text
 from lrl.rollouts.prompt_columns import (
     TOOLS,
@@ -29,7 +30,7 @@ from lrl.rollouts.prompt_columns import (
     variables_of,
 )
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
-from lrl.runtime.config_errors import ConfigError, fault
+from lrl.system.config_errors import fault
 from lrl.types import Prompt
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from lrl.rollouts.serialisation import has_same_columns, load_group, save_group
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 from lrl.types import Group, Prompt
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrl.runtime.made_with import fingerprint
+from lrl.checkpoints.made_with import fingerprint
 from lrl.types import Group, Prompt, Rollout
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 
 Row = dict[str, Any]
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
+from lrl.errors import ConfigError
 from lrl.rollouts.source_files import COMPRESSIONS, READERS, Row, read_text_file, stem, text_format
-from lrl.runtime import hub
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.import_by_name import function, is_name
+from lrl.system import hub
+from lrl.system.import_by_name import function, is_name
 
 FILES = (*READERS, ".parquet")
 FORMS = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, GenerationConfig
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

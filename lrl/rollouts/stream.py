@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lrl.distributed.collective import Command, HasRanks
+from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer, Round
-from lrl.runtime.collective import Command, HasRanks
-from lrl.runtime.ranks import Ranks
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, MicroBatch, Step
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lrl.routing.rankers import NgramRanker, Ranker
-from lrl.runtime.config_errors import at_least, fault
+from lrl.system.config_errors import at_least, fault
 from lrl.types import Group, Prompt
 
 RECENT_RESPONSES = 4096

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from lrl.routing.dispatch.base import ExpectedLengths, GeneratorLoad, Request
 from lrl.routing.dispatch.decode_latency import DecodeLatency
-from lrl.runtime.config_errors import above, at_least
+from lrl.system.config_errors import above, at_least
 from lrl.types import Rollout
 
 

@@ -11,8 +11,8 @@ from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from lrl.runtime.config_errors import fault
 from lrl.strategies.several_ranks import SeveralRanks
+from lrl.system.config_errors import fault
 
 OF_THE_WRAPPER = {
     **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")),

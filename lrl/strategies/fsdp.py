@@ -2,7 +2,7 @@
 
 A layer's weights are gathered for its forward and its backward pass, and its gradient is averaged over the ranks. So
 all ranks do as many passes: one without a micro-batch in a round trains a blank (`lrl.training.collate.blank`). Reads
-of whole weights are collectives that rank 0 leads (`lrl.runtime.collective`).
+of whole weights are collectives that rank 0 leads (`lrl.distributed.collective`).
 """
 
 from typing import Any, Literal, get_args
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from lrl.runtime.checkpoint_folder import CheckpointFolder
-from lrl.runtime.config_errors import at_least, fault
+from lrl.checkpoints.checkpoint_folder import CheckpointFolder
 from lrl.strategies.several_ranks import SeveralRanks
+from lrl.system.config_errors import at_least, fault
 from lrl.training.sharding import ReduceGradients, Sharding
 
 

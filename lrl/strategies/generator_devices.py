@@ -24,7 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.generators.endpoint import is_loopback
+from lrl.checkpoints.newest_checkpoint import steps_done
+from lrl.checkpoints.run_folder import RunFolderLock, run_folder
+from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.seeds import run_seed
@@ -35,12 +38,10 @@ from lrl.members.launchers import Launcher
 from lrl.members.member import Kind
 from lrl.members.run_file import TOKEN_VARIABLE, token_of_run
 from lrl.members.run_members import RunMembers
-from lrl.runtime.config_errors import ConfigError, above, at_least, fault
-from lrl.runtime.cpu_affinity import cores_of_generators, share_cores
-from lrl.runtime.newest_checkpoint import steps_done
-from lrl.runtime.ranks import Ranks
-from lrl.runtime.run_folder import RunFolderLock, run_folder
 from lrl.strategies.graceful_shutdown import GracefulShutdown
+from lrl.system.config_errors import above, at_least, fault
+from lrl.system.cpu_affinity import cores_of_generators, share_cores
+from lrl.system.endpoint import is_loopback
 from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
 from lrl.weights import Machine, Transport, choose_transport
@@ -75,7 +76,7 @@ class GeneratorDevices(GracefulShutdown):
     sharding: Sharding | None = None
     """The division of the weights over the ranks; None if every rank has them all."""
     resumes_parts = False
-    """Whether a run can go on from a checkpoint in parts (`lrl.runtime.checkpoint_folder`)."""
+    """Whether a run can go on from a checkpoint in parts (`lrl.checkpoints.checkpoint_folder`)."""
     tensor_parallel_size = 1
     """Ranks that compute one micro-batch together."""
 

@@ -10,8 +10,8 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from lrl.runtime.checkpoint_file import CheckpointFile
-from lrl.runtime.signals import Signals, exit_status
+from lrl.checkpoints.checkpoint_file import CheckpointFile
+from lrl.system.signals import Signals, exit_status
 
 
 class GracefulShutdown(Strategy):

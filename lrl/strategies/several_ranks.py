@@ -1,13 +1,14 @@
 """Several trainer processes, the ranks of a run: how they start, meet, notice that one is lost, and end.
 
-Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the other ranks compute (`lrl.runtime.ranks`).
+Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the other ranks compute
+(`lrl.distributed.ranks`).
 
 After an error rank 0 calls no collective and kills the ranks that it has started. Before the ranks have met there is no
 connection whose end they could notice. Until then the kernel ends a rank together with the rank 0 that has started it,
 and the first signal ends any rank at once: there is nothing to save, and no Python handler runs while it waits.
 
 Ranks of several machines meet twice: at their start, before anything costs time, in a rendezvous that says who is
-missing and why (`lrl.runtime.rendezvous`); and when rank 0 has made its checks, in the process group.
+missing and why (`lrl.distributed.rendezvous`); and when rank 0 has made its checks, in the process group.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
-from lrl.generators.endpoint import is_loopback
+from lrl.checkpoints.run_folder import run_folder
+from lrl.distributed.keepalive import close_silent_connections
+from lrl.distributed.ranks import Ranks, explain_broken_collective, explain_rank_loss
+from lrl.distributed.rendezvous import Rendezvous
+from lrl.errors import ConfigError
 from lrl.members.client import RunClient
 from lrl.members.launched import LaunchedMembers, RunAddress
 from lrl.members.launchers import Local
 from lrl.members.member import Kind
-from lrl.runtime.config_errors import ConfigError, above, fault
-from lrl.runtime.keepalive import close_silent_connections
-from lrl.runtime.parent_death import die_with, unbind_from_parent
-from lrl.runtime.ranks import Ranks, explain_broken_collective, explain_rank_loss
-from lrl.runtime.rendezvous import Rendezvous
-from lrl.runtime.run_folder import run_folder
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.shared_folder import check_reads, check_writes
+from lrl.system.config_errors import above, fault
+from lrl.system.endpoint import is_loopback
+from lrl.system.parent_death import die_with, unbind_from_parent
 
 if TYPE_CHECKING:
     import lightning as L

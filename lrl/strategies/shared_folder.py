@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.ranks import Ranks
+from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError
 
 SEEN_S = 5.0
 """Longest wait until a file that rank 0 has written is seen on another machine."""

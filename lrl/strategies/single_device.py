@@ -3,7 +3,7 @@
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 from lrl.strategies.generator_devices import GeneratorDevices
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 from lrl.training.lora import NAME, adapted_layers
 from lrl.training.model import checkpoint_weights, label_logprobs, text_as_micro_batch
 

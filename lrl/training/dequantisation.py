@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 from lrl.training.export import with_dtype
 from lrl.training.model import Dtype, open_meta_model
 from lrl.training.model_files import is_small

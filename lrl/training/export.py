@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from lrl.runtime import hub
+from lrl.system import hub
 from lrl.training.lora import LoRA
 from lrl.training.model import open_tokenizer, quiet_config
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lrl.runtime.ranks import explain_rank_loss
+from lrl.distributed.ranks import explain_rank_loss
 
 
 def average_over_ranks(parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:

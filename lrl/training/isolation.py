@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 from lrl.training.collate import TrainingSample, fill_rows, text_sequence
 from lrl.training.model import decoder_of, label_logprobs, named_model_errors
 from lrl.training.rounding import rounding_errors

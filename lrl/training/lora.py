@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.falcon.modeling_falcon import FalconLinear
 
-from lrl.runtime.config_errors import ConfigError, above, at_least, fault
+from lrl.errors import ConfigError
+from lrl.system.config_errors import above, at_least, fault
 from lrl.training.merging import merge
 from lrl.training.sharding import whole_on_rank_0
 

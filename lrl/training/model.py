@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from lrl.runtime import hub, import_by_name
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
+from lrl.system import hub, import_by_name
 from lrl.training import lora
 from lrl.training.collate import fill_rows, text_sequence
 from lrl.training.logprobs import LogitTransform, token_logprobs

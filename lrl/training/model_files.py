@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from lrl.runtime.ranks import Ranks, explain_broken_collective
+from lrl.distributed.ranks import Ranks, explain_broken_collective
 from lrl.training.model import Dtype, open_empty_network, open_network
 
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}

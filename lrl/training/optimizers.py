@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 
 
 def check_optimizers(trainer: L.Trainer) -> None:

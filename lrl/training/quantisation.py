@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lrl.runtime import hub
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
+from lrl.system import hub
 from lrl.training.weight_files import stored_tensors
 
 FORMS = ("mxfp4", "fp8")

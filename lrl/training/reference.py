@@ -12,9 +12,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
-from lrl.runtime.config_errors import fault
-from lrl.runtime.ranks import Ranks
+from lrl.system.config_errors import fault
 from lrl.training.collate import unpacked
 from lrl.training.isolation import check_rows
 from lrl.training.model import (

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 
 Schedule = Literal["constant", "linear", "cosine"]
 

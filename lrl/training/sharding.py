@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.ranks import explain_broken_collective, explain_rank_loss
+from lrl.distributed.ranks import explain_broken_collective, explain_rank_loss
+from lrl.errors import ConfigError
 
 ReduceGradients = Literal["each", "once"]
 

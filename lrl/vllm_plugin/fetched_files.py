@@ -18,9 +18,10 @@ from typing import BinaryIO
 
 from xxhash import xxh3_64
 
-from lrl.generators.auth import bearer
-from lrl.generators.endpoint import Location, connect
-from lrl.weights.delta import DamagedDelta, apply_delta
+from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
+from lrl.system.auth import bearer
+from lrl.system.endpoint import Location, connect
+from lrl.weights.delta import apply_delta
 from lrl.weights.fetch_order import FILES, FetchOrder, FetchReport, RemoteFile
 from lrl.weights.staged_file import SHARED_MEMORY, require_room
 
@@ -34,10 +35,6 @@ STALL_S = 10.0
 """Seconds without a byte that end an attempt."""
 RECEIVED = 2**20
 """Bytes that one read takes at most, so that the deadline is looked at often."""
-
-
-class FetchFailed(RuntimeError):
-    """A file that could not be fetched; the message has the reason of each attempt."""
 
 
 class FetchedFiles:
@@ -156,10 +153,6 @@ class FetchedFiles:
 
     def _draft(self, name: str) -> Path:
         return self._folder / f"{self._prefix}{name}.{os.getpid()}.draft"
-
-
-class BadTransfer(RuntimeError):
-    """A response that is not the file, or not all of it."""
 
 
 class Download:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from lrl.generators.auth import TOKEN_VARIABLE
+from lrl.errors import FetchFailed
 from lrl.generators.server import FILES_VARIABLE
-from lrl.vllm_plugin.fetched_files import FetchedFiles, FetchFailed
+from lrl.system.auth import TOKEN_VARIABLE
+from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.weights.fetch_order import FETCH, FILES, FetchOrder
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from lrl.runtime.malloc_trim import trim_heap
+from lrl.system.malloc_trim import trim_heap
 from lrl.weights.adapters import are_adapters, merged
 from lrl.weights.checksum import checksum
 

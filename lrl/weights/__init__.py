@@ -5,7 +5,7 @@ Hides vLLM's weight-transfer engines and routes. A new transport is a file and i
 
 from importlib import import_module
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 from lrl.weights.transport import Machine, Transport
 
 __all__ = ["TRANSPORTS", "Machine", "Transport", "choose_transport", "find_transport"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.daemon_call import start_daemon_call
+from lrl.errors import ConfigError
+from lrl.system.daemon_call import start_daemon_call
 
 ABORT_ROUTE = "/lrl/abort_transfer/"
 """The route of a generator that ends its part of a transfer (`lrl.vllm_plugin.abort_route`), before

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lrl.generators.client import GeneratorError, GeneratorTimeout
+from lrl.errors import CollectiveBroken, GeneratorError, GeneratorTimeout, RankLostError
 from lrl.generators.generator import Generator, gather
-from lrl.runtime.event_loop import LoopThread
-from lrl.runtime.ranks import RankLostError
+from lrl.system.event_loop import LoopThread
 from lrl.weights.communicator import ABORT_ROUTE
 
 T = TypeVar("T")
@@ -23,10 +22,6 @@ Weights = Callable[[], Iterator[tuple[str, Tensor]]]
 
 LOOK_S = 0.1
 """Seconds between two looks at a collective transfer."""
-
-
-class CollectiveBroken(RuntimeError):
-    """A collective transfer failed for one generator, so no generator has the weights."""
 
 
 class Phase:

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64
 
+from lrl.errors import DamagedDelta
+
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
 
@@ -31,10 +33,6 @@ MAX_DELTA_SHARE = 0.5
 """Largest share of the file that a delta is worth: above it, making it takes longer than a gigabit link saves."""
 PIECES_BEFORE_GIVING_UP = 2
 """Pieces after which a delta that is above `MAX_DELTA_SHARE` is given up."""
-
-
-class DamagedDelta(ValueError):
-    """A delta that does not lead from the file that is there to a file of the right length."""
 
 
 def write_delta(old: Path, new: Path, file: Path, interrupted: Callable[[], None] = lambda: None) -> bool:

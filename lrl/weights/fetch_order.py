@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lrl.generators.endpoint import Location
+from lrl.system.endpoint import Location
 
 FETCH = "/lrl/fetch"
 """The route of a generator that takes a `FetchOrder`."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from lrl.generators.endpoint import Endpoint
-from lrl.generators.token_server import TokenServer
+from lrl.system.endpoint import Endpoint
+from lrl.system.token_server import TokenServer
 from lrl.weights.fetch_order import FILES
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lrl.runtime.daemon_call import start_daemon_call
+from lrl.system.daemon_call import start_daemon_call
 from lrl.weights import communicator
 from lrl.weights.control import Control, Weights
 from lrl.weights.stuck import abort_broadcast

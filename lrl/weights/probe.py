@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from lrl.generators.client import GeneratorError
+from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import Probe
 from lrl.training.rounding import Rounded

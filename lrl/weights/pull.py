@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from lrl.generators.endpoint import Endpoint, Location, is_loopback, own_address_towards
 from lrl.generators.generator import Generator
+from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_towards
 from lrl.weights.checksum import checksum
 from lrl.weights.control import Control, Weights
 from lrl.weights.delta import MAX_DELTA_SHARE, write_delta

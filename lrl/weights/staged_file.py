@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from lrl.runtime.byte_counts import GIB, in_gib
+from lrl.system.byte_counts import GIB, in_gib
 from lrl.weights.checksum import checksum
 from lrl.weights.wire import Described
 

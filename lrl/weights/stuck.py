@@ -14,11 +14,8 @@ import time
 from concurrent.futures import Future, wait
 from typing import Any
 
+from lrl.errors import StuckTransfer
 from lrl.weights import communicator
-
-
-class StuckTransfer(RuntimeError):
-    """A broadcast that an abort did not end: the run cannot go on."""
 
 
 def abort_broadcast(group: Any, sending: Future[Any], deadline_s: float) -> None:

@@ -21,9 +21,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent import futures
 from typing import Any
 
+from lrl.errors import CollectiveBroken
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
-from lrl.weights.control import CollectiveBroken, Control, Weights
+from lrl.weights.control import Control, Weights
 from lrl.weights.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class PoolSync:
         make_transport: Makes the trainer's end of the transfer.
         name: Of the connection, unique on this machine.
         interrupted: Called by the trainer's thread while it waits; raises to end the wait.
-        entered: Called with each phase of `move` that costs the trainer's time (`lrl.runtime.stopwatch.SYNC`).
+        entered: Called with each phase of `move` that costs the trainer's time (`lrl.system.stopwatch.SYNC`).
         keys_and_values: What a pause does with those of the responses in flight (`Generator.pause`).
     """
 

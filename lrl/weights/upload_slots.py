@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
-from lrl.generators.endpoint import is_loopback
 from lrl.generators.generator import Generator
+from lrl.system.endpoint import is_loopback
 
 FAN_OUT = 2
 """With a full link one place would be best: n generators have the version after log2(n + 1) transfers, and with two

@@ -31,9 +31,10 @@ from benchmarks.chaos.sync_faults import (
     short_backoffs,
 )
 from benchmarks.chaos.token_proof import TokenRecorder
-from lrl.generators.client import GENERATE, GeneratorClient, GeneratorError
-from lrl.runtime import job_supervisor
-from lrl.runtime.event_loop import LoopThread
+from lrl.errors import GeneratorError
+from lrl.generators.client import GENERATE, GeneratorClient
+from lrl.system import job_supervisor
+from lrl.system.event_loop import LoopThread
 from lrl.types import Group, Prompt, Rollout
 from lrl.weights.checksum import checksum
 from lrl.weights.shared_memory import SharedMemory

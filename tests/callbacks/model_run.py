@@ -14,7 +14,7 @@ from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.health import OutageLimit
 from lrl.generators.pool import GeneratorPool
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from tests.weights.model_sync import Client, Direct, make_generators, weights
 
 

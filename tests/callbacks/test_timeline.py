@@ -19,7 +19,7 @@ from lrl.planning.profiling.timeline import GroupRecord, MicroBatchRecord, Recor
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import RunParts, StepLoader, StepStream
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 from tests.run_without_generators import trainer

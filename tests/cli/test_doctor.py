@@ -11,7 +11,7 @@ import torch
 from packaging.requirements import Requirement
 
 from lrl.cli import doctor
-from lrl.runtime import cpu_formats
+from lrl.system import cpu_formats
 
 GIB = 2**30
 

@@ -114,7 +114,7 @@ def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(readers_folder: Path) -> None:
-    (readers_folder / "train.py").write_text("import lrl.runtime.config_errors\nraise KeyError('nobody meant this')\n")
+    (readers_folder / "train.py").write_text("import lrl.system.config_errors\nraise KeyError('nobody meant this')\n")
     command = [sys.executable, "train.py"]
     done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
     assert done.returncode == 1 and "Traceback" in done.stderr and "nobody meant this" in done.stderr

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from lrl.cli.main import main
+from lrl.errors import NotRunning
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.members.discovery import NotRunning, find_generator
+from lrl.members.discovery import find_generator
 from tests.lent_server import LentServer
 
 WITHOUT_A_TEMPLATE = """

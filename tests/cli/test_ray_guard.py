@@ -32,7 +32,7 @@ while True:
 """
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('runs', flush=True); time.sleep(600)"
 LIVES_ON = """
-from lrl.runtime.parent_death import unbind_from_parent
+from lrl.system.parent_death import unbind_from_parent
 import time
 unbind_from_parent()
 print("runs", flush=True)

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from lrl.generators.client import GeneratorClient, GeneratorError, GeneratorTimeout, RequestRejected
+from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
+from lrl.generators.client import GeneratorClient
 from lrl.generators.frames import FLUSH, WRITE, Part, line, pack
 from lrl.types import Rollout, Sampling
 

@@ -20,8 +20,9 @@ import psutil
 import pytest
 import torch
 
+from lrl.errors import ServerError
 from lrl.generators import supervisor
-from lrl.generators.server import Server, ServerError
+from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from tests.leftovers import MARK, lives, living, wait_for
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from lrl.errors import NoGenerators, ServerError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import State
-from lrl.generators.health import NoGenerators
-from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
-from lrl.runtime import job_supervisor
-from lrl.runtime.job_supervisor import JobState
+from lrl.system import job_supervisor
+from lrl.system.job_supervisor import JobState
 
 
 class ModelServer:

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from lrl.errors import GeneratorError, NoGenerators
 from lrl.generators import health
-from lrl.generators.client import GeneratorError
 from lrl.generators.generator import Generator
-from lrl.generators.health import NoGenerators, OutageLimit
+from lrl.generators.health import OutageLimit
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import VirtualClock
 from lrl.routing.dispatch import Request
-from lrl.runtime import job_supervisor
+from lrl.system import job_supervisor
 from lrl.types import Prompt, Rollout
 from tests.generators.test_pool import make_generator
 

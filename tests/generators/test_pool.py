@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.generators.client import GeneratorError, RequestRejected
+from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import Deadlock, run

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.errors import MalformedResponse
 from lrl.generators.frames import Part, pack, size
-from lrl.generators.response_stream import MalformedResponse, ResponseStream
+from lrl.generators.response_stream import ResponseStream
 from lrl.types import Rollout
 
 Spans = list[tuple[str, int, int]] | None

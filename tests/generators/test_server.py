@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.generators.endpoint import LOOPBACK
-from lrl.generators.server import FILES_VARIABLE, Server, ServerError
+from lrl.errors import ServerError
+from lrl.generators.server import FILES_VARIABLE, Server
 from lrl.generators.settings import OWNED, ServerSettings, speculates
+from lrl.system.endpoint import LOOPBACK
 
 ANSWERING = """
 import http.server, sys
@@ -306,7 +307,7 @@ def test_the_token_guards_the_routes_of_a_transport(tmp_path: Path) -> None:
     layers = [after for word, after in zip(command, command[1:], strict=False) if word == "--middleware"]
     # vLLM puts the last one outermost
     own = "lrl.vllm_plugin.write_route.WriteRoute"
-    assert layers == [own, "a.Route", "b.Route", "lrl.generators.auth.TokenMiddleware"]
+    assert layers == [own, "a.Route", "b.Route", "lrl.system.auth.TokenMiddleware"]
 
 
 def test_a_servers_own_files_are_the_runs_and_no_other_servers(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import aiohttp
 import pytest
 
-from lrl.generators.client import GeneratorClient, RequestRejected
+from lrl.errors import RequestRejected
+from lrl.generators.client import GeneratorClient
 from lrl.generators.generator import Generator, State
 from lrl.types import Prompt, Rollout, Sampling
 from tests.lent_server import LentServer

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lrl.generators.endpoint import Endpoint
 from lrl.generators.settings import ServerSettings
 from lrl.members.client import RunClient
 from lrl.members.join_spec import JoinSpec
 from lrl.members.registry import Registry
 from lrl.members.run_file import write_run_file
 from lrl.members.service import RegistryServer
+from lrl.system.endpoint import Endpoint
 
 TOKEN = "the-token-of-this-run"
 

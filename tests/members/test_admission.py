@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.generators.client import GeneratorClient, RequestRejected
-from lrl.generators.endpoint import Location
+from lrl.errors import RequestRejected
+from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator, State
 from lrl.generators.settings import ServerSettings
@@ -22,7 +22,8 @@ from lrl.members.admission import GeneratorAdmission, JoinedServer, poll_forever
 from lrl.members.member import Kind, Member, Status
 from lrl.members.registry import Registry
 from lrl.planning.simulator.clock import run
-from lrl.runtime import job_supervisor
+from lrl.system import job_supervisor
+from lrl.system.endpoint import Location
 from tests.generators.test_fleet import ModelServer, until
 from tests.generators.test_pool import ModelClient, ask, resync
 from tests.members.served_run import spec_of

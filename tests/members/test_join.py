@@ -18,13 +18,13 @@ import torch
 
 import lrl
 from lrl.cli.main import main
+from lrl.errors import NotRunning
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.members import admission, join, join_session, joining_generator
 from lrl.members.admission import GeneratorAdmission, poll_forever
-from lrl.members.discovery import NotRunning
 from lrl.members.join_session import LocalOverrides
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.member import Kind, Member

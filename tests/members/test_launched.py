@@ -17,9 +17,8 @@ import pytest
 import torch
 
 import lrl
+from lrl.errors import ConfigError, ServerError
 from lrl.generators.client import GeneratorClient
-from lrl.generators.endpoint import Location
-from lrl.generators.server import ServerError
 from lrl.generators.settings import ServerSettings
 from lrl.members import launched as launched_module
 from lrl.members.launched import LaunchedMembers, RunAddress
@@ -28,8 +27,8 @@ from lrl.members.member import Kind, Status
 from lrl.members.run_members import ATTEMPTS, RunMembers
 from lrl.members.service import RegistryServer
 from lrl.rewards import RewardPool
-from lrl.runtime import job_supervisor
-from lrl.runtime.config_errors import ConfigError
+from lrl.system import job_supervisor
+from lrl.system.endpoint import Location
 from lrl.types import Prompt, Rollout
 from tests.members.served_run import TOKEN, served, spec_of
 from tests.members.test_join import Scripted

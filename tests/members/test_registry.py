@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from lrl.generators.endpoint import Endpoint, Location
+from lrl.errors import ConfigError, NotRunning
 from lrl.members import registry as registry_module
 from lrl.members.client import RunClient
-from lrl.members.discovery import NotRunning
 from lrl.members.member import LEASE_S, Kind, Member, Status
 from lrl.members.registry import Registry
 from lrl.members.service import RegistryServer
-from lrl.runtime.config_errors import ConfigError
+from lrl.system.endpoint import Endpoint, Location
 from tests.certificates import self_signed
 from tests.http_call import call
 from tests.members.served_run import TOKEN, client_of, served, spec_of

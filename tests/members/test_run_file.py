@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
+from lrl.errors import ConfigError, NotRunning, UntrustedFile
 from lrl.members import run_file as run_file_module
-from lrl.members.discovery import NotRunning
 from lrl.members.run_file import RunFile, find_run, remove_run_file, token_of_run, url_elsewhere, write_run_file
 from lrl.members.service import RegistryServer
-from lrl.runtime import process_identity
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.owner_only_files import OwnerOnlyFolder, UntrustedFile
-from lrl.runtime.process_identity import ProcessIdentity
+from lrl.system import process_identity
+from lrl.system.process_identity import ProcessIdentity
 from tests.certificates import self_signed
 from tests.members.served_run import TOKEN, served, spec_of
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given, settings
 
 from lrl.advantages import GroupMean
+from lrl.errors import ConfigError
 from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective, Tokens
 from lrl.rollouts.packing import Packer
-from lrl.runtime.config_errors import ConfigError
 from lrl.types import Group, Prompt, Rollout
 from tests.objectives import formulas
 from tests.objectives.responses import VERSION, Response, Token, columns, groups_of, on_policy, sampled, tokens_of

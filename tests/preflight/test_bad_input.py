@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import lrl
+from lrl.checkpoints.run_folder import RunFolderLock
 from lrl.cli.lightning import USUAL
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
@@ -28,8 +29,7 @@ from lrl.generators.server import Server
 from lrl.preflight import resources, settings
 from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
-from lrl.runtime.byte_counts import in_gib
-from lrl.runtime.run_folder import RunFolderLock
+from lrl.system.byte_counts import in_gib
 from tests.preflight.bad_files import DATA, MODELS, RESUMES
 from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER
 from tests.preflight.bad_words import evaluation, monitor, only

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import lrl
+from lrl.errors import ConfigError
 from lrl.members.launchers import Given
 from lrl.preflight.settings import check_reward_launcher
 from lrl.rewards import GSM8K, RewardPool
-from lrl.runtime.config_errors import ConfigError
 
 TOKEN = "a-token-that-is-long-enough"
 

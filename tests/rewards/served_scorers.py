@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from lrl.generators.endpoint import Endpoint
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import ScorerAdmission, poll_forever
 from lrl.members.join_spec import JoinSpec
@@ -18,7 +17,8 @@ from lrl.members.member import Kind
 from lrl.members.registry import Registry
 from lrl.members.service import RegistryServer
 from lrl.rewards import RewardPool
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.endpoint import Endpoint
+from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt
 from tests.leftovers import wait_for
 

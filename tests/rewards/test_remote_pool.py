@@ -22,13 +22,14 @@ import odd_rewards  # noqa: E402
 from scenes import all_gone, children, counted, rollouts_of, scored, start_afresh  # noqa: E402
 from served_scorers import START_S, TOKEN, ServedPool, served  # noqa: E402
 
-from lrl.generators.endpoint import Endpoint, Location  # noqa: E402
-from lrl.generators.token_server import TokenServer  # noqa: E402
+from lrl.errors import ScorerLostError  # noqa: E402
 from lrl.members.member import Kind, Status  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
 from lrl.rewards.job import BadOutcomesError, Job, ScoringTerms, WorkerSpec, read_outcomes  # noqa: E402
 from lrl.rewards.job_state import Outcome, Scored  # noqa: E402
-from lrl.rewards.remote_pool import SCORE, RemotePool, RemoteScorer, ScorerLostError, least_busy  # noqa: E402
+from lrl.rewards.remote_pool import SCORE, RemotePool, RemoteScorer, least_busy  # noqa: E402
+from lrl.system.endpoint import Endpoint, Location  # noqa: E402
+from lrl.system.token_server import TokenServer  # noqa: E402
 from lrl.types import Prompt, Rollout  # noqa: E402
 from tests import network_namespace  # noqa: E402
 from tests.certificates import self_signed  # noqa: E402
@@ -185,7 +186,7 @@ import sys, time
 sys.path.insert(0, {str(HERE)!r})
 import odd_rewards
 from served_scorers import JoinablePool
-from lrl.generators.endpoint import Endpoint
+from lrl.system.endpoint import Endpoint
 from lrl.rewards import RewardPool
 
 if __name__ == "__main__":

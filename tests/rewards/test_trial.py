@@ -16,7 +16,7 @@ from scenes import all_gone, children, is_tracker, scored  # noqa: E402
 
 from lrl.rewards import GSM8K, ExactMatch, Function, Math, RewardPool  # noqa: E402
 from lrl.rewards.worker import BadValueError, parts_of  # noqa: E402
-from lrl.runtime import config_errors  # noqa: E402
+from lrl.system import config_errors  # noqa: E402
 from lrl.types import Prompt  # noqa: E402
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lrl.generators.client import GeneratorError, RequestRejected
+from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import VirtualClock
@@ -18,8 +18,8 @@ from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.types import Group, Prompt, Rollout, Sampling
+from tests.checkpoints.through_files import as_file, from_file
 from tests.rollouts.modelled_generators import Asked, make_generator
-from tests.runtime.checkpoint_file import as_file, from_file
 
 MAX_TOKENS = 6
 GENERATORS = 2

@@ -18,7 +18,7 @@ from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import Group, Prompt, Rollout, Sampling
-from tests.runtime.checkpoint_file import through_a_file
+from tests.checkpoints.through_files import through_a_file
 
 TOKENS = 4
 SAMPLING = Sampling(n=2, max_tokens=9)

@@ -15,8 +15,8 @@ from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.replay import Replay
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Group, Prompt, Sampling
+from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_packing import make_group
-from tests.runtime.checkpoint_file import through_a_file
 
 SETTINGS = Dependencies(sampling=Sampling(n=2, max_tokens=9), rewards=settings_of([ExactMatch()]))
 SAMPLING = SETTINGS.sampling

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.types import Group, Prompt, Rollout
-from tests.runtime.checkpoint_file import through_a_file
+from tests.checkpoints.through_files import through_a_file
 
 STEPS = 9
 shapes = st.tuples(st.integers(1, 13), st.integers(1, 5), st.integers(0, 3), st.booleans())

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import Group
+from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_packing import make_group
-from tests.runtime.checkpoint_file import through_a_file
 
 
 def group(index: int, version: int, reward: float = 0.0) -> Group:

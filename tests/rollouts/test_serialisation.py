@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lrl.rollouts.serialisation import Resumed, load_group, save_group
 from lrl.types import Group, Prompt, Rollout
-from tests.runtime.checkpoint_file import through_a_file
+from tests.checkpoints.through_files import through_a_file
 
 PROMPT = Prompt(id=7, token_ids=[5, 6], text="?")
 

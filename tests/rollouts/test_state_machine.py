@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from tests.checkpoints.through_files import from_file
 from tests.rollouts.modelled_run import ModelledRun, Row, writing
-from tests.runtime.checkpoint_file import from_file
 
 SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "200"))
 STEPS = 8

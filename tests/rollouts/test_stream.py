@@ -7,7 +7,7 @@ import pytest
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import RunParts, StepStream
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 

@@ -10,8 +10,8 @@ from lrl.generators.fleet import Fleet
 from lrl.routing.dispatch import LeastLoaded, RoundRobin, TailBatching
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
+from tests.checkpoints.through_files import through_a_file
 from tests.routing.test_length_predictor import answered, make_prompt
-from tests.runtime.checkpoint_file import through_a_file
 
 ROWS = [{"prompt": "1", "answer": "1"}, {"prompt": "2", "answer": "2"}]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lrl.routing.length_predictor import LengthPredictor, recall
 from lrl.routing.rankers import NgramRanker
 from lrl.types import Group, Prompt, Rollout
-from tests.runtime.checkpoint_file import as_file, through_a_file
+from tests.checkpoints.through_files import as_file, through_a_file
 
 
 def make_prompt(id: int, *token_ids: int) -> Prompt:

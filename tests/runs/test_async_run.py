@@ -29,7 +29,7 @@ from lrl.planning.profiling.timeline import GeneratorRecord, GroupRecord, MicroB
 from lrl.routing.dispatch import LeastTokens
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import Ranker
-from lrl.runtime.stopwatch import GENERATOR, TRAINER
+from lrl.system.stopwatch import GENERATOR, TRAINER
 from lrl.types import Group, Prompt, Rollout
 from tests.leftovers import wait_for
 from tests.lent_server import Borrowing, LentServer, start_server

@@ -26,9 +26,9 @@ import yaml
 import lrl
 from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
 from lrl.cli.ray import main
+from lrl.errors import ConfigError
 from lrl.generators.supervisor import SHM
 from lrl.members.launchers import Ray
-from lrl.runtime.config_errors import ConfigError
 from tests.leftovers import MARK, left_in_shared_memory, lives, living, wait_for, wait_for_none, words
 from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from lrl.advantages import GroupMean
+from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import RankStream, RunParts, StepStream
-from lrl.runtime.ranks import Ranks
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.stopwatch import Stopwatch
 from lrl.training.gradients import average_over_ranks
 from tests.strategies.forked_ranks import meet
 from tests.test_policy import make_group, opened

@@ -19,10 +19,10 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
-from lrl.runtime import rendezvous
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.interface import GLOO, NCCL
-from lrl.runtime.rendezvous import Rendezvous
+from lrl.distributed import rendezvous
+from lrl.distributed.interface import GLOO, NCCL
+from lrl.distributed.rendezvous import Rendezvous
+from lrl.errors import ConfigError
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
 from tests.strategies.forked_ranks import CONTEXT, be_program

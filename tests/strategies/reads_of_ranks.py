@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import lrl
-from lrl.runtime.collective import follow
-from lrl.runtime.ranks import Ranks
+from lrl.distributed.collective import follow
+from lrl.distributed.ranks import Ranks
 from tests.strategies.forked_ranks import meet
 from tests.test_policy import make_group, opened
 

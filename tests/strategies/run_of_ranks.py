@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor
 import lrl
 from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
-from lrl.generators.auth import bearer
-from lrl.generators.endpoint import Location
 from lrl.members.admission import JoinedServer
 from lrl.strategies.several_ranks import SeveralRanks
+from lrl.system.auth import bearer
+from lrl.system.endpoint import Location
 from tests.http_call import call
 
 RANKS = 2

@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import lrl
 from lrl.advantages import GroupMean
+from lrl.distributed.collective import follow
+from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import RankStream, RunParts, StepStream
-from lrl.runtime.collective import follow
-from lrl.runtime.ranks import Ranks
-from lrl.runtime.stopwatch import Stopwatch
+from lrl.system.stopwatch import Stopwatch
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
 from tests.strategies.forked_ranks import meet

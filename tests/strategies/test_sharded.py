@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 
-from lrl.runtime.config_errors import ConfigError
+from lrl.errors import ConfigError
 from lrl.training.model import open_network, whole_tensors
 from lrl.training.reference import Reference
 from lrl.training.sharding import tensor_parallel_plan

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from lrl.checkpoints.checkpoint_folder import read_weights, shapes
 from lrl.cli.main import main
 from lrl.generators.supervisor import SHM
-from lrl.runtime.checkpoint_folder import read_weights, shapes
 from lrl.training.model import open_network, open_tokenizer
 from tests.leftovers import left_in_shared_memory, wait_for_none
 from tests.run_without_generators import trainer

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from benchmarks.model_families import ALONE, read_table, try_family
 from benchmarks.tiny_families import save_tiny
 from lrl.datamodule import RolloutDataModule
+from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
-from lrl.runtime.ranks import Ranks
 from lrl.training.isolation import check_rows, may_share_rows
 from lrl.training.model import open_network
 from lrl.training.reference import Reference

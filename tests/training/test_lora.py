@@ -27,9 +27,9 @@ from transformers import (
 )
 
 from lrl.cli.export import main as export
+from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.preflight.model_folder import shape_of
-from lrl.runtime.config_errors import ConfigError
 from lrl.training.adapter_trial import check_adapters
 from lrl.training.lora import LoRA, adapted_layers, base_alone
 from lrl.training.reference import Reference

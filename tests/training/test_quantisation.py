@@ -13,9 +13,9 @@ from torch import Tensor
 
 from benchmarks.tiny_families import save_tiny
 from lrl.cli.main import main
+from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
 from lrl.preflight.model_folder import shape_of
-from lrl.runtime.ranks import Ranks
 from lrl.training.dequantisation import from_fp8
 from lrl.training.model import open_network
 from lrl.training.reference import Reference

@@ -20,7 +20,7 @@ from lrl.rollouts.replay import Replay
 from lrl.training.model import label_logprobs
 from lrl.training.reference import Reference
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
-from tests.runtime.checkpoint_file import through_a_file
+from tests.checkpoints.through_files import through_a_file
 from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from lrl.generators.endpoint import Endpoint, Location, first_certificate
+from lrl.errors import FetchFailed
+from lrl.system.endpoint import Endpoint, Location, first_certificate
 from lrl.vllm_plugin import fetched_files
-from lrl.vllm_plugin.fetched_files import FetchedFiles, FetchFailed
+from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.weights.delta import write_delta
 from lrl.weights.fetch_order import FILES, FetchOrder, RemoteFile
 from lrl.weights.file_server import FileServer

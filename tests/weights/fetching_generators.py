@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
-from lrl.generators.auth import TOKEN_VARIABLE, TokenMiddleware
-from lrl.generators.endpoint import Endpoint
 from lrl.generators.generator import Generator
 from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
+from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
+from lrl.system.endpoint import Endpoint
 from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights.checksum import checksum

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lrl.generators.client import GeneratorError, GeneratorTimeout
+from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.weights import Transport
 from lrl.weights.control import Control, Weights

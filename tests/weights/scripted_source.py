@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-from lrl.generators.endpoint import Location
+from lrl.system.endpoint import Location
 
 Fault = Literal["none", "cut", "stall", "damage", "short", "whole instead of the rest"]
 

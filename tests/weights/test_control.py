@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lrl.generators.client import GeneratorError
-from lrl.runtime.event_loop import LoopThread
-from lrl.weights.control import CollectiveBroken, Control
+from lrl.errors import CollectiveBroken, GeneratorError
+from lrl.system.event_loop import LoopThread
+from lrl.weights.control import Control
 from lrl.weights.ipc import PickledHandles
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from lrl.errors import DamagedDelta
 from lrl.weights import delta
 from lrl.weights.checksum import checksum
-from lrl.weights.delta import DamagedDelta, apply_delta, write_delta
+from lrl.weights.delta import apply_delta, write_delta
 
 SIZE = 5000
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.tiny_families import save_tiny
-from lrl.generators.client import GeneratorError
+from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.policy import PolicyModule
 from lrl.weights.agreement import LARGEST, format_of, less_exact, parts, tolerance

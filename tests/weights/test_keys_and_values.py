@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory

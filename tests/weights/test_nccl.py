@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from lrl.errors import CollectiveBroken, ConfigError, RankLostError
 from lrl.generators.settings import ServerSettings
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.event_loop import LoopThread
-from lrl.runtime.ranks import RankLostError
+from lrl.system.event_loop import LoopThread
 from lrl.weights import communicator, find_transport
 from lrl.weights.communicator import ABORT_ROUTE as ROUTE
-from lrl.weights.control import CollectiveBroken, Control
+from lrl.weights.control import Control
 from lrl.weights.nccl import Nccl
 from lrl.weights.wire import Wire
 from tests.weights.model_sync import INIT, make_generators
@@ -224,7 +223,7 @@ import threading
 atexit.register(threading.Event().wait)  # as a library that waits for the GPU when it is unloaded
 from concurrent.futures import Future
 from contextlib import nullcontext
-from lrl.runtime.daemon_call import start_daemon_call
+from lrl.system.daemon_call import start_daemon_call
 from lrl.weights import communicator, stuck
 from tests.weights.test_nccl import Hanging
 communicator.ABORT_S = 0.1

@@ -15,7 +15,7 @@ from lrl.generators import supervisor
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.weights import nccl
 from lrl.weights.control import Control
 from lrl.weights.probe import Probes

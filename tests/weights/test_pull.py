@@ -16,7 +16,7 @@ import lrl
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.vllm_plugin import fetched_files
 from lrl.weights import upload_slots
 from lrl.weights.control import Control

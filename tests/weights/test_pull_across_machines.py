@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from lrl.generators.endpoint import Endpoint, Location
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
+from lrl.system.endpoint import Endpoint, Location
 from tests.certificates import openssl
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.weights.fetching_generators import TOKEN, fetching_generators

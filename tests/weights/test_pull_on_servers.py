@@ -17,7 +17,7 @@ import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.weights.control import Control
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.probe import Probes

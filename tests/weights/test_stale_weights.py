@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrl.generators.client import GeneratorError
+from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.weights.control import Control, Weights
 from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.generators.client import GeneratorError
+from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool
-from lrl.runtime.event_loop import LoopThread
+from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
 from lrl.weights.control import Control
 from lrl.weights.sync import PoolSync

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lrl.runtime.config_errors import at_least
+from lrl.system.config_errors import at_least
 
 END_S = 20.0
 """Seconds that a process has to end after each signal."""

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lrl.errors import ConfigError
 from lrl.members.launchers.base import Job, Launcher, ProcessJob
-from lrl.runtime.config_errors import ConfigError
-from lrl.runtime.parent_death import bound_to_this_process
+from lrl.system.parent_death import bound_to_this_process
 
 
 class Local(Launcher):

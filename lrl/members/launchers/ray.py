@@ -11,9 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from lrl.generators.endpoint import is_loopback
+from lrl.errors import ConfigError
 from lrl.members.launchers.base import Job, Launcher
-from lrl.runtime.config_errors import ConfigError, above
+from lrl.system.config_errors import above
+from lrl.system.endpoint import is_loopback
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
 REACH_S = 10.0

@@ -51,7 +51,7 @@ def serve(words: Sequence[str], variables: dict[str, str]) -> str:
     program = Path(sys.executable).with_name("lrl")
     if not program.exists():
         return f"there is no lrl beside {sys.executable} on node {os.uname().nodename}: install it there"
-    from lrl.runtime.parent_death import bound_to_this_process
+    from lrl.system.parent_death import bound_to_this_process
 
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

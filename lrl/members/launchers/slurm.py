@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lrl.errors import ConfigError
 from lrl.members.launchers.base import Job, Launcher, ProcessJob
-from lrl.runtime.config_errors import ConfigError
 
 
 class Slurm(Launcher):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lrl.runtime.config_errors import above, at_least
+from lrl.system.config_errors import above, at_least
 
 
 @dataclass(frozen=True, slots=True)

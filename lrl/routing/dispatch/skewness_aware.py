@@ -6,7 +6,7 @@ from typing import Literal
 
 from lrl.routing.dispatch.base import DispatchPolicy, GeneratorLoad, PriorityQueue, Request, has_room, longest_first
 from lrl.routing.dispatch.decode_latency import DecodeLatency
-from lrl.runtime.config_errors import fault
+from lrl.system.config_errors import fault
 
 LONG, REST = 0.9, 0.5
 """Quantiles of the recent lengths that stand for the long responses and for the rest."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lrl.routing.dispatch.base import GeneratorLoad, PriorityQueue, Request
 from lrl.routing.dispatch.greedy import LeastTokens
-from lrl.runtime.config_errors import at_least, fault
+from lrl.system.config_errors import at_least, fault
 
 RECENT = 512
 """Number of recent requests with which a request is compared to count as long."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding, PreTrainedModel
 
-from lrl.runtime.parent_death import die_with
+from lrl.system.parent_death import die_with
 
 BATCH = 16
 """Prompts of an optimizer step."""

@@ -26,7 +26,7 @@ from lrl.routing.rankers import finetuning
 from lrl.routing.rankers.base import Ranker
 from lrl.routing.rankers.finetuning import Recipe, Row
 from lrl.routing.rankers.ngrams import NgramRanker
-from lrl.runtime.config_errors import above, at_least, fault
+from lrl.system.config_errors import above, at_least, fault
 from lrl.types import Prompt
 
 MAX_GUESSES = 512

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lrl.routing.rankers.base import Ranker
 from lrl.routing.rankers.ridge import SparseRow, fit
-from lrl.runtime.config_errors import above, at_least
+from lrl.system.config_errors import above, at_least
 from lrl.types import Prompt
 
 BUCKETS = 2**13

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lrl.routing.rankers.language_model import MIN_GUESSES, Ensemble, LanguageModelRanker
-from tests.runtime.checkpoint_file import through_a_file
+from tests.checkpoints.through_files import through_a_file
 
 DRAW = np.random.default_rng(0)
 FOUND, NOISE = DRAW.normal(size=300), DRAW.normal(size=300)

@@ -22,8 +22,8 @@ import pytest
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import FineTuned, Recipe
 from lrl.types import Prompt
+from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words
-from tests.runtime.checkpoint_file import through_a_file
 from tests.tiny_policies import tiny_llama, tiny_qwen2
 
 DEADLINE_S = 900.0  # the process is at nice 19, and may get a hundredth of a busy machine

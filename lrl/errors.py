@@ -1,0 +1,137 @@
+"""The errors of lrl, one tree: `except lrl.LrlError` catches all that lrl raises by itself.
+
+    LrlError
+    ├── ConfigError (ValueError)               a wrong setting, or a wrong input that a setting names
+    ├── RewardFailuresError (ValueError)       more rewards have failed than data.max_reward_failures allows
+    ├── ServerError (RuntimeError)             a vLLM server has not started, or has ended
+    ├── GeneratorError (RuntimeError)          a generator has failed at a request
+    │   ├── RequestRejected                    it has refused the request
+    │   └── GeneratorTimeout                   it has not answered in time
+    ├── MalformedResponse (ValueError)         a generator has written what is no response
+    ├── NoGenerators (RuntimeError)            no generator has served for strategy.generator_timeout_s
+    ├── RankLostError (RuntimeError)           a rank of the trainer is gone
+    ├── RendezvousError (RuntimeError)         the ranks have not met
+    ├── TransferError (RuntimeError)           weights have not arrived
+    │   ├── CollectiveBroken                   a member of a collective has failed
+    │   ├── StuckTransfer                      a broadcast cannot be ended
+    │   ├── FetchFailed                        a generator has not got a file of weights
+    │   ├── BadTransfer                        a source of weights has sent something else
+    │   └── DamagedDelta (ValueError)          a difference of two versions cannot be applied
+    ├── MemberError (RuntimeError)             a member, or the run that it belongs to, is not there
+    │   ├── NotRunning                         no run lives in that folder
+    │   ├── ScorerError                        a scorer cannot work
+    │   └── ScorerLostError                    a scorer has ended or does not answer
+    ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
+    └── RayRunError (RuntimeError)             a run cannot be placed in a Ray cluster
+
+In brackets is the built-in error that it is, too. An error whose `shown_alone` is true needs no
+traceback: a script that it ends shows its message alone (`lrl.system.config_errors`). Errors that
+never leave the file that raises them stand there.
+"""
+
+
+class LrlError(Exception):
+    """What lrl raises by itself."""
+
+    shown_alone = False
+    """Whether its message is complete without a traceback."""
+
+
+class ConfigError(LrlError, ValueError):
+    """A wrong setting, or a wrong input that a setting names: the message gives name, value and remedy.
+
+    Uncaught, it ends a script with the message alone and status 1, like the command: a traceback through lrl and
+    Lightning would hide the message.
+    """
+
+    shown_alone = True
+
+
+class RewardFailuresError(LrlError, ValueError):
+    """So many responses got no reward that the run cannot continue."""
+
+
+class ServerError(LrlError, RuntimeError):
+    """A failed start; the message has the exit status, the cause found in the log, and the log's path."""
+
+    shown_alone = True
+
+
+class GeneratorError(LrlError, RuntimeError):
+    """A failed call; the message names the generator and the route, and quotes the response."""
+
+
+class RequestRejected(GeneratorError):
+    """HTTP 4xx: the request itself is wrong, so another generator would reject it too."""
+
+
+class GeneratorTimeout(GeneratorError):
+    """No complete response before the deadline of the request."""
+
+
+class MalformedResponse(LrlError, ValueError):
+    """A stream that cannot be the response to the request."""
+
+
+class NoGenerators(LrlError, RuntimeError):
+    """An outage of all generators that was longer than its limit."""
+
+
+class RankLostError(LrlError, RuntimeError):
+    """Another rank has ended, or did not answer in time."""
+
+    shown_alone = True
+
+
+class RendezvousError(LrlError, RuntimeError):
+    """The ranks did not meet: names who is missing, or who has ended and why."""
+
+    shown_alone = True
+
+
+class TransferError(LrlError, RuntimeError):
+    """Weights have not arrived."""
+
+
+class CollectiveBroken(TransferError):
+    """A collective transfer failed for one generator, so no generator has the weights."""
+
+
+class StuckTransfer(TransferError):
+    """A broadcast that an abort did not end: the run cannot go on."""
+
+
+class FetchFailed(TransferError):
+    """A file that could not be fetched; the message has the reason of each attempt."""
+
+
+class BadTransfer(TransferError):
+    """A response that is not the file, or not all of it."""
+
+
+class DamagedDelta(TransferError, ValueError):
+    """A delta that does not lead from the file that is there to a file of the right length."""
+
+
+class MemberError(LrlError, RuntimeError):
+    """A member, or the run that it belongs to, is not there."""
+
+
+class NotRunning(MemberError):
+    """A run or generator that does not exist or does not answer; the message has the remedy."""
+
+
+class ScorerError(MemberError):
+    """Workers that cannot score on this machine; the message has the remedy."""
+
+
+class ScorerLostError(MemberError):
+    """The scorer of a job is lost; others can score the job."""
+
+
+class UntrustedFile(LrlError, PermissionError):
+    """A file that another user owns or can access, or with wrong content; the message names the remedy."""
+
+
+class RayRunError(LrlError, RuntimeError):
+    """The run cannot be placed or started: says what is missing and what to do."""

@@ -1,0 +1,75 @@
+"""The Hugging Face hub, if a run needs it.
+
+Without a network its clients would try again for half a minute at each file.
+"""
+
+import logging
+import os
+import socket
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+
+from lrl.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0
+"""Seconds for a connection. A hub that answers later is left to the clients, which try again."""
+SWITCH = "HF_HUB_OFFLINE"
+
+
+@cache
+def reach() -> None:
+    """Asks once whether the hub can be reached.
+
+    If not, this process and its children take the models and data sets that are on this machine.
+    """
+    if constants.is_offline_mode():
+        return
+    server = urlsplit(constants.ENDPOINT)
+    proxy = getproxies().get(server.scheme)
+    if proxy and not proxy_bypass(server.hostname or ""):
+        server = urlsplit(proxy)
+    port = server.port or (80 if server.scheme == "http" else 443)
+    try:
+        socket.create_connection((server.hostname, port), CONNECT_S).close()
+    except TimeoutError:
+        return
+    except OSError as error:
+        constants.HF_HUB_OFFLINE = True
+        os.environ[SWITCH] = "1"
+        text = "%s cannot be reached (%s): only models and data sets on this machine are used."
+        log.warning(text, server.hostname, error.strerror)
+
+
+def offline() -> bool:
+    """Tells whether only models and data sets on this machine are used."""
+    return constants.is_offline_mode()
+
+
+def on_this_machine(model: str) -> Path | None:
+    """Returns the folder with a model's files: the folder itself, or that of a hub name in the hub's cache."""
+    if (folder := Path(model)).is_dir():
+        return folder
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def whole_folder(model: str) -> Path:
+    """Returns the folder with all files of a model, downloaded if it is a hub name; raises ConfigError without one."""
+    if (folder := Path(model).expanduser()).is_dir():
+        return folder
+    reach()
+    try:
+        return Path(snapshot_download(model, ignore_patterns=["*/*"]))  # some have the weights once more, in a folder
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model={model!r}: there is no such folder, and as a name on the hub: {' '.join(str(error).split()):.300}"
+        ) from error

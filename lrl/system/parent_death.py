@@ -1,0 +1,56 @@
+"""A helper process that ends with its owner, however that one ends.
+
+Only the kernel can do that for a helper that runs foreign code: a watching thread cannot run while, say, a regular
+expression holds Python's lock.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+_bound = threading.Event()
+"""Set after `die_with`."""
+
+
+def die_with(owner: int) -> None:
+    """Ends this process with the process `owner`, its parent.
+
+    On Linux it ends with the *thread* that started it: start helpers on one that outlives them.
+    """
+    _bound.set()
+    if sys.platform != "linux":  # a thread is the best substitute for the kernel's help
+        threading.Thread(target=_watch, args=(owner,), daemon=True).start()
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run")
+    if os.getppid() != owner:  # it died before the line above
+        os._exit(1)
+
+
+def unbind_from_parent() -> None:
+    """Undoes `die_with`, for a process with other ways to notice the end of its owner."""
+    if not _bound.is_set():  # then whoever started this process has bound it, for good
+        return
+    _bound.clear()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def bound_to_this_process(words: Sequence[str]) -> list[str]:
+    """Returns a command whose process ends with this one; see `die_with`."""
+    begin = "import os, sys; from lrl.system.parent_death import die_with; die_with(int(sys.argv[1]))"
+    begin += "; os.execv(sys.argv[2], sys.argv[2:])"
+    return [sys.executable, "-P", "-c", begin, str(os.getpid()), *words]
+
+
+def _watch(owner: int) -> None:
+    while os.getppid() == owner:
+        time.sleep(1.0)
+    if _bound.is_set():
+        os._exit(1)

@@ -1,0 +1,69 @@
+"""An HTTP server of rank 0 or of a scorer: guarded by the run's token and encrypted as the generators are."""
+
+import json
+from collections.abc import Sequence
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from lrl.system.auth import is_allowed
+from lrl.system.endpoint import Endpoint, Location
+from lrl.system.event_loop import LoopThread
+
+START_S = 30.0
+REJECTION = json.dumps({"error": "This server belongs to a run of lrl and answers only with the token of that run."})
+
+
+class TokenServer:
+    """A server on a thread of its own, from its making to `close`.
+
+    Args:
+        endpoint: The address that it listens on, and its TLS.
+        token: The run's token; a request without it is answered 401.
+        routes: What it answers.
+        port: Its port; 0 for a free one.
+        longest_request: Bytes of the body of a request; 0 for any number.
+
+    Raises:
+        ConfigError: `endpoint.host` is no address of this machine, or the port is taken.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        token: str,
+        routes: Sequence[web.RouteDef],
+        port: int = 0,
+        longest_request: int = 2**20,
+    ) -> None:
+        self.endpoint, self.token = endpoint, token
+        app = web.Application(middlewares=[self._guard], client_max_size=longest_request)
+        app.add_routes(routes)
+        # What a client no longer waits for ends: a scorer's worker is then free for another job.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        listener = endpoint.reserve_port(port)
+        self.port: int = listener.getsockname()[1]
+        self._loop = LoopThread("lrl-server")
+
+        async def start() -> None:
+            await self._runner.setup()
+            await web.SockSite(self._runner, listener, ssl_context=endpoint.identity()).start()
+
+        self._loop.wait(start(), START_S, "starting an HTTP server")
+
+    def location(self, address: str = "") -> Location:
+        """Returns where clients of this machine reach it, or those who see it at `address`."""
+        return self.endpoint.location(self.port, address)
+
+    def close(self) -> None:
+        """Ends it, and every transfer; idempotent."""
+        if not self._loop.closed:
+            self._loop.wait(self._runner.cleanup(), START_S, "ending an HTTP server")
+            self._loop.close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = [value.encode() for value in request.headers.getall("Authorization", [])]
+        if not is_allowed(given, self.token):
+            raise web.HTTPUnauthorized(text=REJECTION, content_type="application/json")
+        return await handler(request)

@@ -1,0 +1,99 @@
+"""Fingerprints: the same in every process, and others as soon as a setting differs."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lrl.checkpoints.made_with import changes, fingerprint
+from lrl.rewards import GSM8K, ExactMatch, Format, Function
+from lrl.rollouts.learners import settings_of
+
+VALUES = [
+    None,
+    1,
+    1.0,
+    "1",
+    b"1",
+    True,
+    [1, 2],
+    (1, 2),
+    [2, 1],
+    {"a": 1},
+    {"a": 2},
+    {1, 2},
+    Decimal("1.5"),
+    datetime.date(2026, 1, 2),
+    np.float64(1.5),
+    np.arange(3),
+    np.arange(2000),
+    np.arange(1, 2001),
+    fingerprint,
+    changes,
+    Path("a"),
+]
+
+
+def test_values_that_differ_have_different_fingerprints_and_equal_ones_the_same() -> None:
+    assert len({fingerprint(value) for value in VALUES}) == len(VALUES)
+    assert fingerprint({"a": 1, "b": [{2, 1}]}) == fingerprint({"b": [{1, 2}], "a": 1})
+    assert fingerprint("\ud800") != fingerprint("")
+
+
+def test_a_fingerprint_is_the_same_in_every_process() -> None:
+    program = (
+        "from lrl.checkpoints.made_with import fingerprint; import lrl; "
+        "class_, set_, object_ = lrl.rewards.GSM8K, {'a', 'b', 'c', 'd'}, type('Own', (), {})(); object_.it = object_; "
+        "print(fingerprint([class_, set_, object_, object()]))"
+    )
+    environment = [os.environ | {"PYTHONHASHSEED": str(seed)} for seed in (1, 2)]
+    command = [sys.executable, "-c", program]
+    said = [
+        subprocess.run(command, env=each, capture_output=True, text=True, check=True).stdout for each in environment
+    ]
+    assert said[0] == said[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: ExactMatch(), lambda: ExactMatch(weight=0.5)),
+        (lambda: Format("a.*"), lambda: Format("a.+")),
+        (lambda: ExactMatch(), lambda: GSM8K()),
+        (lambda: Function("tests.odd_lengths:brevity"), lambda: Function("tests.odd_lengths:brevity", weight=2.0)),
+    ],
+)
+def test_another_reward_or_setting_of_it_is_seen(one: Callable[[], Any], other: Callable[[], Any]) -> None:
+    assert not changes(settings_of([one()]), settings_of([one()]))
+    assert changes(settings_of([one()]), settings_of([other()]))
+    assert changes(settings_of([one()]), settings_of([one(), Format("b", name="another")]))
+
+
+def test_a_reward_whose_code_was_corrected_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "judging.py"
+    found = []
+    for sign in ("", "-"):
+        file.write_text(f"def right(prompt, response, **columns):\n    return {sign}1.0\n")
+        importlib.invalidate_caches()
+        sys.modules.pop("judging", None)
+        found.append(settings_of([Function(f"{file}:right")]))
+    assert changes(*found) == "data.rewards right has changed"
+
+
+def test_the_log_has_numbers_before_and_after() -> None:
+    assert changes({"data.temperature": 1.0, "b": "x"}, {"data.temperature": 0.5, "b": "x"}) == (
+        "data.temperature was 1 and is 0.5"
+    )
+    assert changes({"a": "x"}, {"a": "y", "c": 3}) == "a has changed, c has changed"
+    assert changes(None, {}) == "the checkpoint does not say what they were made with"

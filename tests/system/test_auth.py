@@ -1,0 +1,142 @@
+"""The token middleware alone, and on every route of a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lrl.generators.frames import FLUSH, WRITE
+from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
+from lrl.weights.communicator import ABORT_ROUTE as ROUTE
+from tests.http_call import call
+from tests.lent_server import LentServer
+from tests.runs.test_async_run import fit
+
+WRONG = {
+    "no token": {},
+    "a wrong token": {"Authorization": "Bearer wrong"},
+    "no scheme": {"Authorization": "secret"},
+    "a part of the token": {"Authorization": "Bearer secre"},
+    "an empty token": {"Authorization": "Bearer "},
+}
+
+
+def response(scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[dict[str, Any]]]:
+    """Returns whether the application was reached, and the messages of the middleware itself."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    reached, sent = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope)
+
+    async def receive() -> Any:
+        raise AssertionError("the middleware reads no body")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(TokenMiddleware(app)(scope, receive, send))
+    return bool(reached), sent
+
+
+def scope(path: str, headers: dict[str, str], kind: str = "http") -> dict[str, Any]:
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return {"type": kind, "path": path, "headers": pairs}
+
+
+@pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("path", ["/pause", "/inference/v1/generate", "/", "/health/", "/healthz", "//health"])
+def test_without_the_token_nothing_is_reached(
+    headers: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, sent = response(scope(path, headers), monkeypatch)
+    assert not reached and sent[0]["status"] == 401 and b"secret" not in sent[1]["body"]
+
+
+def test_the_token_opens_every_path_and_health_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert response(scope("/pause", {"Authorization": "Bearer secret"}), monkeypatch) == (True, [])
+    assert response(scope("/health", {}), monkeypatch) == (True, [])
+    assert response({"type": "lifespan"}, monkeypatch) == (True, [])
+
+
+def test_a_websocket_without_the_token_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, sent = response(scope("/v1/realtime", {}, "websocket"), monkeypatch)
+    assert not reached and sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_a_request_with_two_tokens_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = scope("/pause", {"Authorization": "Bearer secret"})
+    both["headers"].append((b"authorization", b"Bearer wrong"))
+    assert not response(both, monkeypatch)[0]
+
+
+def test_a_server_without_a_token_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(RuntimeError, match=f"{TOKEN_VARIABLE} is not set"):
+        TokenMiddleware(None)  # type: ignore[arg-type]
+
+
+def routes(server: LentServer) -> set[tuple[str, str]]:
+    """Returns (method, path) of every route, from the server's own OpenAPI document and from its log."""
+    status, body = call(server.url, "GET", "/openapi.json", {"Authorization": f"Bearer {server.token}"})
+    assert status == 200
+    found = {(method.upper(), path) for path, methods in json.loads(body)["paths"].items() for method in methods}
+    for path, methods in re.findall(r"Route: (\S+), Methods: (.+)", server.log_path.read_text()):
+        found |= {(method.strip(), path) for method in methods.split(",")}
+    return found - {("GET", "/health"), ("HEAD", "/health")}
+
+
+def test_every_route_of_a_real_server_asks_for_the_token(lent_server: LentServer) -> None:
+    known = routes(lent_server)
+    paths = {path for _, path in known}
+    assert {"/pause", "/resume", "/inference/v1/generate", "/v1/chat/completions", "/collective_rpc"} <= paths
+    own = {("POST", path) for path in (f"{ROUTE}{'0' * 16}", WRITE, FLUSH)}
+    for method, path in sorted(known | own):
+        for case, headers in WRONG.items():
+            assert call(lent_server.url, method, path, headers)[0] == 401, f"{method} {path} with {case}"
+    assert call(lent_server.url, "GET", "/health", {})[0] == 200
+
+
+def test_requests_without_the_token_do_not_disturb_a_run(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    """Sends about 200 requests a second; each would pause the generator or replace its weights."""
+    done, statuses = threading.Event(), []
+
+    def call_all() -> None:
+        while not done.is_set():
+            for path in ("/pause", "/update_weights", "/collective_rpc", "/inference/v1/generate"):
+                statuses.append(call(lent_server.url, "POST", path, {"Authorization": "Bearer wrong"}, b"{}")[0])
+            time.sleep(0.02)
+
+    caller = threading.Thread(target=call_all)
+    caller.start()
+    try:
+        witness = fit(lent_server, policy_folder, tmp_path, max_lag=1)
+    finally:
+        done.set()
+        caller.join()
+    assert len(statuses) > 20 and set(statuses) == {401}
+    assert len(witness.groups) == 12
+
+
+def test_the_token_is_in_no_file_and_no_command_line(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    saving = ModelCheckpoint(dirpath=tmp_path / "checkpoints", every_n_train_steps=2)
+    fit(lent_server, policy_folder, tmp_path, steps=2, callbacks=[saving])
+    token = lent_server.token.encode()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".ckpt" for path in files)
+    assert not any(token in path.read_bytes() for path in [*files, lent_server.log_path])
+    words = [word for process in psutil.process_iter(["cmdline"]) for word in process.info["cmdline"] or []]
+    assert not any(lent_server.token in word for word in words)

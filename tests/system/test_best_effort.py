@@ -1,0 +1,91 @@
+"""Best-effort writes: a full disk costs a run only a warning with path and reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lrl.callbacks import Export
+from lrl.system.best_effort import best_effort
+from tests.checkpoints.test_checkpoint_file import full_disk
+from tests.run_without_generators import fit, trainer
+from tests.tiny_policies import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+def disk_full_from_step(step: int, files: list[Any]) -> L.Callback:
+    """Returns a callback that puts TensorBoard's file on a full disk from a step on."""
+
+    class Full(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+            if trainer.global_step == step:
+                writer = trainer.logger.experiment._get_file_writer().event_writer  # type: ignore[union-attr]
+                files.append(writer._file_name)
+                writer._general_file_writer.filename = "/dev/full"
+
+    return Full()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_logger_on_a_full_disk_gives_one_warning_and_the_run_continues(
+    policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files: list[str] = []
+    logger = TensorBoardLogger(str(tmp_path), name="run", version="0", flush_secs=1)
+    running = trainer(tmp_path, disk_full_from_step(2, files), logger=logger)
+    fit(policy, running)
+    assert running.global_step == running.max_steps
+    warnings = [record.getMessage() for record in caplog.records if record.name == "lrl.system.best_effort"]
+    assert len(warnings) == 1
+    assert "Errno 28" in warnings[0] and str(tmp_path / "run") in warnings[0]
+
+
+def test_a_loggers_other_error_ends_the_run(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: Any, **kwargs: Any) -> None:
+        raise TypeError("a fault of the logger")
+
+    monkeypatch.setattr(TensorBoardLogger, "log_metrics", wrong)
+    with pytest.raises(TypeError, match="a fault of the logger"):
+        fit(policy, trainer(tmp_path, logger=TensorBoardLogger(str(tmp_path))))
+
+
+def test_an_export_to_an_unwritable_folder_goes_to_the_temporary_folder(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    (tmp_path / "policy").touch()
+    running = trainer(tmp_path, export := Export(str(tmp_path / "policy")), max_steps=1)
+    fit(policy, running)
+    assert list((tmp_path / "elsewhere").glob("lrl-policy-*/model.safetensors"))
+    assert export.path(running).parent == tmp_path / "elsewhere"
+    assert f"cannot be written to {tmp_path / 'policy'}" in caplog.text
+
+
+def test_an_export_onto_a_full_disk_is_reported(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    running = trainer(tmp_path, Export(str(tmp_path / "policy")), max_steps=1)
+    fit(policy, running)
+    caplog.clear()
+    with full_disk(100_000), pytest.raises(Exception, match="File too large"):
+        Export(str(tmp_path / "again")).on_train_end(running, running.lightning_module)
+    assert f"cannot be written to {tmp_path / 'again'}" in caplog.text
+
+
+def test_a_best_effort_block_suppresses_os_errors_only(caplog: pytest.LogCaptureFixture) -> None:
+    with best_effort("The responses to gsm8k", Path("/dev/full")), Path("/dev/full").open("w") as file:
+        file.write("answer")
+    assert "The responses to gsm8k cannot be written to /dev/full: [Errno 28]" in caplog.text
+    with pytest.raises(ValueError, match="a fault"), best_effort("The curve", Path("curve.png")):
+        raise ValueError("a fault")

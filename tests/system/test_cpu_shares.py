@@ -1,0 +1,151 @@
+"""The division of cores between trainer and generators on a machine without a GPU."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import lrl
+from lrl.generators.client import GeneratorClient
+from lrl.generators.settings import ServerSettings
+from lrl.system.cpu_affinity import cores_of_generators, share_cores
+from tests.generators.test_server import Scripted
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def all_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(CORES)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("policy", "threads"), [("passive", CORES), ("PASSIVE", CORES), ("active", max(1, CORES // 2)), ("", CORES // 2)]
+)
+def test_only_threads_that_sleep_while_they_wait_may_be_on_all_cores(
+    policy: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    share_cores()
+    assert torch.get_num_threads() == max(1, threads)
+
+
+@pytest.mark.parametrize(("policy", "cores"), [("passive", CORES), ("active", max(1, CORES // 2))])
+def test_ranks_divide_the_trainers_cores(policy: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    share_cores(ranks=2)
+    assert torch.get_num_threads() == max(1, cores // 2)
+
+
+def test_the_users_own_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(CORES))
+    share_cores()
+    assert torch.get_num_threads() == CORES
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "found"),
+    [
+        ([2, 3, 6, 7], [None], [6, 7]),
+        ([2, 3, 6, 7], [1, 1], [6, 7]),
+        ([2, 3, 6], [None], [3, 6]),
+        ([2, 3, 6, 7], [None, None], []),
+        ([2, 3, 6, 7], [3], []),
+        ([5], [None], []),
+    ],
+)
+def test_generators_are_pinned_to_the_other_half_of_the_cores_if_they_fit_there(
+    cores: list[int], threads: list[int | None], found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(cores))
+    assert cores_of_generators(threads) == found
+
+
+@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")])
+def test_generators_are_not_pinned_beside_a_trainer_on_all_cores(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert cores_of_generators([1]) == []
+
+
+@pytest.mark.skipif(CORES < 2, reason="there is nothing to share")
+def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
+        """Succeeds."""
+
+    class ScriptedRun(lrl.AsyncSingleDevice):
+        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
+            words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
+            return [Scripted(str(tmp_path), ServerSettings(threads=1), *words)]
+
+        def _settings(self, trainer: Any) -> ServerSettings:
+            return ServerSettings(threads=1)
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
+    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    strategy, before = ScriptedRun(), os.sched_getaffinity(0)
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    policy = SimpleNamespace(policy_folder=str(tmp_path))
+    pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
+    data = SimpleNamespace(reward_pool=pool, reward_launcher=None, resumes_from=None)
+    parts = {"strategy": strategy, "lightning_module": policy, "datamodule": data, "state": SimpleNamespace(fn="fit")}
+    where = {"loggers": [], "default_root_dir": str(tmp_path)}
+    trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
+    others = set(sorted(before)[CORES // 2 :])
+
+    def cores() -> list[set[int]]:
+        """Returns the cores of the generator and of the loop."""
+        assert strategy.fleet is not None
+        (server,) = [one.server for one in strategy.fleet.generators]
+        supervisor = psutil.Process(server._supervisor.pid)
+        (generator,) = supervisor.children()
+        (loop,) = [one for one in threading.enumerate() if one.name == "lrl-loop"]
+        return [os.sched_getaffinity(number) for number in (generator.pid, loop.native_id or 0)]
+
+    async def look_after_a_while() -> list[set[int]]:
+        end = time.monotonic() + 60
+        while (found := cores()) != [before, before] and time.monotonic() < end:
+            await asyncio.sleep(0.1)
+        return found
+
+    try:
+        strategy.start_generators(trainer)
+        assert strategy.fleet is not None and cores() == [others, others]
+        assert strategy.fleet.call(look_after_a_while(), "a long wait") == [before, before]
+        assert cores() == [others, others] and os.sched_getaffinity(0) == before
+    finally:
+        strategy.stop_generators()
+
+
+def test_the_command_line_lets_waiting_threads_sleep_before_torch_is_imported() -> None:
+    look = (
+        "import os, sys, lrl.cli.main\n"
+        "class Look:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name == 'torch':\n"
+        "            print(os.environ.get('OMP_WAIT_POLICY')); sys.stdout.flush(); os._exit(0)\n"
+        "sys.meta_path.insert(0, Look())\n"
+        "lrl.cli.main.main(['fit'])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    words = [sys.executable, "-c", look]
+    assert subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300).stdout == "passive\n"

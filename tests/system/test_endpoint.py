@@ -1,0 +1,241 @@
+"""Endpoints: settings rejected before a start, certificates that the trainer trusts, and a real server with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import ssl
+import subprocess
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from lrl.cli import prompt
+from lrl.errors import GeneratorError
+from lrl.generators.client import GeneratorClient
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.system import endpoint
+from lrl.system.endpoint import Endpoint, connect, first_certificate, trust_only
+from tests.certificates import openssl, self_signed, signed_by
+from tests.lent_server import LentServer
+from tests.runs.test_async_run import fit
+
+T = TypeVar("T")
+ANYBODY = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> tuple[str, str]:
+    """A certificate and its key."""
+    return self_signed(folder)
+
+
+@pytest.fixture(scope="module")
+def other(folder: Path) -> tuple[str, str]:
+    """Another certificate for the same names."""
+    return self_signed(folder, "other")
+
+
+def make(folder: Path, number: int = 0, **settings: Any) -> Server:
+    return Server("a/model", ServerSettings(**settings), "shared_memory", [], folder, number, "listening")
+
+
+def shake_hands(trust: ssl.SSLContext, cert: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Does a handshake between a client with `trust` and a server with this certificate."""
+    monkeypatch.setattr(Endpoint, "trust", lambda self: trust)
+    Endpoint(tls_cert=cert, tls_key=key)._shake_hands()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "gpu7", "localhost.example.com", "127.0.0.1.nip.io"])
+def test_an_address_that_other_machines_reach_needs_tls_or_insecure(host: str) -> None:
+    with pytest.raises(ValueError, match=rf"host is '{host}'.*tls_cert and tls_key.*insecure: true"):
+        ServerSettings(host=host)
+    assert ServerSettings(host=host, insecure=True).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_loopback_needs_neither(host: str) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ServerSettings(host=host).endpoint.warn()
+    assert not [one for one in said if one.category is UserWarning]  # a socket that another test left warns, too
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("::1", "http://[::1]:80"), ("a", "http://a:80")],
+)
+def test_the_trainer_reaches_a_generator_on_every_address_by_loopback(host: str, url: str) -> None:
+    assert Endpoint(host).url(80) == url
+
+
+def test_an_insecure_address_is_warned_of_once(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        servers = [make(tmp_path, number, host="0.0.0.0", insecure=True) for number in range(2)]
+    assert len(said) == 1 and "token" in str(said[0].message) and "'0.0.0.0'" in str(said[0].message)
+    assert servers[0].port != servers[1].port
+
+
+def test_a_key_that_others_can_read_is_warned_of(pair: tuple[str, str], tmp_path: Path) -> None:
+    cert, key = pair
+    copy = tmp_path / "key.pem"
+    copy.write_bytes(Path(key).read_bytes())
+    copy.chmod(0o640)
+    with pytest.warns(UserWarning, match=f"chmod 600 {copy}"):
+        make(tmp_path, tls_cert=cert, tls_key=str(copy))
+    copy.chmod(0o600)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        make(tmp_path, tls_cert=cert, tls_key=str(copy))
+
+
+def test_an_address_of_another_machine_is_named_before_a_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"host is '203.0.113.7', and no port.*0\.0\.0\.0"), pytest.warns(UserWarning):
+        make(tmp_path, host="203.0.113.7", insecure=True)
+
+
+def test_a_certificate_and_its_key_come_together_and_not_with_insecure(pair: tuple[str, str]) -> None:
+    cert, key = pair
+    with pytest.raises(ValueError, match="tls_key is not set"):
+        ServerSettings(tls_cert=cert)
+    with pytest.raises(ValueError, match="tls_cert is not set"):
+        ServerSettings(tls_key=key)
+    with pytest.raises(ValueError, match="insecure is true, but tls_cert"):
+        ServerSettings(tls_cert=cert, tls_key=key, insecure=True)
+
+
+def test_a_pair_that_cannot_serve_is_named_before_a_start(
+    pair: tuple[str, str], other: tuple[str, str], tmp_path: Path
+) -> None:
+    cert, key = pair
+    missing, junk, locked = tmp_path / "missing.pem", tmp_path / "junk.pem", tmp_path / "locked.pem"
+    junk.write_bytes(b"\xff no certificate")
+    openssl("pkcs8", "-topk8", "-in", key, "-out", str(locked), "-passout", "pass:secret")
+    for broken, why in [
+        ((missing, key), f"tls_cert='{missing}': No such file"),
+        ((cert, tmp_path), f"tls_key='{tmp_path}': Is a directory"),
+        ((junk, key), f"tls_cert='{junk}'"),
+        ((cert, junk), f"tls_key='{junk}'"),
+        ((cert, other[1]), f"tls_key='{other[1]}'.*own key"),
+        ((cert, locked), f"tls_key='{locked}'.*not encrypted"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            ServerSettings(tls_cert=str(broken[0]), tls_key=str(broken[1]))
+
+
+def test_the_systems_authorities_are_trusted_only_by_a_setting_and_for_the_host(
+    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = pair
+    with pytest.raises(ValueError, match="tls_trust='system' fails.*self-signed"):
+        ServerSettings(tls_cert=cert, tls_key=key, tls_trust="system")
+    monkeypatch.setenv("SSL_CERT_FILE", cert)
+    ServerSettings(tls_cert=cert, tls_key=key, tls_trust="system")
+    with pytest.raises(ValueError, match=r"tls_trust='system' fails.*127\.0\.0\.2"):
+        ServerSettings(host="127.0.0.2", tls_cert=cert, tls_key=key, tls_trust="system")
+
+
+def test_only_the_certificate_itself_is_trusted_and_not_its_issuer(
+    folder: Path, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (signed_by(folder, pair, name) for name in ("one", "two"))
+    chain = folder / "chain.pem"
+    chain.write_bytes(Path(one[0]).read_bytes() + Path(pair[0]).read_bytes())
+    shake_hands(trust_only(first_certificate(str(chain))), *one, monkeypatch)
+    for stranger in (two, pair):
+        with pytest.raises(ssl.SSLError, match="verify failed"):
+            shake_hands(trust_only(first_certificate(str(chain))), *stranger, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def tls_server(pair: tuple[str, str], folder: Path, policy_folder: Path) -> Iterator[LentServer]:
+    """A real server on every address of this machine, with TLS; the trainer's own gloo has another interface."""
+    settings = ServerSettings(
+        max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.1,
+        host="0.0.0.0", tls_cert=pair[0], tls_key=pair[1],
+    )  # fmt: skip
+    server = Server(str(policy_folder), settings, "shared_memory", [], folder, 0, "tls")
+    with pytest.MonkeyPatch.context() as patch:
+        if outside := list(outside_addresses()):
+            patch.setenv("GLOO_SOCKET_IFNAME", outside[0])
+        server.start()
+    try:
+        server.wait_ready()
+        yield LentServer(server)
+    finally:
+        server.stop()
+
+
+def outside_addresses() -> dict[str, str]:
+    """Returns this machine's addresses that are not loopback, by interface."""
+    return {
+        name: address.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET and not endpoint.is_loopback(address.address)
+    }
+
+
+def by_client(server: LentServer, trust: ssl.SSLContext | None, work: Callable[[GeneratorClient], Awaitable[T]]) -> T:
+    async def scene() -> T:
+        client = GeneratorClient(server.url, server.name, server.token, trust)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(scene())
+
+
+def probe(client: GeneratorClient) -> Awaitable[list[float]]:
+    return client.prompt_logprobs([5, 6, 7], salt="tls", deadline_s=300.0)
+
+
+def test_a_real_server_speaks_tls_to_clients_with_its_certificate_and_no_plain_http(
+    tls_server: LentServer, other: tuple[str, str]
+) -> None:
+    assert tls_server.url.startswith("https://") and len(by_client(tls_server, tls_server.trust, probe)) == 2
+    for stranger in (trust_only(first_certificate(other[0])), ssl.create_default_context()):
+        with pytest.raises(GeneratorError, match="CERTIFICATE_VERIFY_FAILED"):
+            by_client(tls_server, stranger, probe)
+    with pytest.raises((http.client.HTTPException, OSError)):
+        plain = connect(tls_server.url.replace("https", "http"), None, 10.0)
+        plain.request("GET", "/health")
+        plain.getresponse()
+
+
+def test_the_token_is_asked_for_on_every_address(tls_server: LentServer) -> None:
+    for address in ["127.0.0.1", *outside_addresses().values()]:
+        there = connect(f"https://{address}:{tls_server.port}", tls_server.trust, 10.0)
+        there.request("POST", "/pause", b"", ANYBODY)
+        assert there.getresponse().status == 401
+
+
+def test_only_the_guarded_port_is_open_to_other_machines(tls_server: LentServer) -> None:
+    supervisor = psutil.Process(tls_server.server._supervisor.pid)
+    ports = [port for process in supervisor.children(recursive=True) for port in process.net_connections("tcp")]
+    open_ports = {port.laddr for port in ports if port.status == psutil.CONN_LISTEN}
+    assert ("0.0.0.0", tls_server.port) in open_ports and len(open_ports) > 1
+    assert {ip for ip, port in open_ports if port != tls_server.port} == {"127.0.0.1"}
+
+
+def test_a_run_trains_over_tls(tls_server: LentServer, policy_folder: Path, tmp_path: Path) -> None:
+    assert len(fit(tls_server, policy_folder, tmp_path, steps=2).groups) == 4
+
+
+def test_the_lines_to_talk_know_the_certificate(tls_server: LentServer, folder: Path) -> None:
+    lines = prompt.lines(folder, 0, "1+1=")
+    done = subprocess.run(["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=folder)
+    assert '"chat.completion"' in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,177 @@
+"""The first SIGINT or SIGTERM ends a run between two optimizer steps, with its own exit status; the second at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from lrl.cli.main import main
+from tests.leftovers import wait_for
+from tests.run_without_generators import fit, trainer
+from tests.tiny_policies import tiny_llama
+
+BOTH = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handlers() -> Iterator[None]:
+    """Sets Python's own handlers: tests in the background of a shell inherit its ignored SIGINT."""
+    before = {signum: signal.getsignal(signum) for signum in BOTH}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+class Signal(L.Callback):
+    """Sends a signal to this process in one hook, at step 2 (or before there are steps), and counts what follows."""
+
+    def __init__(self, signum: int, hook: str) -> None:
+        self.signum = signum
+        self.backwards_after = 0
+        self.sent = False
+        setattr(self, hook, self._send)
+
+    def _send(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if not self.sent and trainer.global_step in (0, 2):
+            self.sent = trainer.global_step == 2 or not trainer.training or not trainer.fit_loop.batch_idx >= 0
+            if self.sent:
+                signal.raise_signal(self.signum)
+
+    def on_after_backward(self, *args: Any) -> None:
+        self.backwards_after += self.sent
+
+
+@pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.parametrize(
+    "hook",
+    ["setup", "on_fit_start", "on_train_start", "on_train_batch_start", "on_before_backward", "on_train_batch_end"],
+)
+def test_the_first_signal_ends_the_run_with_its_status_in_every_hook_and_handlers_are_restored(
+    policy: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
+    hook: str,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lrl.callbacks.last_checkpoint.rank_zero_info", told.append)
+    before = [signal.getsignal(each) for each in BOTH]
+    sender = Signal(signum, hook)
+    running = trainer(tmp_path, sender)
+    with pytest.raises(SystemExit) as end:
+        fit(policy, running)
+    assert end.value.code == 128 + signum
+    assert [signal.getsignal(each) for each in BOTH] == before
+    assert sender.backwards_after == (1 if hook == "on_before_backward" else 0)
+    shown = capfd.readouterr().err
+    assert f"{signum.name}: the run" in shown and "A second signal ends it at once." in shown
+    if running.global_step:
+        assert f"--ckpt_path {next(tmp_path.glob('**/*.ckpt'))}" in told[-1]
+    else:
+        assert not list(tmp_path.glob("**/*.ckpt"))
+
+
+def test_a_signal_within_an_update_waits_for_its_end(policy: str, tmp_path: Path) -> None:
+    running = trainer(tmp_path, Signal(signal.SIGTERM, "on_before_optimizer_step"))
+    with pytest.raises(SystemExit):
+        fit(policy, running)
+    assert [torch.load(path, weights_only=True)["global_step"] for path in tmp_path.glob("**/*.ckpt")] == [3]
+
+
+def test_a_signal_that_was_ignored_before_the_run_stays_ignored(policy: str, tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    running = trainer(tmp_path, Signal(signal.SIGINT, "on_before_backward"))
+    fit(policy, running)
+    assert running.global_step == running.max_steps
+
+
+def test_a_run_on_another_thread_leaves_the_handlers_alone(policy: str, tmp_path: Path) -> None:
+    before = [signal.getsignal(each) for each in BOTH]
+    seen: list[Any] = []
+
+    class Look(L.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            seen.append([signal.getsignal(each) for each in BOTH])
+
+    thread = threading.Thread(target=fit, args=(policy, trainer(tmp_path, Look())))
+    thread.start()
+    thread.join()
+    assert seen == [before] * 7
+
+
+def test_the_second_signal_ends_the_run_at_once(policy: str, tmp_path: Path) -> None:
+    said = (tmp_path / "output").read_text
+    (tmp_path / "output").touch()
+    # Forked, because a new Python needs many seconds to import what is loaded here.
+    process = multiprocessing.get_context("fork").Process(target=stay_busy, args=(policy, tmp_path))
+    process.start()
+    assert process.pid is not None
+    try:
+        wait_for(lambda: "backward" in said(), 60.0, "the first backward pass")
+        os.kill(process.pid, signal.SIGTERM)
+        wait_for(lambda: "A second signal" in said(), 60.0, "the word on the first signal")
+        assert process.is_alive()
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == -signal.SIGINT
+    finally:
+        process.kill()
+
+
+def stay_busy(policy: str, folder: Path) -> None:
+    """Runs a training with an endless backward pass that checks for no signal."""
+
+    class Stuck(L.Callback):
+        def on_before_backward(self, *args: Any) -> None:
+            os.write(2, b"backward\n")
+            while True:
+                threading.Event().wait(0.1)
+
+    with (folder / "output").open("w") as output:
+        os.dup2(output.fileno(), 2)
+    fit(policy, trainer(folder, Stuck()))
+
+
+def interrupted_while_loading() -> list[dict[str, str]]:
+    """Interrupts the loading of a data set, in the preflight checks."""
+    os.kill(os.getpid(), signal.SIGINT)
+    raise AssertionError("the signal came too late")
+
+
+def stopped_while_loading() -> list[dict[str, str]]:
+    """Does the same with the other signal."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the signal came too late")
+
+
+@pytest.mark.parametrize(("source", "status"), [("interrupted_while_loading", 130), ("stopped_while_loading", 143)])
+def test_the_command_exits_with_the_status_of_the_signal(
+    quickstart_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, status: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    # Without a handler, SIGTERM would end the tests themselves.
+    signal.signal(signal.SIGTERM, lambda signum, frame: pytest.fail("no handler for SIGTERM"))
+    words = ["--model.model", str(quickstart_policy), "--data.prompts.source", f"tests.system.test_signals:{source}"]
+    with pytest.raises(SystemExit) as end:
+        main(["fit", "--config", "quickstart", *words])
+    assert end.value.code == status
+    assert not list(tmp_path.glob("**/generator-*.log"))
